@@ -1,0 +1,35 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-fast lint clean
+
+# `make demo`: install, then the main job on real handwriting, in a few minutes.
+demo: $(VENV)/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
+
+# `make test`: what continuous integration runs.
+test: $(VENV)/.installed-dev lint
+	$(BIN)/pytest
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	$(BIN)/pip install -q -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+	$(BIN)/pip install -q -e ".[dev]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

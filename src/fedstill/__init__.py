@@ -1,0 +1,2 @@
+"""fedstill."""
+__version__ = "0.1.0"

@@ -1,0 +1,82 @@
+"""The data sets known by name: where the hub keeps them and how the field normalises them."""
+
+from dataclasses import dataclass
+
+from fedstill.records import Normalisation
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is fixed about a data set that has a name.
+
+    Attributes:
+        hub: Hugging Face id; ``None`` for data that come with an installed package.
+        config: configuration of the hub's repository, where it has several.
+        image: column of the images on the hub.
+        label: column of the classes on the hub.
+        test: split on the hub that serves as the test set.
+        normalisation: per-channel mean and standard deviation; ``None`` computes them from the train split.
+        class_names: used where the files themselves name no classes; empty where they always do.
+    """
+
+    hub: str | None
+    config: str | None = None
+    image: str = "image"
+    label: str = "label"
+    test: str = "test"
+    normalisation: Normalisation | None = None
+    class_names: tuple[str, ...] = ()
+
+
+_TEN_DIGITS = tuple("0123456789")
+
+# The values of DatasetCondensation's utils.py, which FedDM, DREAM and FedGM share.
+_CIFAR10 = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+_IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+KNOWN: dict[str, Known] = {
+    "digits": Known(hub=None, class_names=_TEN_DIGITS),
+    "mnist": Known(
+        hub="ylecun/mnist",
+        normalisation=Normalisation((0.1307,), (0.3081,)),
+        class_names=_TEN_DIGITS,
+    ),
+    "fashion_mnist": Known(
+        hub="zalando-datasets/fashion_mnist",
+        normalisation=Normalisation((0.2861,), (0.3530,)),
+        class_names=(
+            "T-shirt / top", "Trouser", "Pullover", "Dress", "Coat",
+            "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+        ),
+    ),
+    "cifar10": Known(
+        hub="uoft-cs/cifar10",
+        image="img",
+        normalisation=_CIFAR10,
+        class_names=(
+            "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+        ),
+    ),
+    "cifar100": Known(
+        hub="uoft-cs/cifar100",
+        image="img",
+        label="fine_label",
+        normalisation=Normalisation((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
+    ),
+    # 73,257 train records: the split "extra" is not used.
+    "svhn": Known(
+        hub="ufldl-stanford/svhn",
+        config="cropped_digits",
+        normalisation=Normalisation((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+        class_names=_TEN_DIGITS,
+    ),
+    # CIFAR-10's values, as FedAUX takes them for STL-10.
+    "stl10": Known(
+        hub="tanganke/stl10",
+        normalisation=_CIFAR10,
+        class_names=("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),
+    ),
+    # ImageNet's values; the hub's test set is its split "valid", since the original test labels are secret.
+    "tiny_imagenet": Known(hub="zh-plus/tiny-imagenet", test="valid", normalisation=_IMAGENET),
+}  # fmt: skip
+"""Name -> data set; a new one is one entry here (docs/data.md)."""

@@ -1,0 +1,216 @@
+"""Data sets by name, from a folder, a NumPy file or the Hugging Face hub, decoded once into a memory-mapped cache."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedstill.data import cache
+from fedstill.data.decode import Split
+from fedstill.data.names import KNOWN, Known
+from fedstill.data.partition import local_test_split
+from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz
+from fedstill.records import Normalisation, Records
+from fedstill.seeds import numpy_stream
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A classification task: records to share out among clients, and records to test on.
+
+    Attributes:
+        name: as it was asked for, or the last part of the path.
+        train: the records to partition; images are mapped from the cache file, so processes share their pages.
+        test: the records to test on, with the same classes, shape and normalisation.
+        class_names: one for each class.
+        columns: the other integer and text columns of ``train``, each ``(len(train),)``; for the rule ``by:COLUMN``.
+        fingerprint: SHA-256 of the content; equal data have an equal one, wherever they came from.
+    """
+
+    name: str
+    train: Records
+    test: Records
+    class_names: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+    fingerprint: str
+
+
+def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
+    """Load a data set, decoding it on the first call and mapping the decoded cache on every later one.
+
+    ``name_or_path`` is looked for in this order:
+
+    1. a name in :data:`fedstill.data.names.KNOWN` (``digits`` comes with scikit-learn);
+    2. ``$FEDSTILL_DATA/<name_or_path>`` (by default ``../shared/data``, if that exists), for a known name and for any
+       other that does not start with ``.``, ``~`` or ``/``;
+    3. a path to a folder of parquet files in the hub's layout (``train-*.parquet``, ``test-*.parquet``), to a folder of
+       images (``train/<class>/*``, ``test/<class>/*``, read by ``datasets``' ``imagefolder``, a ``metadata.csv``
+       included) or to an ``.npz`` file with ``x_train, y_train, x_test, y_test`` as Keras names them (uint8,
+       ``(n, h, w)`` or ``(n, h, w, c)``);
+    4. the Hugging Face hub: the known name's id, or ``owner/name`` itself.
+
+    Where there is no test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out,
+    always the same records. Where no normalisation is known, it is computed from the pixels of the train split (a
+    constant channel gets a standard deviation of 1).
+
+    Args:
+        name_or_path: what to load.
+        cache_dir: where decoded data are kept; ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
+
+    Raises:
+        ValueError: nothing is found there, or what is found is not a complete set of equally sized 8-bit images with
+            classes ``0 .. C-1`` that each occur in the train split. The message says what to do.
+    """
+    source = _find(name_or_path)
+    folder = (cache_dir or cache.default_folder()) / source.folder
+    entry, fingerprint = cache.cached(folder, source.state, lambda: _entry(source))
+    class_names = tuple(entry.facts["class_names"])
+    normalisation = Normalisation(tuple(entry.facts["mean"]), tuple(entry.facts["std"]))
+    train, test = (
+        Records(
+            torch.from_numpy(entry.arrays[f"{split}-images"]),
+            torch.from_numpy(entry.arrays[f"{split}-labels"]),
+            len(class_names),
+            normalisation,
+        )
+        for split in ("train", "test")
+    )
+    columns = {name: entry.arrays[f"column-{i}"] for i, name in enumerate(entry.facts["columns"])}
+    return DataSet(source.name, train, test, class_names, columns, fingerprint)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where data come from.
+
+    Attributes:
+        name: for people.
+        location: tells it from every other source.
+        state: changes when the source does.
+        read: decodes it.
+        known: what is fixed about it.
+    """
+
+    name: str
+    location: str
+    state: str
+    read: Callable[[], Splits]
+    known: Known | None = None
+
+    @property
+    def folder(self) -> str:
+        """The name of its cache entry."""
+        tag = hashlib.sha256(self.location.encode()).hexdigest()[:12]
+        return f"{re.sub(r'[^A-Za-z0-9_]+', '-', self.name)}-{tag}"
+
+
+def _find(name: str) -> _Source:
+    known = KNOWN.get(name)
+    if name == "digits":
+        return _Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
+    root = Path(os.environ.get("FEDSTILL_DATA") or "../shared/data").expanduser()
+    is_path = name.startswith((".", "~", "/"))
+    candidates = ([] if is_path else [root / name]) + ([] if known else [Path(name).expanduser()])
+    path = next((path.resolve() for path in candidates if name and path.exists()), None)
+    if path is not None:
+        read = partial(read_npz, path) if path.is_file() else partial(read_folder, path, known)
+        return _Source(name if known else path.stem, str(path), f"{known} {_files_state(path)}", read, known)
+    hub = known.hub if known else name
+    if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
+        raise ValueError(
+            f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
+            f"{str(root)!r} (FEDSTILL_DATA); give a folder of parquet files or of images, an .npz file or a Hugging "
+            "Face id 'owner/name'"
+        )
+    return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, root / name), known)
+
+
+def _files_state(path: Path) -> str:
+    """A checksum of the names, sizes and modification times of a file, or of all files below a folder."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    lines = (f"{file.relative_to(path)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _entry(source: _Source) -> cache.Entry:
+    """Read a source, complete what it lacks, check it, and lay it out for the cache."""
+    train, test = source.read()
+    if test is None:
+        train, test = _hold_out(train)
+    class_names = train.class_names or (source.known.class_names if source.known else ())
+    class_names = class_names or tuple(str(label) for label in range(max(0, train.labels.max()) + 1))
+    _check(train, test, class_names, source.name)
+    normalisation = (source.known and source.known.normalisation) or _normalisation(train.images)
+    return cache.Entry(
+        arrays={
+            "train-images": train.images,
+            "train-labels": train.labels,
+            "test-images": test.images,
+            "test-labels": test.labels,
+            **{f"column-{i}": column for i, column in enumerate(train.columns.values())},
+        },
+        facts={
+            "class_names": list(class_names),
+            "mean": list(normalisation.mean),
+            "std": list(normalisation.std),
+            "columns": list(train.columns),
+        },
+    )
+
+
+def _hold_out(split: Split) -> tuple[Split, Split]:
+    """The fixed, class-stratified 80/20 split of data that come without a test split."""
+    rng = numpy_stream(0, "data", "held-out test split")
+    indices = np.arange(len(split.labels))
+    train, test = local_test_split(indices, fraction=0.2, rng=rng, labels=split.labels)
+    return split.take(train), split.take(test)
+
+
+def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -> None:
+    for split, what in ((train, "train"), (test, "test")):
+        wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(class_names)))
+        if len(wrong):
+            raise ValueError(
+                f"record {wrong[0]} of the {what} split of {name!r} has the class {split.labels[wrong[0]]}, but "
+                f"classes are 0..{len(class_names) - 1}; correct it or drop the record"
+            )
+    absent = np.flatnonzero(np.bincount(train.labels, minlength=len(class_names)) == 0)
+    if len(absent):
+        raise ValueError(
+            f"class {absent[0]} ({class_names[absent[0]]}) of {name!r} has 0 train records, but each class needs at "
+            "least 1; add records, or leave the class out and number the others from 0"
+        )
+    if test.class_names and test.class_names != train.class_names:
+        raise ValueError(
+            f"the test split of {name!r} names its classes {', '.join(test.class_names[:5])}..., the train split "
+            f"{', '.join(class_names[:5])}...; give both the same classes in the same order"
+        )
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise ValueError(
+            f"the test images of {name!r} are {_size(test)}, but the train images are {_size(train)} (channels x "
+            "height x width); convert them to one size"
+        )
+
+
+def _size(split: Split) -> str:
+    return " x ".join(map(str, split.images.shape[1:]))
+
+
+def _normalisation(images: NDArray[np.uint8]) -> Normalisation:
+    """Mean and standard deviation of each channel, exactly: from the histogram of its 256 values."""
+    counts = np.zeros((images.shape[1], 256))
+    for chunk in np.array_split(images, -(-len(images) // 1000)):  # bincount works on a copy 8 times as large
+        counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.swapaxes(0, 1)]
+    shares = counts / counts.sum(1, keepdims=True)
+    values = np.arange(256) / 255
+    mean = shares @ values
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
+    return Normalisation(tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))

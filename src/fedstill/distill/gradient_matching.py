@@ -1,0 +1,118 @@
+"""Gradient matching: how far the gradient of synthetic images is from that of real ones, and which way to move them.
+
+Zhao, Mopuri, Bilen, "Dataset condensation with gradient matching", ICLR 2021 (arXiv:2006.05929), section 3.2 and the
+authors' code (``utils.py``, ``match_loss``).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+Distance = Literal["grouped", "mse", "cos"]
+"""See `gradient_distance`."""
+_EPS = 1e-6
+_CHUNK = 16
+
+
+def gradient_distance(
+    synthetic: Sequence[Tensor], real: Sequence[Tensor], kind: Distance = "grouped"
+) -> Float[Tensor, ""]:
+    """Distance between two gradients given tensor by tensor.
+
+    With g, h the two gradients:
+
+    * "grouped": every tensor of two or more dimensions as a matrix with one row per output unit, sum over tensors and
+      rows r of ``1 - <g_r, h_r> / (|g_r| |h_r| + 1e-6)``; vectors (biases, normalisation) count 0. Formula of DC.
+    * "mse": ``sum (g - h)^2`` over all entries of all tensors.
+    * "cos": ``1 - <g, h> / (|g| |h| + 1e-6)`` of all entries as one vector.
+
+    Args:
+        synthetic: one tensor per parameter.
+        real: as many tensors of the same shapes.
+        kind: which distance.
+
+    Raises:
+        ValueError: ``kind`` is unknown.
+    """
+    pairs = list(zip(synthetic, real, strict=True))
+    if kind == "grouped":
+        terms = [_rowwise(g.flatten(1), h.flatten(1)) for g, h in pairs if g.dim() > 1]
+        return torch.stack(terms).sum()
+    if kind == "mse":
+        return torch.stack([(g - h).square().sum() for g, h in pairs]).sum()
+    if kind == "cos":
+        one, other = (torch.cat([t.flatten() for t in side])[None] for side in (synthetic, real))
+        return _rowwise(one, other)
+    raise ValueError(f"distance={kind!r} is unknown; use 'grouped', 'mse' or 'cos'.")
+
+
+def _rowwise(g: Float[Tensor, "rows d"], h: Float[Tensor, "rows d"]) -> Float[Tensor, ""]:
+    product = (g * h).sum(1)
+    result: Tensor = (1 - product / (g.norm(dim=1) * h.norm(dim=1) + _EPS)).sum()
+    return result
+
+
+def matched_parameters(model: nn.Module, kind: Distance) -> list[nn.Parameter]:
+    """The parameters whose gradients `gradient_distance` looks at: without vectors for "grouped", else all."""
+    return [p for p in model.parameters() if p.requires_grad and (kind != "grouped" or p.dim() > 1)]
+
+
+def real_gradient(
+    model: nn.Module, inputs: Float[Tensor, "n c h w"], label: int, parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradient of the mean cross-entropy of real images of one class, without a graph.
+
+    Images go through the model a few at a time: activations of 16 images stay in the processor's cache.
+    """
+    total: list[Tensor] | None = None
+    for chunk in torch.split(inputs, _CHUNK):
+        loss = _cross_entropy(model, chunk, label, "sum") / len(inputs)
+        part = torch.autograd.grad(loss, parameters)
+        if total is None:
+            total = list(part)
+        else:
+            torch._foreach_add_(total, part)
+    assert total is not None, "a class without real images has no gradient"
+    return total
+
+
+def match(
+    model: nn.Module,
+    real: Sequence[Float[Tensor, "n c h w"]],
+    synthetic: Sequence[Float[Tensor, "m c h w"]],
+    labels: Sequence[int],
+    kind: Distance = "grouped",
+) -> tuple[Float[Tensor, ""], list[Float[Tensor, "m c h w"]]]:
+    """One matching step: the sum over classes of the gradient distance and its gradient by the synthetic images.
+
+    Args:
+        model: the network at which gradients are compared; its parameters stay as they are.
+        real: for every class a batch of real images as the model sees them.
+        synthetic: for every class all its synthetic images, augmented like the real ones.
+        labels: the class of each batch.
+        kind: see `gradient_distance`.
+
+    Returns:
+        The loss, and its gradient by each batch of ``synthetic``.
+    """
+    parameters = matched_parameters(model, kind)
+    losses: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for real_batch, synthetic_batch, label in zip(real, synthetic, labels, strict=True):
+        target = real_gradient(model, real_batch, label, parameters)
+        images = synthetic_batch.detach().requires_grad_()
+        loss = _cross_entropy(model, images, label, "mean")
+        ours = torch.autograd.grad(loss, parameters, create_graph=True)
+        distance = gradient_distance(ours, target, kind)
+        gradients += torch.autograd.grad(distance, [images])
+        losses.append(distance.detach())
+    return torch.stack(losses).sum(), gradients
+
+
+def _cross_entropy(model: nn.Module, inputs: Tensor, label: int, reduction: str) -> Float[Tensor, ""]:
+    labels = torch.full((len(inputs),), label, device=inputs.device)
+    return functional.cross_entropy(model(inputs), labels, reduction=reduction)

@@ -1,0 +1,270 @@
+"""The server's side, the same in every engine: questions out, checked and journalled replies in."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedstill import files, seeds, wire
+from fedstill.engines.agreement import Agreement
+from fedstill.journal import Journal, Refusal
+from fedstill.protocol import Federation, Reply, Round, Step, load, state
+from fedstill.records import Records
+from fedstill.train.local import evaluate
+
+R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
+
+
+class TooFewReplies(RuntimeError):
+    """Fewer clients than the run requires gave a usable reply."""
+
+
+class Arrival(NamedTuple):
+    """What came back from one client: a message, or why there is none."""
+
+    client: int
+    reply: bytes
+    failure: str | None = None
+
+
+class Transport(Protocol):
+    """Carries bytes to the clients and back: all that tells one engine from another."""
+
+    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+        """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order they come."""
+
+
+class Watcher:
+    """Sees a run's progress; this one looks away."""
+
+    def asked(self, step: str, clients: int, answered: int) -> None:
+        """A question goes out to ``clients``, of which ``answered`` had answered before the run was resumed."""
+
+    def arrived(self, refusal: Refusal | None) -> None:
+        """A reply came; ``refusal`` says why it is not used."""
+
+    def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
+        """A round logged its numbers."""
+
+    def track(self, work: Iterable[T], what: str, total: int | None) -> Iterable[T]:
+        """Go through ``work``."""
+        return work
+
+
+class Replies(Sequence[R]):
+    """Replies in the order of the clients, read from the journal one at a time as they are used."""
+
+    def __init__(self, federation: "ServerFederation", exchange: int, step: Step[R], clients: Sequence[int]) -> None:
+        """``clients`` are those whose reply is in the journal."""
+        self.clients = clients
+        self._federation = federation
+        self._exchange = exchange
+        self._step = step
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[R]: ...
+    def __getitem__(self, index: int | slice) -> R | list[R]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        data = self._federation.journal.read_reply(self._exchange, self._step.name, self.clients[index])
+        values, _ = wire.decode(data, self._step.reply.schema, self._federation.agreement.facts)
+        return self._step.reply(**values)
+
+
+class ServerFederation(Federation):
+    """The `Federation` that a server's loop sees.
+
+    Args:
+        agreement: the run's public set-up.
+        transport: the way to the clients.
+        num_clients: how many there are, numbered from 0.
+        folder: the run's folder; holds the journal, the metrics and the pictures.
+        test: the server's test records.
+        min_clients: how many usable replies a question needs.
+        keep_replies: keep the replies of finished rounds too.
+        device: where the server computes.
+        watcher: sees the progress.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        transport: Transport,
+        *,
+        num_clients: int,
+        folder: Path,
+        test: Records,
+        min_clients: int | None = None,
+        keep_replies: bool = False,
+        device: str = "cpu",
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.agreement = agreement
+        self.clients = range(num_clients)
+        self.public = None
+        self.num_classes = agreement.num_classes
+        self.shape = agreement.shape
+        self.like = test[:0]
+        self.device = torch.device(device)
+        self.journal = Journal(folder / "journal")
+        self.min_clients = num_clients if min_clients is None else min_clients
+        self.asked_steps: dict[str, Step[Any]] = {}
+        self._folder = folder
+        self._transport = transport
+        self._test = test.to(device)
+        self._keep_replies = keep_replies
+        self._watcher = watcher or Watcher()
+        self._exchange = 0
+        self._round: int | None = None
+        self._rounds = 1
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds the method's loop has; 1 for a method without one."""
+        return self._rounds
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    def ask(
+        self, step: Step[R], to: Sequence[int] | None = None, *, at_most: Mapping[str, int] | None = None, **payload: Any
+    ) -> Sequence[R]:
+        """See `Federation.ask`."""
+        exchange, self._exchange = self._exchange, self._exchange + 1
+        asked = sorted(self.clients if to is None else to)
+        assert set(asked) <= set(self.clients), f"asked for clients {asked}; there are {len(self.clients)}"
+        self.asked_steps[step.name] = step
+        envelope = {"step": step.name, "exchange": exchange}
+        request = wire.encode(payload, step.request, self.agreement.facts, envelope)
+        good, refusals = self.journal.answered(exchange, step.name)
+        answered = {*good, *(refusal.client for refusal in refusals)}
+        waiting = [client for client in asked if client not in answered]
+        self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
+        if waiting:
+            for client in waiting:
+                self.journal.sent(exchange, client, len(request))
+            for arrival in self._transport.exchange(request, waiting):
+                refusal = self._judge(arrival, exchange, step, at_most)
+                if refusal is None:
+                    self.journal.keep_reply(exchange, step.name, arrival.client, arrival.reply)
+                    good.append(arrival.client)
+                else:
+                    self.journal.keep_refusal(exchange, refusal, len(arrival.reply))
+                    refusals.append(refusal)
+                self._watcher.arrived(refusal)
+        needed = min(self.min_clients, len(asked))
+        if len(good) < needed:
+            first = refusals[0]
+            raise TooFewReplies(
+                f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed} are needed "
+                f"(--min-clients); client {first.client}: {first.reason}"
+            )
+        return Replies(self, exchange, step, sorted(good))
+
+    def _judge(
+        self, arrival: Arrival, exchange: int, step: Step[R], at_most: Mapping[str, int] | None
+    ) -> Refusal | None:
+        """Why a reply must not be used, or None."""
+        reason = arrival.failure
+        if reason is None:
+            try:
+                if len(arrival.reply) > self.agreement.facts.max_bytes:  # before anything is parsed
+                    wire.decode(arrival.reply, (), self.agreement.facts)
+                error = wire.envelope(arrival.reply).get("error")
+                if error is not None:
+                    reason = str(error)[:500]
+                else:
+                    _, envelope = wire.decode(arrival.reply, step.reply.schema, self.agreement.facts, at_most=at_most)
+                    if envelope != {"step": step.name, "exchange": exchange}:
+                        reason = f"the reply is not to step '{step.name}' of exchange {exchange}"
+            except wire.Refused as refused:
+                reason = str(refused)
+        return reason and Refusal(arrival.client, step.name, self._round, reason) or None
+
+    # ---------------------------------------------------------------------------------------------------------- rounds
+
+    def rounds(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
+        """See `Federation.rounds`."""
+        self._rounds = number
+        done = self._restore(keep)
+        self._keep_metrics(done)
+        for index in range(done + 1, number + 1):
+            self._round = index
+            yield Round(number=index, log=partial(self._log, index))
+            self._save(index, keep)
+            if not self._keep_replies and index < number:
+                self.journal.forget_replies(self._exchange)
+        self._round = None
+
+    def _save(self, done: int, keep: Sequence[nn.Module | dict[str, Tensor]]) -> None:
+        tensors = {}
+        for i, part in enumerate(keep):
+            held = state(part) if isinstance(part, nn.Module) else part
+            tensors |= {f"{i}/{name}": value for name, value in held.items()}
+        header = {"round": done, "exchange": self._exchange, "steps": sorted(self.asked_steps)}
+        self.journal.save_checkpoint(tensors, header)
+
+    def _restore(self, keep: Sequence[nn.Module | dict[str, Tensor]]) -> int:
+        checkpoint = self.journal.load_checkpoint()
+        if checkpoint is None:
+            return 0
+        tensors, header = checkpoint
+        for i, part in enumerate(keep):
+            prefix = f"{i}/"
+            load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
+        self._exchange = header["exchange"]
+        steps = self.agreement.method.steps()
+        self.asked_steps |= {name: steps[name] for name in header["steps"]}
+        return int(header["round"])
+
+    def _keep_metrics(self, done: int) -> None:
+        """Drop what a killed round had logged; the round will log it again."""
+        path = self._folder / "metrics.jsonl"
+        lines = [line for line in files.read_json_lines(path) if line["round"] <= done]
+        path.unlink(missing_ok=True)
+        for line in lines:
+            files.append_json(path, line)
+
+    def _log(self, index: int, **values: float) -> None:
+        line = {"round": index, **values}
+        journal = self.journal
+        line |= {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
+        files.append_json(self._folder / "metrics.jsonl", line)
+        self._watcher.logged(index, self._rounds, values)
+
+    # ------------------------------------------------------------------------------------------------------------ rest
+
+    def new_model(self, *, draw: int = 0) -> nn.Module:
+        """See `Federation.new_model`."""
+        return self.agreement.new_model(draw=draw, device=self.device)
+
+    def rng(self, *use: str | int) -> torch.Generator:
+        """See `Federation.rng`."""
+        return seeds.stream(self.agreement.seed, "server", *use)
+
+    def evaluate(self, model: nn.Module) -> float:
+        """See `Federation.evaluate`."""
+        return evaluate(model, self._test)
+
+    def track(self, work: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+        """See `Federation.track`."""
+        return self._watcher.track(work, what, total)
+
+    def show(self, name: str, images: Records) -> None:
+        """See `Federation.show`."""
+        save_images(self._folder / "images" / f"{name}.npz", images)
+
+
+def save_images(path: Path, images: Records) -> None:
+    """Write records as the run folder's ``images/NAME.npz``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, images=images.images.cpu().numpy(), labels=images.labels.cpu().numpy())

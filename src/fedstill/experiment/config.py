@@ -1,0 +1,125 @@
+"""What a run is: the experiment around a method, checked on construction, read from flags or from a YAML file."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from annotated_types import Ge, Lt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+
+from fedstill import methods
+from fedstill.protocol import Method, Settings
+
+Fraction = Annotated[float, Ge(0), Lt(1)]
+
+
+class Experiment(Settings):
+    """The task that a method is run on, and how."""
+
+    data: str = "mnist"
+    """A known name (see `fedstill data list`), a folder, a .npz file or a Hugging Face id."""
+    partition: str = "iid"
+    """Who holds what: iid, dirichlet:A, dirichlet-capped:A, classes:C, shards:S, balanced-dirichlet:A or by:COLUMN."""
+    clients: PositiveInt = 10
+    """Number of clients."""
+    model: str = "convnet"
+    """The model with its options, as convnet:width=32, or package.module:function of your own."""
+    seed: NonNegativeInt = 0
+    """Seed of the partition and of every random stream."""
+    limit: PositiveInt | None = None
+    """Use this many of the training records only, drawn at random: for a quick try."""
+    validation: Fraction = 0.0
+    """Hold this share of the training records back and judge on them instead of the test set: for tuning."""
+    local_test: Fraction = 0.0
+    """Share of each client's records that it keeps for its own test."""
+    workers: NonNegativeInt | None = None
+    """Processes that play the clients: one a core by default; 0 plays them inside the server's process."""
+    threads: PositiveInt = 1
+    """Threads a client's step may use; another number may change the last bits of a result."""
+    device: str = "cpu"
+    """Where models live: cpu, or cuda (which wants --workers 0)."""
+    min_clients: PositiveInt | None = None
+    """Go on with so few usable replies; by default every client must reply."""
+    timeout: PositiveFloat | None = None
+    """Seconds that a client may take for one step; no limit by default."""
+    keep_replies: bool = False
+    """Keep the replies of finished rounds too; those of the last round are always kept."""
+    max_message_mb: PositiveInt = 512
+    """The largest message accepted, in 10^6 bytes."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes to start."""
+        if self.workers is not None:
+            return self.workers
+        return 0 if self.device.startswith("cuda") else min(_cores(), self.clients)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# These change how a run gets to its result, not the result: a resumed run may have other values.
+_FREE = ("workers", "min_clients", "timeout", "keep_replies", "max_message_mb")
+
+
+def describe(experiment: Experiment, method_name: str, method: Method, label: str, command: str) -> dict[str, Any]:
+    """The run folder's ``config.json``."""
+    return {
+        "experiment": experiment.model_dump(mode="json"),
+        "method": {"name": method_name, **method.model_dump(mode="json")},
+        "label": label,
+        "command": command,
+    }
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """The first setting in which two ``config.json`` describe different results, in words, or None."""
+    for part in ("experiment", "method"):
+        left, right = _flat(old[part]), _flat(new[part])
+        for key in sorted(left.keys() | right.keys()):
+            if left.get(key) != right.get(key) and not (part == "experiment" and key in _FREE):
+                return f"{key} = {left.get(key)}, not {right.get(key)}"
+    return None
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def sentence(error: ValidationError, *, flags: str = "") -> str:
+    """What pydantic found wrong, as one sentence with the value and the limit; ``flags`` goes before the setting."""
+    first = error.errors()[0]
+    name = flags + ".".join(str(part) for part in first["loc"])
+    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not a setting here"
+    return f"{name} is {first['input']!r}; {why}"
+
+
+def read_yaml(path: Path) -> tuple[Experiment, str, Method]:
+    """An experiment file: ``method: NAME``, the fields of `Experiment`, and ``NAME: {hyperparameters}``.
+
+    Raises:
+        ValueError: with one sentence when the file is missing, is no YAML, or holds a bad setting.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("method"), str):
+        raise ValueError(f"{path} must hold settings by name, among them 'method: NAME' ({', '.join(methods.TABLE)})")
+    name = content.pop("method")
+    hyperparameters = content.pop(name, None) or {}
+    try:
+        if not isinstance(hyperparameters, dict):
+            raise ValueError(f"'{name}' must hold hyperparameters by name")
+        return Experiment(**content), name, methods.get(name)(**hyperparameters)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {sentence(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,247 @@
+"""Run one method on one task, from the data to the finished run folder; resume what a crash left."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from torch import nn
+
+import fedstill
+from fedstill import files, seeds, wire
+from fedstill.data import partition, shards, sources
+from fedstill.engines import inprocess
+from fedstill.engines.agreement import Agreement
+from fedstill.engines.server import ServerFederation, Watcher, save_images
+from fedstill.engines.site import Site, forget_state
+from fedstill.experiment import config
+from fedstill.experiment.config import Experiment
+from fedstill.privacy import guarantee
+from fedstill.protocol import Method, state
+from fedstill.records import Records
+from fedstill.train.allocator import keep_memory
+from fedstill.train.local import confusion
+
+_SHOWN = 10
+"""Real images of each class beside the synthetic ones in the report."""
+
+
+class Job(NamedTuple):
+    """One run to make.
+
+    Attributes:
+        experiment: the task.
+        name: the method's name, as `fedstill.methods.get` takes it.
+        method: the method with its hyperparameters.
+        out: the run's folder.
+        label: what tables call the run; the method's name by default.
+        command: the command line that makes it again, for the record.
+    """
+
+    experiment: Experiment
+    name: str
+    method: Method
+    out: Path
+    label: str = ""
+    command: str = ""
+
+
+def run(job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+    """Make the run, or finish it if it was begun before, and return its ``summary.json``.
+
+    Args:
+        job: what to run and where.
+        data: the data set, if it is not one that `fedstill.data.sources.load` can find by ``job.experiment.data``.
+        watcher: sees the progress.
+
+    Raises:
+        ValueError: when the folder holds another run, or the task cannot be set up; one sentence.
+        TooFewReplies: when too few clients gave a usable reply.
+    """
+    description = config.describe(job.experiment, job.name, job.method, job.label or job.name, job.command)
+    job.out.mkdir(parents=True, exist_ok=True)
+    with _locked(job.out):
+        place = job.out / "config.json"
+        if place.exists():
+            _same_or_refuse(place, description)
+            if (job.out / "summary.json").exists():
+                return _read_json(job.out / "summary.json")
+        elif leftover := [f.name for f in job.out.iterdir() if f.name != _LOCK]:
+            raise ValueError(f"{job.out} holds {leftover[0]} and no run; choose an empty folder with --out")
+        task = share_out(job.experiment, data)
+        files.write_json(place, {**description, "version": fedstill.__version__, "fingerprint": task.fingerprint})
+        return _run(job, task, watcher or Watcher())
+
+
+class Task(NamedTuple):
+    """A task, shared out."""
+
+    train: Records
+    test: Records
+    parts: list[tuple[shards.Indices, shards.Indices]]
+    class_names: tuple[str, ...]
+    fingerprint: str
+    source: str | Records
+
+    def counts(self) -> NDArray[np.int64]:
+        """Training records of each client and class, ``(K, C)``."""
+        return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))
+
+
+def share_out(experiment: Experiment, data: sources.DataSet | None) -> Task:
+    """Load the data and decide who holds what.
+
+    Raises:
+        ValueError: when the data cannot be read or shared out so, in one sentence.
+    """
+    found = data or sources.load(experiment.data)
+    labels, test = found.train.labels.numpy(), found.test
+    kept = np.arange(len(labels))
+    if experiment.limit is not None and experiment.limit < len(kept):
+        order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
+        kept = np.sort(order[: experiment.limit])
+    if experiment.validation:
+        rng = seeds.numpy_stream(experiment.seed, "validation")
+        inner, held = partition.local_test_split(
+            np.arange(len(kept)), fraction=experiment.validation, rng=rng, labels=labels[kept]
+        )
+        kept, test = kept[inner], found.train[torch.from_numpy(kept[held])]
+    split = partition.split(
+        experiment.partition,
+        labels[kept],
+        experiment.clients,
+        rng=seeds.numpy_stream(experiment.seed, "partition"),
+        columns={name: column[kept] for name, column in found.columns.items()},
+    )
+    parts = []
+    for client, own in enumerate(kept[part] for part in split):
+        rng = seeds.numpy_stream(experiment.seed, "local test", client)
+        if experiment.local_test:
+            parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels[own]))
+        else:
+            parts.append((own, own[:0]))
+    source = experiment.data if data is None else found.train
+    return Task(found.train, test, parts, found.class_names, found.fingerprint, source)
+
+
+def _run(job: Job, task: Task, watcher: Watcher) -> dict[str, Any]:
+    experiment, out = job.experiment, job.out
+    holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
+    files.write_json(out / "partition.json", holdings)
+    agreement = Agreement(
+        method=job.method,
+        model=experiment.model,
+        shape=task.train.shape,
+        num_classes=task.train.num_classes,
+        normalisation=task.train.normalisation,
+        seed=experiment.seed,
+        max_bytes=experiment.max_message_mb * 10**6,
+    )
+    make_site = partial(
+        Site,
+        agreement,
+        shards.Shards(task.source, task.parts),
+        out / "clients",
+        device=experiment.device,
+        threads=experiment.threads,
+    )
+    keep_memory()
+    with _transport(experiment, make_site) as transport:
+        federation = ServerFederation(
+            agreement,
+            transport,
+            num_clients=experiment.clients,
+            folder=out,
+            test=task.test,
+            min_clients=experiment.min_clients,
+            keep_replies=experiment.keep_replies,
+            device=experiment.device,
+            watcher=watcher,
+        )
+        model = job.method.server(federation)
+    return _finish(job, task, federation, model)
+
+
+@contextmanager
+def _transport(
+    experiment: Experiment, make_site: Callable[[], Site]
+) -> Iterator[inprocess.Inline | inprocess.Workers]:
+    number = experiment.num_workers
+    if number:
+        transport: inprocess.Inline | inprocess.Workers = inprocess.Workers(make_site, number, timeout=experiment.timeout)
+    else:
+        transport = inprocess.Inline(make_site())
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module) -> dict[str, Any]:
+    out, journal = job.out, federation.journal
+    seconds = journal.seconds
+    files.write_bytes(out / "model.safetensors", wire.pack(state(model), {"model": job.experiment.model}))
+    matrix = confusion(model, task.test, task.test.num_classes).cpu()
+    files.write_json(out / "evaluation.json", {"confusion": matrix.tolist()})
+    first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
+    save_images(out / "images" / "real.npz", task.test[torch.cat(first)])
+    clients = job.experiment.clients
+    summary = {
+        "method": job.name,
+        "label": job.label or job.name,
+        "data": job.experiment.data,
+        "partition": job.experiment.partition,
+        "clients": clients,
+        "model": job.experiment.model,
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "rounds": federation.num_rounds,
+        "seed": job.experiment.seed,
+        "judged_on": "validation records" if job.experiment.validation else "test records",
+        "accuracy": float(matrix.diag().sum() / matrix.sum()),
+        "bytes_up": journal.bytes_up,
+        "bytes_down": journal.bytes_down,
+        "bytes_up_per_client": journal.bytes_up / clients,
+        "bytes_down_per_client": journal.bytes_down / clients,
+        "seconds": round(seconds, 2),
+        "guarantee": asdict(guarantee.of_steps(federation.asked_steps.values())),
+        "refused": [asdict(refusal) for refusal in journal.refusals()],
+        "version": fedstill.__version__,
+    }
+    files.write_json(out / "summary.json", summary)
+    forget_state(out / "clients")
+    return summary
+
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder; the system opens the lock when its holder dies, however it dies."""
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(f"{folder} is being written by another process; wait for it or choose another --out") from error
+
+
+def _same_or_refuse(place: Path, description: dict[str, Any]) -> None:
+    if other := config.difference(_read_json(place), description):
+        raise ValueError(f"{place.parent} holds a run with {other}; choose another --out, or delete it to start anew")
+
+
+def _read_json(place: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(place.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place} is damaged ({error}); delete {place.parent} and run again") from error
+    return found

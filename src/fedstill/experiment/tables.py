@@ -1,0 +1,248 @@
+"""The comparison table: one line per method, seeds collapsed into mean and spread."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING, Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedstill.experiment.record import RunRecord
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADINGS = ("method", "accuracy, %", "up per client", "down per client", "rounds", "guarantee", "seconds")
+LEFT = (0, 5)
+# These say how a run got to its result, not what it was: runs that differ in them only are seeds of one method.
+_FREE = {"seed", "workers", "threads", "device", "min_clients", "timeout", "keep_replies", "max_message_mb"}
+
+
+def group(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The records by label, one record per seed, labels in order of first appearance.
+
+    Runs of one label that differ in more than the seed are not averaged: each setting becomes a line of its own, with
+    what differs written behind the label. Of two runs with equal settings and seed, which are the same run, the first
+    counts.
+    """
+    families: dict[str, dict[str, dict[int, RunRecord]]] = {}
+    for record in records:
+        variant = json.dumps(_settings(record), sort_keys=True, default=str)
+        families.setdefault(record.label, {}).setdefault(variant, {}).setdefault(record.summary["seed"], record)
+    groups: dict[str, list[RunRecord]] = {}
+    for label, variants in families.items():
+        settings = [_settings(next(iter(seeds.values()))) for seeds in variants.values()]
+        differing = [key for key in _keys(settings) if any(s.get(key) != settings[0].get(key) for s in settings)]
+        for setting, seeds in zip(settings, variants.values(), strict=True):
+            suffix = ", ".join(f"{key}={setting.get(key)}" for key in differing)
+            groups[f"{label} ({suffix})" if suffix else label] = [seeds[seed] for seed in sorted(seeds)]
+    return groups
+
+
+def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
+    """The table as plain numbers, most accurate method first; ready for ``json.dumps``.
+
+    ``accuracy`` is the mean over seeds in [0, 1] or None, ``accuracy_spread`` the sample standard deviation over seeds
+    in percentage points (None with one seed), bytes and seconds are means over seeds.
+    """
+    table = []
+    for label, runs in group(records).items():
+        mean, spread = accuracy(runs)
+        table.append(
+            {
+                "method": label,
+                "accuracy": mean,
+                "accuracy_spread": spread,
+                "seeds": len(runs),
+                "bytes_up_per_client": _mean(runs, "bytes_up_per_client"),
+                "bytes_down_per_client": _mean(runs, "bytes_down_per_client"),
+                "rounds": _mean(runs, "rounds"),
+                "guarantee": guarantee_words(weakest_guarantee(runs)),
+                "seconds": _mean(runs, "seconds"),
+            }
+        )
+    return sorted(table, key=lambda row: -1.0 if row["accuracy"] is None else row["accuracy"], reverse=True)
+
+
+def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
+    """The table as text for people, in the order of `HEADINGS`."""
+    return [
+        (
+            row["method"],
+            accuracy_words(row["accuracy"], row["accuracy_spread"]),
+            human_bytes(row["bytes_up_per_client"]),
+            human_bytes(row["bytes_down_per_client"]),
+            f"{row['rounds']:.4g}",
+            row["guarantee"],
+            f"{row['seconds']:.1f}" if row["seconds"] < 100 else f"{row['seconds']:.0f}",
+        )
+        for row in rows(records)
+    ]
+
+
+def caption(records: Sequence[RunRecord]) -> str:
+    """What the numbers of the table are, in one line."""
+    seeds = sorted({len(runs) for runs in group(records).values()})
+    judged = " or ".join(dict.fromkeys(record.summary["judged_on"] for record in records))
+    if seeds == [1]:
+        return f"Accuracy on {judged}; one seed, so the spread over seeds is unknown."
+    over = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return f"Accuracy on {judged}: mean ± sample standard deviation over {over} seeds."
+
+
+def terminal(records: Sequence[RunRecord]) -> "Table":
+    """The table for the terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(caption=Text(caption(records)), caption_justify="left")
+    for i, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if i in LEFT else "right", overflow="fold")
+    for row in cells(records):
+        table.add_row(*map(Text, row))  # Text: a label may contain [brackets], which rich would take for markup
+    return table
+
+
+def markdown(records: Sequence[RunRecord]) -> str:
+    """The table in Markdown, with its caption."""
+    lines = [HEADINGS, tuple("---" if i in LEFT else "---:" for i in range(len(HEADINGS)))]
+    lines += [tuple(map(_escape_markdown, row)) for row in cells(records)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption(records)}\n"
+
+
+def csv_text(records: Iterable[RunRecord]) -> str:
+    """The table in CSV: the columns of `rows`, plain numbers."""
+    table = rows(records)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def finding(records: Sequence[RunRecord]) -> str:
+    """The result in a sentence or two: who is most accurate, and who sends least."""
+    table = [row for row in rows(records) if row["accuracy"] is not None]
+    if not table:
+        return "No run recorded an accuracy."
+    best = table[0]
+    where = setting_words(records)
+    score = f"{accuracy_words(best['accuracy'], best['accuracy_spread'])} %"
+    up, down = human_bytes(best["bytes_up_per_client"]), human_bytes(best["bytes_down_per_client"])
+    rounds = f"{best['rounds']:.4g} round{'s' if best['rounds'] != 1 else ''}"
+    if len(table) == 1:
+        return f"On {where}, {best['method']} reaches {score} with {up} up and {down} down per client in {rounds}."
+    text = f"On {where}, {best['method']} is the most accurate of {len(table)} methods: {score} with {up} up and "
+    text += f"{down} down per client in {rounds}"
+    second = table[1]
+    if None not in (best["accuracy_spread"], second["accuracy_spread"]):
+        gap = 100 * (best["accuracy"] - second["accuracy"])
+        if gap <= best["accuracy_spread"] + second["accuracy_spread"]:
+            text += f" (its lead over {second['method']} is within the spread over seeds)"
+    least = min((row for row in table if _total(row)), key=_total, default=best)  # not who exchanges nothing
+    if _total(least) < _total(best):
+        score = accuracy_words(least["accuracy"], least["accuracy_spread"])
+        ratio = _total(best) / _total(least)
+        times = f"{ratio:.0f} times less" if ratio >= 10 else f"{ratio:.1f} times less"
+        text += f". {least['method']} exchanges least: {human_bytes(_total(least))} both ways, {times}, for {score} %"
+    return text + "."
+
+
+def setting_words(records: Iterable[RunRecord]) -> str:
+    """What the records share: data, partition and clients, or that they differ."""
+    settings = {tuple(record.summary[key] for key in ("data", "partition", "clients")) for record in records}
+    if len(settings) > 1:
+        return f"{len(settings)} different settings"
+    data, partition, clients = next(iter(settings))
+    return f"{data} (partition {partition}, {clients} client{'s' if clients != 1 else ''})"
+
+
+def accuracy(runs: Sequence[RunRecord]) -> tuple[float | None, float | None]:
+    """Mean in [0, 1] and sample standard deviation in percentage points; None where there are too few seeds."""
+    values = [run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None]
+    mean = float(np.mean(values)) if values else None
+    return mean, 100 * float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def accuracy_words(mean: float | None, spread: float | None) -> str:
+    """``"92.31 ± 0.18"`` in percent, without the part that is not known."""
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+
+
+def human_bytes(count: float) -> str:
+    """Three significant digits in decimal units: ``"78.5 kB"``, ``"1.27 MB"``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def weakest_guarantee(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """The guarantee that holds for every one of the runs: none if one has none, else the largest epsilon."""
+    guarantees = (run.summary["guarantee"] for run in runs)
+    return max(guarantees, key=lambda g: (not holds(g), g["epsilon"] or 0.0, g["delta"] or 0.0))
+
+
+def holds(guarantee: dict[str, Any]) -> bool:
+    """Whether the guarantee says anything: it holds and its epsilon is a finite number."""
+    epsilon = guarantee["epsilon"]
+    return bool(guarantee["holds"]) and epsilon is not None and math.isfinite(epsilon)
+
+
+def guarantee_words(guarantee: dict[str, Any]) -> str:
+    """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down."""
+    if not holds(guarantee):
+        return "none"
+    words = f"eps {round_up(guarantee['epsilon'])}"
+    words += f", delta {round_up(guarantee['delta'])}" if guarantee["delta"] else ""
+    return words + (f" per {guarantee['unit']}" if guarantee["unit"] else "")
+
+
+def round_up(value: float) -> str:
+    """Three significant digits, rounded up, so that no printed guarantee is smaller than the one that holds."""
+    exact = Decimal(repr(float(value)))
+    if not exact:
+        return "0"
+    exact = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_CEILING).normalize()
+    if exact < Decimal("0.01"):
+        return f"{exact:e}".replace("e-0", "e-")
+    text = f"{exact:f}"
+    return text if "." in text or exact >= 100 else text + ".0"
+
+
+def _total(row: dict[str, Any]) -> float:
+    return float(row["bytes_up_per_client"] + row["bytes_down_per_client"])
+
+
+def _mean(runs: Sequence[RunRecord], key: str) -> float:
+    return float(np.mean([run.summary[key] for run in runs]))
+
+
+def _settings(record: RunRecord) -> dict[str, Any]:
+    task = {key: value for key, value in record.config["experiment"].items() if key not in _FREE}
+    own = {f"method.{key}" if key in task else key: value for key, value in record.config["method"].items()}
+    return _flat(task | own)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for setting in settings for key in setting))
+
+
+def _escape_markdown(text: str) -> str:
+    for character in "\\`*_[]|":
+        text = text.replace(character, "\\" + character)
+    return text.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")

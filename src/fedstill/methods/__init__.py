@@ -1,0 +1,37 @@
+"""The methods: one file each, and this table."""
+
+from importlib import import_module
+
+from fedstill.protocol import Method
+
+TABLE = {
+    "fedavg": "fedstill.methods.fedavg:FedAvg",
+    "fedprox": "fedstill.methods.fedprox:FedProx",
+    "fednova": "fedstill.methods.fednova:FedNova",
+    "scaffold": "fedstill.methods.scaffold:Scaffold",
+    "real": "fedstill.methods.real:Real",
+    "fedgm": "fedstill.methods.fedgm:FedGM",
+}
+"""Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/."""
+
+
+def get(name: str) -> type[Method]:
+    """The class of a method.
+
+    Args:
+        name: one of `TABLE`, or ``package.module:Class`` for a method of your own.
+
+    Raises:
+        ValueError: when there is no such method.
+    """
+    target = TABLE.get(name, name)
+    module, _, attribute = target.partition(":")
+    if not attribute:
+        raise ValueError(f"there is no method '{name}'; choose {', '.join(TABLE)}, or package.module:Class of your own")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"method '{name}' cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"'{name}' is no method; it must be a class derived from fedstill.protocol.Method")
+    return found

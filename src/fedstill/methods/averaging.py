@@ -1,0 +1,57 @@
+"""What the averaging methods share: sums over replies (one pass, one reply in memory, float64) and who is asked."""
+
+import builtins
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import torch
+from annotated_types import Gt, Le
+from torch import Tensor
+
+from fedstill.protocol import Federation, Round
+
+
+def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> tuple[float, dict[str, Tensor]]:
+    """Total weight and ``sum_i weight_i * tensors_i``, name by name, in float64."""
+    total, sums = 0.0, dict[str, Tensor]()
+    for weight, tensors in terms:
+        total += weight
+        for name, value in tensors.items():
+            part = value.to(torch.float64)
+            if name in sums:
+                sums[name].add_(part, alpha=weight)
+            else:
+                sums[name] = part * weight
+    return total, sums
+
+
+def weighted_mean(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """``sum_i weight_i * tensors_i / sum_i weight_i``, name by name, in float64.
+
+    Whoever copies it into a model rounds it to the model's types once, integer buffers included.
+    """
+    total, sums = weighted_sum(terms)
+    assert total > 0, "a mean needs a positive total weight"
+    return {name: value / total for name, value in sums.items()}
+
+
+Participation = Annotated[float, Gt(0), Le(1)]
+"""Share of the clients asked in a round."""
+
+
+def sample(fed: Federation, participation: float, round: Round) -> list[int]:
+    """The clients of a round: ``max(1, round(participation * K))`` of them without replacement."""
+    number = max(1, builtins.round(participation * len(fed.clients)))
+    if number == len(fed.clients):
+        return list(fed.clients)
+    order = torch.randperm(len(fed.clients), generator=fed.rng("participation", round.number))
+    return sorted(fed.clients[int(i)] for i in order[:number])
+
+
+def accumulated(momentum: float, steps: int) -> float:
+    """How much the gradients of ``steps`` SGD steps count in the model, ``sum_j a_j`` in units of the learning rate.
+
+    Without momentum each counts once; with momentum rho the gradient of step j goes on for the rest of the steps:
+    ``(steps - rho (1 - rho^steps) / (1 - rho)) / (1 - rho)`` (Wang et al. 2020, arXiv:2007.07481, section 4).
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -1,0 +1,52 @@
+"""Federated averaging (McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1).
+
+Differs from the paper: nothing. ``rounds=1`` is one-shot FedAvg; ``weighting="uniform"`` is the plain mean that DENSE
+takes; buffers (BatchNorm statistics) are averaged like weights.
+"""
+
+from typing import Literal
+
+from pydantic import PositiveInt
+from torch import nn
+
+from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.protocol import Client, Federation, Method, Reply, State, load, state, step
+from fedstill.train.local import SGD
+
+
+class Update(Reply):
+    """A client's model after its local training."""
+
+    weights: State
+    num_records: PositiveInt
+
+
+class FedAvg(Method):
+    """Federated averaging: the mean of the clients' models, round after round."""
+
+    rounds: PositiveInt = 20
+    """Communication rounds; 1 is one-shot FedAvg."""
+    local: SGD = SGD()
+    """A client's training in one round."""
+    participation: Participation = 1.0
+    """Share of the clients asked in each round, drawn anew each time."""
+    weighting: Literal["records", "uniform"] = "records"
+    """Weigh a client by its number of records, or all clients alike."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        """The server's loop."""
+        model = fed.new_model()  # w_0
+        for round in fed.rounds(self.rounds, model):
+            asked = sample(fed, self.participation, round)  # S_t
+            replies = fed.ask(self.update, to=asked, weights=state(model))
+            uniform = self.weighting == "uniform"
+            load(model, weighted_mean((1 if uniform else r.num_records, r.weights) for r in replies))  # w_{t+1}
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> Update:
+        """ClientUpdate(k, w): E epochs of SGD from the server's model."""
+        model = client.new_model(weights)
+        self.local.fit(model, client.train, client.rng("batches"))
+        return Update(weights=state(model), num_records=len(client.train))

@@ -1,0 +1,58 @@
+"""FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481, Algorithm 1).
+
+Differs from the paper: no server momentum and no proximal term; buffers, which the paper does not speak of, are averaged
+by number of records.
+"""
+
+from pydantic import PositiveFloat, PositiveInt
+from torch import nn
+
+from fedstill.methods.averaging import Participation, accumulated, sample, weighted_mean, weighted_sum
+from fedstill.protocol import Client, Federation, Method, Reply, State, load, parameters, state, step
+from fedstill.train.local import SGD
+
+
+class NormalisedUpdate(Reply):
+    """A client's model and how much local work went into it."""
+
+    weights: State
+    num_records: PositiveInt
+    work: PositiveFloat
+    """|a_k|_1: the sum of the factors with which local gradients entered the model."""
+
+
+class FedNova(Method):
+    """Normalised averaging: clients that took more local steps do not count for more."""
+
+    rounds: PositiveInt = 20
+    """Communication rounds."""
+    local: SGD = SGD()
+    """A client's training in one round."""
+    participation: Participation = 1.0
+    """Share of the clients asked in each round, drawn anew each time."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        """The server's loop."""
+        model = fed.new_model()  # x_0
+        for round in fed.rounds(self.rounds, model):
+            asked = sample(fed, self.participation, round)
+            replies = fed.ask(self.update, to=asked, weights=state(model))
+            heads = [(r.num_records, r.work) for r in replies]
+            n = sum(records for records, _ in heads)
+            tau = sum(records / n * work for records, work in heads)  # tau_eff = sum p_k |a_k|
+            # x - tau sum p_k d_k with d_k = (x - y_k)/|a_k|, as one mean of x and the y_k
+            _, moved = weighted_sum((tau * r.num_records / n / r.work, r.weights) for r in replies)
+            kept = 1 - sum(tau * records / n / work for records, work in heads)
+            old = parameters(model)
+            new = weighted_mean((r.num_records, r.weights) for r in replies)  # buffers
+            load(model, new | {name: kept * value.double() + moved[name] for name, value in old.items()})
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> NormalisedUpdate:
+        """Local SGD; the server needs to know how far it should have gone."""
+        model = client.new_model(weights)
+        steps = self.local.fit(model, client.train, client.rng("batches"))
+        work = accumulated(self.local.momentum, steps)  # |a_k|_1
+        return NormalisedUpdate(weights=state(model), num_records=len(client.train), work=work)

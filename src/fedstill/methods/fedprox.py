@@ -1,0 +1,43 @@
+"""FedProx (Li et al., MLSys 2020, arXiv:1812.06127, Algorithm 2).
+
+Differs from the paper: the local problem is solved by a fixed number of SGD epochs rather than to a given inexactness,
+and clients are weighted by their number of records, as everybody does.
+"""
+
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import nn
+
+from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.methods.fedavg import Update
+from fedstill.protocol import Client, Federation, Method, State, load, state, step
+from fedstill.train.local import SGD, proximal
+
+
+class FedProx(Method):
+    """FedAvg whose clients are held near the server's model by a quadratic term."""
+
+    rounds: PositiveInt = 20
+    """Communication rounds."""
+    local: SGD = SGD()
+    """A client's training in one round."""
+    participation: Participation = 1.0
+    """Share of the clients asked in each round, drawn anew each time."""
+    mu: NonNegativeFloat = 0.01
+    """Weight of mu/2 |w - w_t|^2 in the local loss; 0 is FedAvg."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        """The server's loop."""
+        model = fed.new_model()  # w_0
+        for round in fed.rounds(self.rounds, model):
+            asked = sample(fed, self.participation, round)  # S_t
+            replies = fed.ask(self.update, to=asked, weights=state(model))
+            load(model, weighted_mean((r.num_records, r.weights) for r in replies))  # w_{t+1}
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> Update:
+        """Approximately minimise h_k(w; w_t) = F_k(w) + mu/2 |w - w_t|^2."""
+        model = client.new_model(weights)
+        self.local.fit(model, client.train, client.rng("batches"), correct=proximal(model, self.mu))
+        return Update(weights=state(model), num_records=len(client.train))

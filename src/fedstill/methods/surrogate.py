@@ -1,0 +1,39 @@
+"""What the methods share whose clients send small labelled image sets: the reply, the union and the server's training."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from fedstill import wire
+from fedstill.protocol import Federation, Labels, Records, Reply
+from fedstill.train.server import ServerTraining
+
+
+class ImageSet(Reply):
+    """Labelled 8-bit images: as many bytes as pixels, one more for each label."""
+
+    images: UInt8[Tensor, "n channels height width"]
+    labels: Labels
+
+
+def packed(records: Records) -> ImageSet:
+    """The reply that carries ``records``."""
+    return ImageSet(images=records.images, labels=wire.compact(records.labels, records.num_classes))
+
+
+def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
+    """All clients' images as one set, in the order of the clients."""
+    sets = [(r.images.to(fed.device), r.labels.long().to(fed.device)) for r in replies]
+    images, labels = (torch.cat(parts) for parts in zip(*sets, strict=True))
+    return Records(images, labels, fed.num_classes, fed.like.normalisation)
+
+
+def train_on(fed: Federation, images: Records, training: ServerTraining) -> nn.Module:
+    """The server's model, trained on ``images`` from its first random start."""
+    model = fed.new_model()
+    bar = iter(fed.track(range(training.epochs), "server training", training.epochs))
+    next(bar)
+    training.fit(model, images, fed.rng("training"), on_epoch=lambda *_: next(bar, None))
+    return model

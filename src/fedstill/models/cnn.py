@@ -1,0 +1,125 @@
+"""The clients' networks of DENSE (Zhang et al. 2022, arXiv:2112.12371), as in its code (zj-jayzhang/DENSE, models/)."""
+
+from jaxtyping import Float
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from fedstill.models.pooling import max_pool2
+
+
+def _side_after_valid_convolutions(name: str, shape: tuple[int, int, int]) -> int:
+    """Positions left by conv3, pool2, conv3, pool2, conv3 without padding."""
+    height, width = shape[1:]
+    h, w = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
+    if min(h, w) < 1:
+        raise ValueError(
+            f"{name} can't use images of {height}x{width} pixels, only 18x18 or more; use 'dense-mnist' or 'convnet'"
+        )
+    return h * w
+
+
+class DenseCNN1(nn.Module):
+    """CNN1 of the heterogeneous runs: convolutions 32, 64, 64 (3x3, no padding), layers of 64 and C.
+
+    122,570 parameters for 3x32x32 images and 10 classes.
+
+    Args:
+        shape: channels, height and width of one image, at least 18 pixels a side.
+        num_classes: number of outputs C.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        positions = _side_after_valid_convolutions("dense-cnn1", shape)
+        self.conv1 = nn.Conv2d(shape[0], 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.conv3 = nn.Conv2d(64, 64, 3)
+        self.fc1 = nn.Linear(64 * positions, 64)
+        self.fc2 = nn.Linear(64, num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 64"]:
+        """Penultimate features."""
+        # ReLU after pooling: the same values and gradients as before it, on a quarter of the elements.
+        x = relu(max_pool2(self.conv1(x)))
+        x = relu(max_pool2(self.conv2(x)))
+        x = relu(self.conv3(x))
+        return relu(self.fc1(x.flatten(1)))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.fc2(self.features(x))
+        return logits
+
+
+class DenseCNN2(nn.Module):
+    """CNN2, also of the homogeneous CIFAR-10 and SVHN runs: convolutions w, w, 128 (3x3, no padding), a layer of C.
+
+    319,242 parameters for 3x32x32 images and 10 classes; 1,097,188 with width 256 and 100 classes (CIFAR-100).
+
+    Args:
+        shape: channels, height and width of one image, at least 18 pixels a side.
+        num_classes: number of outputs C.
+        width: filters w of the first two convolutions.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 128) -> None:
+        super().__init__()
+        positions = _side_after_valid_convolutions("dense-cnn2", shape)
+        self.conv1 = nn.Conv2d(shape[0], width, 3)
+        self.conv2 = nn.Conv2d(width, width, 3)
+        self.conv3 = nn.Conv2d(width, 128, 3)
+        self.fc = nn.Linear(128 * positions, num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        """Penultimate features."""
+        x = relu(max_pool2(self.conv1(x)))
+        x = relu(max_pool2(self.conv2(x)))
+        return relu(self.conv3(x)).flatten(1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.fc(self.features(x))
+        return logits
+
+
+class DenseMnistCNN(nn.Module):
+    """The network of the MNIST and Fashion-MNIST runs: convolutions 16 and 32 (5x5, padding 2, batch norm), then C.
+
+    29,034 parameters for 1x28x28 images and 10 classes.
+
+    Args:
+        shape: channels, height and width of one image, at least 4 pixels a side.
+        num_classes: number of outputs C.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < 4:
+            raise ValueError(f"dense-mnist can't use images of {height}x{width} pixels: it needs 4x4 or more")
+        self.conv1 = nn.Conv2d(channels, 16, 5, padding=2)
+        self.norm1 = nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
+        self.norm2 = nn.BatchNorm2d(32)
+        self.fc = nn.Linear(32 * (height // 4) * (width // 4), num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        """Penultimate features."""
+        x = relu(max_pool2(self.norm1(self.conv1(x))))
+        x = relu(max_pool2(self.norm2(self.conv2(x))))
+        return x.flatten(1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.fc(self.features(x))
+        return logits

@@ -1,0 +1,1 @@
+"""What a run guarantees to the people whose records it used."""

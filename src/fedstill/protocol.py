@@ -1,0 +1,238 @@
+"""The one boundary between methods and engines: all a method file needs to know.
+
+The server is an ordinary loop over a `Federation`; the client is named steps, each from a request to a `Reply`. A method
+is one frozen class that holds both; its fields are the hyperparameters. A method never learns which engine runs it.
+"""
+
+import dataclasses
+import inspect
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from fedstill import wire
+from fedstill.records import Records
+from fedstill.wire import Labels, Parameters, Public, State
+
+__all__ = [
+    "Client",
+    "Federation",
+    "Labels",
+    "Method",
+    "Parameters",
+    "Public",
+    "Records",
+    "Reply",
+    "Round",
+    "Settings",
+    "State",
+    "Step",
+    "load",
+    "parameters",
+    "state",
+    "step",
+]
+
+T = TypeVar("T")
+
+
+class Settings(BaseModel):
+    """Hyperparameters: frozen, keyword-only, every value checked, unknown names refused, docstrings become help texts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Reply:
+    """What a step sends to the server: a frozen class whose annotations are the wire schema (see `fedstill.wire`)."""
+
+    schema: ClassVar[wire.Schema] = ()
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
+        cls.schema = wire.schema({f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
+R = TypeVar("R", bound=Reply)
+
+
+class Step(typing.Generic[R]):
+    """A method's client-side function, its request's schema and its reply's class."""
+
+    def __init__(self, function: Callable[..., R]) -> None:
+        """Read the schemas off the annotations of ``function(self, client, **payload) -> SomeReply``."""
+        self.name = function.__name__
+        self.function = function
+        self.__doc__ = function.__doc__
+        names = list(inspect.signature(function).parameters)
+        assert names[:2] == ["self", "client"], f"step {self.name} must start with (self, client), not {names[:2]}"
+        self._names = names[2:]
+        self._hints: dict[str, Any] | None = None
+
+    def _annotations(self) -> dict[str, Any]:
+        if self._hints is None:  # late: the reply's class may stand below the method
+            self._hints = typing.get_type_hints(self.function, include_extras=True)
+        return self._hints
+
+    @property
+    def request(self) -> wire.Schema:
+        """The fields a request carries."""
+        return wire.schema({name: self._annotations()[name] for name in self._names})
+
+    @property
+    def reply(self) -> type[R]:
+        """The class of the reply."""
+        reply = self._annotations()["return"]
+        assert issubclass(reply, Reply), f"step {self.name} must return a Reply, not {reply}"
+        return typing.cast(type[R], reply)
+
+
+def step(function: Callable[..., R]) -> Step[R]:
+    """Declare a client step: ``@step def update(self, client: Client, weights: State) -> Update``."""
+    return Step(function)
+
+
+class Method(Settings, ABC):
+    """One algorithm: fields are hyperparameters, `server` is the server's loop, `step` functions run at the clients."""
+
+    model_config = ConfigDict(ignored_types=(Step,))
+
+    @abstractmethod
+    def server(self, fed: "Federation") -> nn.Module:
+        """Run the method and return the model it is judged by."""
+
+    @classmethod
+    def steps(cls) -> dict[str, Step[Any]]:
+        """The client steps by name."""
+        return {name: value for c in reversed(cls.__mro__) for name, value in vars(c).items() if isinstance(value, Step)}
+
+
+class Client(ABC):
+    """What a step may see of the client it runs at, and nothing else.
+
+    Attributes:
+        id: the client's number, from 0.
+        train: its records.
+        test: its own held-out records; empty unless the run splits them off.
+        public: records that everybody holds, or None.
+        state: named tensors that survive between steps and never leave; change it in place.
+        device: where tensors should live.
+    """
+
+    id: int
+    train: Records
+    test: Records
+    public: Records | None
+    state: dict[str, Tensor]
+    device: torch.device
+
+    @abstractmethod
+    def rng(self, *use: str | int) -> torch.Generator:
+        """The stream called ``use`` of this client in this step; the same at every call with the same name."""
+
+    @abstractmethod
+    def new_model(self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0) -> nn.Module:
+        """The run's model in train mode: with ``weights`` (state or parameters), or in its ``draw``-th random start.
+
+        Every client and the server get the same random start for the same ``draw``; draw 0 is the server's w_0.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round of a server's loop: its number from 1, and where its numbers are logged."""
+
+    number: int
+    log: Callable[..., None]
+    """``log(accuracy=0.93, ...)``: numbers of this round, kept with the bytes and seconds so far."""
+
+
+class Federation(ABC):
+    """What a server's loop may use.
+
+    Attributes:
+        clients: the numbers of all clients.
+        public: records that everybody holds, or None.
+        num_classes: classes of the task.
+        shape: channels, height and width of an image.
+        like: an empty record set that carries the task's shape, classes and normalisation.
+        device: where tensors should live.
+    """
+
+    clients: Sequence[int]
+    public: Records | None
+    num_classes: int
+    shape: tuple[int, int, int]
+    like: Records
+    device: torch.device
+
+    @abstractmethod
+    def ask(
+        self, step: Step[R], to: Sequence[int] | None = None, *, at_most: Mapping[str, int] | None = None, **payload: Any
+    ) -> Sequence[R]:
+        """Send ``payload`` to the clients (all, or ``to``), run ``step`` there and return their replies.
+
+        The only way to a client. Replies come in the order of the clients, whatever order they arrived in; clients
+        whose reply was missing, late or refused are left out. Replies are read from disk as they are used, so going
+        through them holds one in memory at a time.
+
+        Args:
+            step: a step of this method, as ``self.update``.
+            to: which clients; all when None.
+            at_most: limits of dimensions the reply leaves open, as ``{"n": images_per_reply}``.
+            **payload: the step's fields.
+
+        Raises:
+            TooFewReplies: when fewer clients than the run requires gave a usable reply.
+        """
+
+    @abstractmethod
+    def rounds(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
+        """Rounds 1 to ``number``, with a checkpoint of ``keep`` after each; a resumed run starts behind the last one.
+
+        ``keep`` is everything the loop carries from round to round. It is restored *in place*: change modules and
+        dictionaries with `load`, don't rebind their names.
+        """
+
+    @abstractmethod
+    def new_model(self, *, draw: int = 0) -> nn.Module:
+        """The run's model in its ``draw``-th random start (see `Client.new_model`)."""
+
+    @abstractmethod
+    def rng(self, *use: str | int) -> torch.Generator:
+        """The server's stream called ``use``."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> float:
+        """Accuracy in [0, 1] on the server's test records."""
+
+    @abstractmethod
+    def track(self, work: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+        """Go through ``work`` under a progress bar called ``what``."""
+
+    @abstractmethod
+    def show(self, name: str, images: Records) -> None:
+        """Keep ``images`` for the report, under ``name``."""
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state, buffers included, detached."""
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The model's trainable parameters by name, detached."""
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copy ``source`` into ``target`` in place; the names must be those of ``target`` or, for a module, of its state."""
+    held = target.state_dict() if isinstance(target, nn.Module) else target
+    for name, value in source.items():
+        held[name].copy_(value)

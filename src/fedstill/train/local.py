@@ -1,0 +1,261 @@
+"""Local training by SGD, and what a trained model gets right.
+
+One loop serves the client's local update, the corrections other methods make to its gradients (``proximal``,
+``control_variates``) and the server's training on synthetic records.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Annotated, Protocol
+
+import torch
+from annotated_types import Ge, Lt
+from jaxtyping import Int64
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstill.records import Records
+from fedstill.seeds import isolated
+
+__all__ = [
+    "SGD",
+    "Augment",
+    "Correction",
+    "Diverged",
+    "Labelled",
+    "Loss",
+    "Tensors",
+    "confusion",
+    "control_variates",
+    "evaluate",
+    "predictions",
+    "proximal",
+]
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+"""One tensor for each trainable parameter, in the order of ``model.parameters()``."""
+
+Correction = Callable[[Tensors, Tensors], Tensors]
+"""Maps the trainable parameters and their gradients to the gradients to step along; changes neither in place."""
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""Maps a normalised batch ``(n, c, h, w)`` to an augmented one; draws from the generator and from nothing else."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Maps logits ``(n, classes)`` and labels to the scalar to minimise."""
+
+_KEPT_BYTES = 256 * 2**20
+"""Inputs up to this size are normalised once per fit, larger ones batch by batch."""
+
+
+class Labelled(Protocol):
+    """What can be trained on: ``Records``, or any other set with normalised inputs and labels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes ``(n,)`` or, for a loss that takes them, weights of the classes ``(n, classes)``."""
+
+    def inputs(self, index: Tensor | slice = ...) -> Tensor:
+        """Normalised float32 images at the given positions, ``(n, c, h, w)``."""
+
+
+class Diverged(ValueError):
+    """Training left weights that are not finite."""
+
+
+class SGD(BaseModel):
+    """Stochastic gradient descent on mini-batches: shuffled anew each epoch, the last partial batch kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    lr: PositiveFloat = 0.01
+    """Learning rate."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Heavy-ball momentum in [0, 1): buffer = momentum * buffer + gradient, from 0 in each fit."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Multiple of the weights added to their gradients."""
+    batch_size: PositiveInt = 64
+    """Records per step."""
+    epochs: PositiveInt = 1
+    """Passes over the records."""
+    max_steps: PositiveInt | None = None
+    """Stop after this many steps even if epochs are left; no limit by default."""
+    milestones: tuple[PositiveInt, ...] = ()
+    """After each of these epochs (the first is 1) the learning rate is multiplied by decay and momentum starts at 0."""
+    decay: PositiveFloat = 0.1
+    """Factor of the learning rate at a milestone."""
+
+    def fit(
+        self,
+        model: nn.Module,
+        records: Labelled,
+        rng: torch.Generator,
+        *,
+        correct: Correction | None = None,
+        augment: Augment | None = None,
+        loss: Loss = cross_entropy,
+        on_epoch: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Train ``model`` in place on ``records``.
+
+        The result depends on the arguments only: shuffles, augmentation and dropout draw from ``rng``, and torch's
+        global generator is left as it was.
+
+        Args:
+            model: trained in train mode on its own device; every module gets its mode back afterwards.
+            records: what to train on; without any, no step is taken.
+            rng: stream of the dropout seed, of the shuffles and of ``augment``, in this order.
+            correct: changes the gradients before weight decay and momentum, e.g. ``proximal``.
+            augment: applied to each batch of normalised inputs.
+            loss: averages over a batch.
+            on_epoch: called after each epoch with the number of epochs done and the number of all.
+
+        Returns:
+            Number of steps taken.
+
+        Raises:
+            Diverged: if parameters or buffers are not finite at the end.
+            ValueError: if the model has nothing to train.
+        """
+        weights: Tensors = [p for p in model.parameters() if p.requires_grad]
+        if not weights:
+            raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
+        device = weights[0].device
+        labels = records.labels.to(device)
+        inputs = _reader(records, device)
+        lr, steps = self.lr, 0
+        buffers = [torch.zeros_like(w) for w in weights]
+        with _mode(model, training=True), isolated(_draw_seed(rng)):
+            for epoch in range(1, self.epochs + 1):
+                order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
+                for start in range(0, len(order), self.batch_size):
+                    if steps == self.max_steps:
+                        break
+                    batch = order[start : start + self.batch_size]
+                    x = inputs(batch) if augment is None else augment(inputs(batch), rng)
+                    value = loss(model(x), labels[batch])
+                    gradients: Tensors = torch.autograd.grad(value, weights, materialize_grads=True)
+                    with torch.no_grad():
+                        self._step(weights, gradients if correct is None else correct(weights, gradients), buffers, lr)
+                    steps += 1
+                if on_epoch is not None:
+                    on_epoch(epoch, self.epochs)
+                if epoch in self.milestones:
+                    lr *= self.decay
+                    torch._foreach_zero_(buffers)
+        if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
+            raise Diverged(
+                f"training with lr={self.lr:g} left weights that are not finite after {steps} steps; "
+                f"use a smaller learning rate, for example {self.lr / 10:g}"
+            )
+        return steps
+
+    def _step(self, weights: Tensors, gradients: Tensors, buffers: Tensors, lr: float) -> None:
+        # torch.optim.SGD's arithmetic in its order, hence its bits; its own step takes twice as long on a small model.
+        if self.weight_decay:
+            gradients = torch._foreach_add(gradients, weights, alpha=self.weight_decay)
+        if self.momentum:
+            torch._foreach_mul_(buffers, self.momentum)
+            torch._foreach_add_(buffers, gradients)
+            gradients = buffers
+        torch._foreach_add_(weights, gradients, alpha=-lr)
+
+
+def proximal(model: nn.Module, mu: float) -> Correction:
+    """FedProx's pull towards x, the weights ``model`` has now: adds ``mu * (y - x)`` to the gradient at y.
+
+    That is the gradient of the loss term ``mu / 2 * |y - x|^2`` over the trainable parameters (Li et al. 2020,
+    arXiv:1812.06127, eq. 2).
+
+    Raises:
+        ValueError: if ``mu`` is negative or not finite.
+    """
+    if not (math.isfinite(mu) and mu >= 0):
+        raise ValueError(f"mu={mu} is no weight for the proximal term; it must be a finite number of 0 or more")
+    x: Tensors = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+    def correct(weights: Tensors, gradients: Tensors) -> Tensors:
+        return torch._foreach_add(gradients, torch._foreach_sub(weights, x), alpha=mu)
+
+    return correct
+
+
+def control_variates(server: Tensors, client: Tensors) -> Correction:
+    """SCAFFOLD's drift correction: ``g - c_i + c`` in place of g (Karimireddy et al. 2020, arXiv:1910.06378, eq. 3).
+
+    Args:
+        server: c, one tensor for each trainable parameter in the order of ``model.parameters()``.
+        client: c_i, likewise.
+
+    Raises:
+        ValueError: if the two differ in number or shapes.
+    """
+    if [c.shape for c in server] != [c_i.shape for c_i in client]:
+        raise ValueError("the control variates of server and client differ in shape; both need one per parameter")
+    drift: Tensors = [c - c_i for c, c_i in zip(server, client, strict=True)]
+
+    def correct(weights: Tensors, gradients: Tensors) -> Tensors:
+        return torch._foreach_add(gradients, drift)
+
+    return correct
+
+
+def predictions(model: nn.Module, records: Labelled, batch_size: int = 1024) -> Int64[Tensor, " n"]:
+    """The class with the largest logit (the first of equals) for each record, in order; on the model's device.
+
+    The model predicts in eval mode without gradients; every module gets its mode back afterwards.
+    """
+    device = next(model.parameters()).device
+    found = [torch.empty(0, dtype=torch.int64, device=device)]
+    with _mode(model, training=False), torch.no_grad():
+        for start in range(0, len(records.labels), batch_size):
+            x = records.inputs(slice(start, start + batch_size)).to(device)
+            found.append(model(x).argmax(1))
+    return torch.cat(found)
+
+
+def evaluate(model: nn.Module, records: Labelled, batch_size: int = 1024) -> float:
+    """Accuracy in [0, 1]: the share of records whose largest logit is that of their label.
+
+    Raises:
+        ValueError: if there are no records.
+    """
+    if len(records.labels) == 0:
+        raise ValueError("there are 0 records to evaluate on; accuracy needs at least 1")
+    predicted = predictions(model, records, batch_size)
+    return float((predicted == records.labels.to(predicted.device)).double().mean())
+
+
+def confusion(model: nn.Module, records: Records, batch_size: int = 1024) -> Int64[Tensor, "classes classes"]:
+    """How many records of each class (row) are taken for each class (column), ``(num_classes, num_classes)``."""
+    predicted = predictions(model, records, batch_size)
+    cells = records.labels.to(predicted.device) * records.num_classes + predicted
+    return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
+
+
+def _reader(records: Labelled, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Normalised inputs on ``device`` by position."""
+    labels = records.labels
+    if records.inputs(slice(0, 1)).nbytes * len(labels) > _KEPT_BYTES:
+        return lambda batch: records.inputs(batch.to(labels.device)).to(device)
+    kept = records.inputs().to(device)
+    return lambda batch: kept[batch]
+
+
+def _draw_seed(rng: torch.Generator) -> int:
+    return int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Train or eval mode inside the block, each module's own mode after it."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode

@@ -1,0 +1,57 @@
+"""The server's training on a small synthetic set, as dataset condensation evaluates it."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Lt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from torch import nn
+
+from fedstill.protocol import Settings
+from fedstill.records import Records
+from fedstill.train.augment import DSA
+from fedstill.train.local import SGD
+
+
+class ServerTraining(Settings):
+    """SGD whose learning rate falls to a tenth at half time, with DSA (DC's evaluation protocol)."""
+
+    epochs: PositiveInt = 300
+    """Passes over the synthetic set."""
+    lr: PositiveFloat = 0.01
+    """Learning rate of the first half."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Momentum in [0, 1)."""
+    weight_decay: NonNegativeFloat = 5e-4
+    """Weight decay."""
+    batch_size: PositiveInt = 256
+    """Records per step."""
+    augment: str = "color_crop_cutout_scale_rotate"
+    """DSA operations joined by "_", one drawn for every batch with parameters for each image; "none" for none."""
+
+    @field_validator("augment")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        DSA(value)
+        return value
+
+    def fit(
+        self, model: nn.Module, records: Records, rng: torch.Generator, on_epoch: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Train ``model`` in place on ``records``; returns the number of steps.
+
+        The learning rate falls right after epoch ``floor(epochs / 2) + 1``, where DC's code drops it.
+        """
+        sgd = SGD(
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            milestones=(self.epochs // 2 + 1,),
+        )
+        dsa = DSA(self.augment)
+        return sgd.fit(
+            model, records, rng, augment=lambda x, draws: dsa.draw(draws, len(x))(x), on_epoch=on_epoch
+        )

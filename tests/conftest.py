@@ -1,0 +1,46 @@
+"""What several tests share: a small task with real handwriting, and where the cache goes."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.data import sources
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decode into a folder of this session, so that a test never trusts what another run left."""
+    before = os.environ.get("FEDSTILL_CACHE")
+    os.environ["FEDSTILL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["FEDSTILL_CACHE"]
+    else:
+        os.environ["FEDSTILL_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def digits(_own_cache: None) -> sources.DataSet:
+    """The digits that come with scikit-learn."""
+    return sources.load("digits")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data sets, or a skip."""
+    place = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    if not place.is_dir():
+        pytest.skip(f"no real data in {place}; set FEDSTILL_DATA")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _global_state() -> Iterator[None]:
+    """Nothing may move torch's global generator or leave another number of threads."""
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    yield
+    torch.set_rng_state(before)
+    torch.set_num_threads(threads)

@@ -1,0 +1,81 @@
+"""What goes wrong at a client stays at that client."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from small import Probe, run, site
+
+from fedstill.engines.inprocess import Workers
+from fedstill.engines.server import TooFewReplies
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("sleep", r"no reply within 8 s \(--timeout\)"),
+        ("die", r"its process ended \(exit code 3\)"),
+        ("raise", "ArithmeticError: the abacus broke"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_that_fails_is_left_out_and_the_run_goes_on(
+    wrong: str, reason: str, digits: Any, tmp_path: Path
+) -> None:
+    method = Probe(misbehave={2: wrong}, rounds=1)
+    _, federation = run(method, digits, tmp_path, workers=2, timeout=8, min_clients=3)
+    (refusal,) = federation.journal.refusals()
+    assert (refusal.client, refusal.step, refusal.round) == (2, "update", 1)
+    assert re.search(reason, refusal.reason), refusal.reason
+
+
+def test_too_few_replies_stop_the_run_and_say_why(digits: Any, tmp_path: Path) -> None:
+    method = Probe(misbehave={0: "raise", 3: "raise"})
+    with pytest.raises(TooFewReplies, match="2 of 4 .* 3 are needed .* client 0: ArithmeticError: the abacus broke"):
+        run(method, digits, tmp_path, min_clients=3)
+
+
+def test_closing_ends_the_workers(digits: Any, tmp_path: Path) -> None:
+    workers = Workers(site(Probe(), digits.train, tmp_path), 2)
+    list(workers.exchange(b"", range(4)))
+    children = psutil.Process().children()
+    workers.close()
+    assert [c for c in psutil.Process().children() if c in children and "spawn_main" in " ".join(c.cmdline())] == []
+
+
+ORPHANS = """
+import sys, time
+from pathlib import Path
+from small import Probe, site
+from fedstill.data import sources
+from fedstill.engines.inprocess import Workers
+if __name__ == "__main__":
+    workers = Workers(site(Probe(misbehave={0: "sleep"}), sources.load("digits").train, Path(sys.argv[1])), 1)
+    list(workers.exchange(b"", [1]))
+    print(workers._workers[0]._process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_workers_end_when_their_server_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    paths = os.pathsep.join(p for p in sys.path if p)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    ) as server:
+        assert server.stdout
+        pid = int(server.stdout.readline())
+        assert psutil.pid_exists(pid)
+        server.kill()
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlived its server by 10 s")

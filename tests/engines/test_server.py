@@ -1,0 +1,235 @@
+"""The server's side: nothing that is not as declared reaches a method, and a killed run loses nothing."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small import Probe, agreement, run, site, weights
+
+from fedstill import wire
+from fedstill.engines.server import Arrival, ServerFederation, TooFewReplies
+
+
+class Canned:
+    """Answers with what it was given."""
+
+    def __init__(self, replies: Sequence[bytes]) -> None:
+        self.replies = replies
+
+    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+        for client in clients:
+            yield Arrival(client, self.replies[client])
+
+
+def ask(replies: Sequence[bytes], data: Any, folder: Path, **options: Any) -> tuple[Any, ServerFederation]:
+    federation = ServerFederation(
+        agreement(Probe(), data.train),
+        Canned(replies),
+        num_clients=len(replies),
+        folder=folder,
+        test=data.test,
+        min_clients=0,
+        **options,
+    )
+    model = federation.new_model()
+    return federation.ask(Probe.update, at_most={"n": 3}, weights=model.state_dict()), federation
+
+
+@pytest.fixture(scope="module")
+def good(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """An honest client's reply."""
+    folder = tmp_path_factory.mktemp("good")
+    facts = agreement(Probe(), digits.train).facts
+    state = agreement(Probe(), digits.train).new_model().state_dict()
+    request = wire.encode({"weights": state}, Probe.update.request, facts, {"step": "update", "exchange": 0})
+    return site(Probe(), digits.train, folder)().answer(1, request)
+
+
+def _rewritten(reply: bytes, **changes: Any) -> bytes:
+    tensors, header = wire.unpack(reply)
+    for name, value in changes.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name.replace("__", "/").replace("_dot_", ".")] = value
+        elif value is None:
+            del tensors[name]
+        elif name in ("step", "exchange"):
+            header[name] = value
+        else:
+            header["fields"][name] = value
+    return wire.pack(tensors, header)
+
+
+def malformed(good: bytes) -> st.SearchStrategy[bytes]:
+    """Every kind of wrong reply: damaged, of other types, sizes and ranges, with more or less than was asked for."""
+    tensors, _ = wire.unpack(good)
+    weights = [name for name in tensors if name.startswith("weights/")]
+    odd = st.sampled_from([torch.nan, torch.inf, -torch.inf])
+
+    def spoilt(name: str, value: float, at: int) -> bytes:
+        changed = tensors[name].clone()
+        changed.view(-1)[at % changed.numel()] = value
+        return _rewritten(good, **{name.replace("/", "__").replace(".", "_dot_"): changed})
+
+    def shaped(name: str, shape: list[int], dtype: torch.dtype) -> bytes:
+        return _rewritten(good, **{name.replace("/", "__").replace(".", "_dot_"): torch.zeros(shape, dtype=dtype)})
+
+    names = st.sampled_from([*weights, "noise", "labels"])
+    # 5 x 7 fits nothing that is asked for
+    wrong_shape = st.lists(st.integers(5, 7), min_size=2, max_size=5)
+    dtypes = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16])
+    labels = st.lists(st.one_of(st.integers(-(2**62), -1), st.integers(10, 2**62)), min_size=3, max_size=3)
+    extra = st.text(min_size=1, max_size=20).filter(lambda t: t not in ("weights", "noise", "labels", "seen"))
+    scalars = st.one_of(st.none(), st.text(), st.floats(allow_nan=False, allow_infinity=False), st.integers(max_value=0), st.lists(st.integers()))
+    return st.one_of(
+        st.integers(0, len(good) - 1).map(lambda n: good[:n]),
+        st.binary(max_size=400),
+        st.binary(min_size=1, max_size=30).map(lambda tail: good + tail),
+        st.integers(0, 2**64 - 1).map(lambda n: n.to_bytes(8, "little") + good[8:]).filter(lambda b: b != good),
+        st.builds(spoilt, st.sampled_from([*weights, "noise"]), odd, st.integers(0)),
+        st.builds(shaped, names, wrong_shape, dtypes),
+        labels.map(lambda values: _rewritten(good, labels=torch.tensor(values))),
+        st.integers(4, 5000).map(lambda n: _rewritten(good, noise=torch.zeros(n), labels=torch.zeros(n, dtype=torch.int64))),
+        extra.map(lambda name: _rewritten(good, **{f"x{name}": torch.zeros(1)})),
+        extra.map(lambda name: _rewritten(good, **{f"y{name}": 1})),
+        st.sampled_from(["noise", "labels", *weights]).map(lambda name: _rewritten(good, **{name: None})),
+        scalars.map(lambda value: _rewritten(good, seen=value) if value is not None else _rewritten(good, seen=[])),
+        st.integers(1, 2**40).map(lambda n: _rewritten(good, exchange=n)),
+        st.text().map(lambda name: _rewritten(good, step="x" + name)),
+    )
+
+
+def test_an_honest_reply_is_used(good: bytes, digits: Any, tmp_path: Path) -> None:
+    replies, federation = ask([good], digits, tmp_path)
+    assert len(replies) == 1
+    assert federation.journal.refusals() == []
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(data=st.data())
+def test_malformed_replies_are_refused_and_the_others_used(
+    data: st.DataObject, good: bytes, digits: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bad = data.draw(malformed(good))
+    replies, federation = ask([good, bad, good], digits, tmp_path_factory.mktemp("bad"))
+    assert replies.clients == [0, 2]
+    (refusal,) = federation.journal.refusals()
+    assert refusal.client == 1
+    assert len(refusal.reason) < 600
+    assert federation.journal.bytes_up == len(good) * 2 + len(bad)
+    assert all(torch.isfinite(reply.noise).all() for reply in replies)
+
+
+def test_an_oversized_reply_is_refused(good: bytes, digits: Any, tmp_path: Path) -> None:
+    federation = ServerFederation(
+        agreement(Probe(), digits.train).__class__(**{**vars_of(agreement(Probe(), digits.train)), "max_bytes": 30_000}),
+        Canned([good + bytes(40_000)]),
+        num_clients=1,
+        folder=tmp_path,
+        test=digits.test,
+        min_clients=0,
+    )
+    replies = federation.ask(Probe.update, weights=federation.new_model().state_dict())
+    assert len(replies) == 0
+    assert "--max-message-mb" in federation.journal.refusals()[0].reason
+
+
+def vars_of(thing: Any) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in thing.__dataclass_fields__}
+
+
+class Killed(BaseException):
+    """Stands for a crash: nothing may catch it."""
+
+
+class Mortal:
+    """Dies after so many replies."""
+
+    def __init__(self, inner: Any, lives: int) -> None:
+        self.inner, self.lives = inner, lives
+
+    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+        for arrival in self.inner.exchange(request, clients):
+            if self.lives == 0:
+                raise Killed
+            self.lives -= 1
+            yield arrival
+
+
+@pytest.mark.parametrize("lives", range(12))
+def test_a_run_that_dies_after_any_reply_ends_as_if_nothing_had_happened(
+    lives: int, digits: Any, tmp_path: Path
+) -> None:
+    method = Probe(rounds=3)
+    whole, untouched = run(method, digits, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    from fedstill.engines.inprocess import Inline
+
+    mortal = Mortal(Inline(site(method, digits.train, folder)()), lives)
+    first = ServerFederation(
+        agreement(method, digits.train), mortal, num_clients=4, folder=folder, test=digits.test
+    )
+    with pytest.raises(Killed):
+        method.server(first)
+    model, resumed = run(method, digits, folder)
+    assert weights(model) == weights(whole)
+    assert resumed.journal.bytes_up == untouched.journal.bytes_up
+    # the requests of the exchange that died were sent twice, and that is what is counted
+    assert resumed.journal.bytes_down >= untouched.journal.bytes_down
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ['{"round": 1', '{"round": 2', '{"round": 3']
+
+
+def test_a_finished_run_asks_nobody_again(digits: Any, tmp_path: Path) -> None:
+    model, first = run(Probe(), digits, tmp_path)
+    again = ServerFederation(
+        agreement(Probe(), digits.train), Mortal(None, 0), num_clients=4, folder=tmp_path, test=digits.test
+    )
+    assert weights(Probe().server(again)) == weights(model)
+    assert again.journal.bytes_down == first.journal.bytes_down
+
+
+def test_replies_of_old_rounds_go_unless_kept(digits: Any, tmp_path: Path) -> None:
+    run(Probe(rounds=3), digits, tmp_path / "lean")
+    run(Probe(rounds=3), digits, tmp_path / "all", keep_replies=True)
+    assert len(list((tmp_path / "lean").glob("journal/*/*.reply"))) == 4
+    assert len(list((tmp_path / "all").glob("journal/*/*.reply"))) == 12
+
+
+def test_the_meter_counts_what_crossed(good: bytes, digits: Any, tmp_path: Path) -> None:
+    _, federation = ask([good, b"junk"], digits, tmp_path)
+    assert federation.journal.bytes_up == len(good) + 4
+    facts = agreement(Probe(), digits.train).facts
+    state = agreement(Probe(), digits.train).new_model().state_dict()
+    request = wire.encode({"weights": state}, Probe.update.request, facts, {"step": "update", "exchange": 0})
+    assert federation.journal.bytes_down == 2 * len(request)
+
+
+def test_another_methods_journal_is_not_taken_for_ones_own(good: bytes, digits: Any, tmp_path: Path) -> None:
+    ask([good], digits, tmp_path)
+    (tmp_path / "journal" / "000000-update").rename(tmp_path / "journal" / "000000-other")
+    with pytest.raises(ValueError, match="holds 000000-other where this run asks 'update'; choose another --out"):
+        ask([good], digits, tmp_path)
+
+
+def test_a_damaged_reply_is_noticed(good: bytes, digits: Any, tmp_path: Path) -> None:
+    ask([good], digits, tmp_path)
+    place = tmp_path / "journal" / "000000-update" / "00000.reply"
+    data = bytearray(place.read_bytes())
+    data[-1] ^= 1
+    place.write_bytes(data)
+    replies, _ = ask([good], digits, tmp_path)
+    with pytest.raises(ValueError, match="is damaged .* delete it and run again"):
+        replies[0]
+
+
+def test_no_usable_reply_is_too_few(digits: Any, tmp_path: Path) -> None:
+    federation = ServerFederation(
+        agreement(Probe(), digits.train), Canned([b""]), num_clients=1, folder=tmp_path, test=digits.test
+    )
+    with pytest.raises(TooFewReplies, match="0 bytes are not a fedstill message"):
+        federation.ask(Probe.update, weights=federation.new_model().state_dict())

@@ -1,0 +1,126 @@
+"""A small task and small methods for the tests of engines; importable in worker processes."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from fedstill.data.shards import Shards
+from fedstill.engines.agreement import Agreement
+from fedstill.engines.inprocess import Inline, Workers
+from fedstill.engines.server import Arrival, ServerFederation
+from fedstill.engines.site import Site
+from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, load, state, step
+from fedstill.records import Records
+
+MODEL = "convnet:width=8,depth=2"
+
+
+class Update(Reply):
+    weights: State
+    noise: Float32[Tensor, " n"]
+    labels: Labels
+    seen: PositiveInt
+
+
+class Probe(Method):
+    """Averages, keeps a counter at the client, draws from the client's streams."""
+
+    rounds: PositiveInt = 2
+    """Rounds."""
+    misbehave: dict[int, str] = {}
+    """What which client does wrong."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        model = fed.new_model()
+        total = {"sum": torch.zeros(3)}
+        for round in fed.rounds(self.rounds, model, total):
+            replies = fed.ask(self.update, weights=state(model), at_most={"n": 3})
+            load(total, {"sum": total["sum"] + sum(r.noise for r in replies)})
+            load(model, {k: sum(r.weights[k] for r in replies) / len(replies) for k in state(model)})
+            round.log(accuracy=fed.evaluate(model), seen=sum(r.seen for r in replies))
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[:3] += total["sum"]
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> Update:
+        wrong = self.misbehave.get(client.id)
+        if wrong == "sleep":
+            time.sleep(60)
+        if wrong == "die":
+            os._exit(3)
+        if wrong == "raise":
+            raise ArithmeticError("the abacus broke")
+        model = client.new_model(weights)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape, generator=client.rng("step")), alpha=0.01)
+                p.add_(torch.rand(p.shape), alpha=0.01)  # a step's own global stream, as dropout uses it
+        seen = client.state.setdefault("seen", torch.zeros((), dtype=torch.int64))
+        seen += 1
+        return Update(
+            weights=state(model),
+            noise=torch.randn(3, generator=client.rng("noise")),
+            labels=client.train.labels[:3],
+            seen=int(seen) * len(client.train),
+        )
+
+
+def agreement(method: Method, train: Records, seed: int = 0) -> Agreement:
+    return Agreement(method, MODEL, train.shape, train.num_classes, train.normalisation, seed)
+
+
+def site(method: Method, train: Records, folder: Path, clients: int = 4, seed: int = 0) -> Callable[[], Site]:
+    parts = [(part, part[:0]) for part in np.array_split(np.arange(len(train)), clients)]
+    return partial(Site, agreement(method, train, seed), Shards(train, parts), folder / "clients")
+
+
+class Shuffled:
+    """Hands replies on in another order than they came."""
+
+    def __init__(self, inner: Inline) -> None:
+        self.inner = inner
+
+    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+        yield from reversed(list(self.inner.exchange(request, clients)))
+
+
+def run(
+    method: Method,
+    data: Any,
+    folder: Path,
+    *,
+    workers: int = 0,
+    clients: int = 4,
+    seed: int = 0,
+    shuffle: bool = False,
+    timeout: float | None = None,
+    **options: Any,
+) -> tuple[nn.Module, ServerFederation]:
+    make_site = site(method, data.train, folder, clients, seed)
+    transport: Any = Workers(make_site, workers, timeout=timeout) if workers else Inline(make_site())
+    try:
+        federation = ServerFederation(
+            agreement(method, data.train, seed),
+            Shuffled(transport) if shuffle else transport,
+            num_clients=clients,
+            folder=folder,
+            test=data.test,
+            **options,
+        )
+        return method.server(federation), federation
+    finally:
+        transport.close()
+
+
+def weights(model: nn.Module) -> bytes:
+    return b"".join(value.numpy().tobytes() for value in state(model).values())
