@@ -192,8 +192,6 @@ def _report(words: list[str]) -> None:
     if unknown := [word for word in words if word.startswith("-")]:
         raise Bad(f"there is no flag {unknown[0]}; report knows --out FOLDER")
     folders = [folder for word in words for folder in find_runs(word)]
-    if not folders:
-        raise Bad(f"{words[0]} holds no finished run; name a folder that has a summary.json in it or below it")
     _show([read_run(folder) for folder in folders], out, None, _console())
 
 

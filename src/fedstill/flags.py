@@ -5,6 +5,7 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -148,10 +149,14 @@ def _plain(settings: Settings, without: Sequence[str] = ()) -> Any:
             kind = _bare(info.annotation)
         help_text = (info.description or "").replace("\n", " ")
         annotated = Annotated[kind, tyro.conf.arg(help=help_text)]
-        fields.append((name, annotated, dataclasses.field(default=value)))
+        fields.append((name, annotated, dataclasses.field(default_factory=partial(_same, value))))
     twin = dataclasses.make_dataclass(type(settings).__name__, fields, frozen=True)
     twin.__doc__ = type(settings).__doc__
     return twin()
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _bare(annotation: Any) -> Any:

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
@@ -38,13 +38,13 @@ __all__ = [
     "step",
 ]
 
-T = TypeVar("T")
-
 
 class Settings(BaseModel):
     """Hyperparameters: frozen, keyword-only, every value checked, unknown names refused, docstrings become help texts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -213,8 +213,8 @@ class Federation(ABC):
         """Accuracy in [0, 1] on the server's test records."""
 
     @abstractmethod
-    def track(self, work: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-        """Go through ``work`` under a progress bar called ``what``."""
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """A function of (done, all) that moves a progress bar called ``what``; for work at the server that takes long."""
 
     @abstractmethod
     def show(self, name: str, images: Records) -> None:

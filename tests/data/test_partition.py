@@ -232,6 +232,16 @@ def test_dirichlet_shares_have_the_variance_of_dir_alpha(alpha):
     assert shares.var() != pytest.approx(0.09 / (10 * alpha / 1.5 + 1), rel=0.1)
 
 
+@pytest.mark.parametrize("rule", ["dirichlet-capped:1e-9", "balanced-dirichlet:1e-9"])
+def test_shares_of_exactly_zero_are_drawn_again(rule):
+    # Each class goes to one of two clients: in half of the draws both to one, the other cannot be filled.
+    labels = np.repeat([0, 1], 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a division by zero
+        for seed in range(10):
+            assert [len(part) for part in deal(rule, labels, 2, seed)] == [20, 20]
+
+
 # Against flwr-datasets -----------------------------------------------------------------------------------------------
 
 
@@ -260,11 +270,11 @@ def test_class_parts_are_those_of_flwr_datasets():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         partitioner = pytest.importorskip("flwr_datasets.partitioner").PathologicalPartitioner
-    labels = LABELS[::10]
-    theirs = flower(partitioner(10, "label", 10, class_assignment_mode="first-deterministic"), labels, 10)
-    np.testing.assert_array_equal(class_counts(deal("classes:10", labels, 10), labels, 10), theirs)
-    theirs = flower(partitioner(10, "label", 1, class_assignment_mode="first-deterministic"), labels, 10)
-    np.testing.assert_array_equal(class_counts(deal("classes:1", labels, 10), labels, 10), theirs)
+    labels = np.repeat(np.arange(10), 503)  # 50 each and 3 more
+    for num_classes in (10, 1):
+        theirs = partitioner(10, "label", num_classes, class_assignment_mode="first-deterministic")
+        ours = class_counts(deal(f"classes:{num_classes}", labels, 10), labels, 10)
+        np.testing.assert_array_equal(ours, flower(theirs, labels, 10))
 
 
 # Local test splits and counts ----------------------------------------------------------------------------------------
@@ -296,6 +306,13 @@ def test_a_local_test_split_is_random_and_needs_no_labels():
     assert [part.tolist() for part in local_test_split(np.array([4]), fraction=0.9, rng=rng())] == [[4], []]
     with pytest.raises(ValueError, match=r"fraction is 1, but it lies in \[0, 1\)"):
         local_test_split(indices, fraction=1, rng=rng())
+
+
+def test_a_local_test_split_may_hold_out_any_record_of_small_classes():
+    labels = np.arange(10)
+    held_out = [local_test_split(labels, rng=rng(seed), labels=labels)[1] for seed in range(200)]
+    # Each with probability 0.2: 40 of 200 with a standard deviation of 6.
+    assert (np.abs(np.bincount(np.concatenate(held_out), minlength=10) - 40) < 28).all()
 
 
 def test_class_counts_include_classes_a_client_lacks():

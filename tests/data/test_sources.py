@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def as_pixels(records):
 def test_digits_are_scikit_learns_with_a_fixed_stratified_test_set(data_root):
     from sklearn.datasets import load_digits
 
-    data, again = load("digits"), load("digits")
+    data, again = load("digits"), load("digits", cache_dir=data_root)  # made twice
     assert data.train.images.shape == (1438, 1, 8, 8) and data.test.images.shape == (359, 1, 8, 8)
     assert torch.equal(data.test.images, again.test.images) and data.fingerprint == again.fingerprint
     assert data.class_names == tuple("0123456789") and data.train.num_classes == 10
@@ -429,7 +430,9 @@ def test_a_build_that_was_killed_leaves_nothing_in_the_way(own, decodings):
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, folder.name + ".lock"}
 
 
-def test_two_builders_at_once_decode_once(own, decodings):
+def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, monkeypatch):
+    counted = sources._entry
+    monkeypatch.setattr(sources, "_entry", lambda source: (time.sleep(0.3), counted(source))[1])
     with ThreadPoolExecutor(4) as pool:
         loaded = list(pool.map(lambda _: load("own").fingerprint, range(4)))
     assert len(set(loaded)) == 1 and decodings == ["own"]

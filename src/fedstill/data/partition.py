@@ -226,7 +226,8 @@ def _by_column(name: str, columns: Mapping[str, np.ndarray], num_clients: int) -
         for value in np.argsort(-sizes, kind="stable"):
             records, client_of[value] = clients[0]
             heapq.heapreplace(clients, (records + int(sizes[value]), int(client_of[value])))
-    return [np.flatnonzero(client_of[codes] == client) for client in range(num_clients)]
+    owner = client_of[codes]
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 
 
 # The Dirichlet rules: each draws the counts (C, K) from alpha and the class sizes. ------------------------------------

@@ -116,7 +116,7 @@ def _find(name: str) -> _Source:
     known = KNOWN.get(name)
     if name == "digits":
         return _Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
-    root = Path(os.environ.get("FEDSTILL_DATA") or "../shared/data").expanduser()
+    root = _root()
     is_path = name.startswith((".", "~", "/"))
     candidates = ([] if is_path else [root / name]) + ([] if known else [Path(name).expanduser()])
     path = next((path.resolve() for path in candidates if name and path.exists()), None)
@@ -131,6 +131,16 @@ def _find(name: str) -> _Source:
             "Face id 'owner/name'"
         )
     return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, root / name), known)
+
+
+def _root() -> Path:
+    return Path(os.environ.get("FEDSTILL_DATA") or "../shared/data").expanduser()
+
+
+def local_copy(name: str) -> Path | None:
+    """Where under ``FEDSTILL_DATA`` a known data set lies, or None."""
+    place = _root() / name
+    return place if place.exists() else None
 
 
 def _files_state(path: Path) -> str:

@@ -71,14 +71,14 @@ class Workers:
             for pipe in ready or [p for p, (_, _, deadline) in busy.items() if deadline <= time.monotonic()]:
                 assert isinstance(pipe, Connection)
                 place, client, _ = busy.pop(pipe)
-                worker = self._workers[place]
-                assert worker is not None
+                answering = self._workers[place]
+                assert answering is not None
                 try:
                     arrival = Arrival(client, pipe.recv_bytes()) if ready else self._late(client)
                 except (EOFError, OSError):
-                    arrival = Arrival(client, b"", f"its process ended ({worker.end()}); out of memory?")
+                    arrival = Arrival(client, b"", f"its process ended ({answering.end()}); out of memory?")
                 if arrival.failure:
-                    worker.kill()
+                    answering.kill()
                     self._workers[place] = None
                 yield arrival
 

@@ -1,6 +1,6 @@
 """The server's side, the same in every engine: questions out, checked and journalled replies in."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
@@ -17,7 +17,6 @@ from fedstill.records import Records
 from fedstill.train.local import evaluate
 
 R = TypeVar("R", bound=Reply)
-T = TypeVar("T")
 
 
 class TooFewReplies(RuntimeError):
@@ -51,9 +50,8 @@ class Watcher:
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
         """A round logged its numbers."""
 
-    def track(self, work: Iterable[T], what: str, total: int | None) -> Iterable[T]:
-        """Go through ``work``."""
-        return work
+    def progressed(self, what: str, done: int, total: int) -> None:
+        """The server is ``done`` of ``total`` through ``what``."""
 
 
 class Replies(Sequence[R]):
@@ -206,7 +204,7 @@ class ServerFederation(Federation):
         self._round = None
 
     def _save(self, done: int, keep: Sequence[nn.Module | dict[str, Tensor]]) -> None:
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for i, part in enumerate(keep):
             held = state(part) if isinstance(part, nn.Module) else part
             tensors |= {f"{i}/{name}": value for name, value in held.items()}
@@ -255,9 +253,9 @@ class ServerFederation(Federation):
         """See `Federation.evaluate`."""
         return evaluate(model, self._test)
 
-    def track(self, work: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-        """See `Federation.track`."""
-        return self._watcher.track(work, what, total)
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """See `Federation.progress`."""
+        return partial(self._watcher.progressed, what)
 
     def show(self, name: str, images: Records) -> None:
         """See `Federation.show`."""

@@ -77,7 +77,7 @@ class Site:
         with _threads(self.threads), seeds.isolated(seed):
             reply = step.function(self.agreement.method, actor, **values)
         assert isinstance(reply, step.reply), f"step {name} returned {type(reply).__name__}, not {step.reply.__name__}"
-        answer = {f.name: getattr(reply, f.name) for f in fields(reply)}  # type: ignore[arg-type]
+        answer = {f.name: getattr(reply, f.name) for f in fields(reply)}
         data = wire.encode(answer, step.reply.schema, self.agreement.facts, {"step": name, "exchange": exchange})
         held.write(exchange, actor.state)
         return data

@@ -61,7 +61,7 @@ def _cores() -> int:
 
 
 # These change how a run gets to its result, not the result: a resumed run may have other values.
-_FREE = ("workers", "min_clients", "timeout", "keep_replies", "max_message_mb")
+FREE = frozenset({"workers", "min_clients", "timeout", "keep_replies", "max_message_mb"})
 
 
 def describe(experiment: Experiment, method_name: str, method: Method, label: str, command: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     for part in ("experiment", "method"):
         left, right = _flat(old[part]), _flat(new[part])
         for key in sorted(left.keys() | right.keys()):
-            if left.get(key) != right.get(key) and not (part == "experiment" and key in _FREE):
+            if left.get(key) != right.get(key) and not (part == "experiment" and key in FREE):
                 return f"{key} = {left.get(key)}, not {right.get(key)}"
     return None
 

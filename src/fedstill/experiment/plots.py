@@ -110,7 +110,7 @@ def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
         )
         mode = "lines+markers" if len(xs) <= 40 else "lines"
         figure.add_scatter(x=xs, y=mean, mode=mode, hovertemplate="round %{x}<br>%{y:.2f} %", **style)
-    figure.update_xaxes(tickformat="d")
+    figure.update_xaxes(tickformat="d", dtick=1 if last <= 12 else None)
     return figure
 
 
@@ -134,7 +134,7 @@ def who_holds_what(record: RunRecord) -> Any | None:
         text=np.broadcast_to([[_class(record, c)] for c in range(num_classes)], shown.shape),
         hovertemplate="client %{customdata}<br>class %{text}<br>%{z:d} records<extra></extra>",
         hoverongaps=False,
-        **_heat(num_clients),
+        **_heat(num_clients, float(counts.max())),
     )
     figure.update_xaxes(showgrid=False, showticklabels=num_clients <= MANY_CLIENTS, tickformat="d")
     if num_clients <= 12:
@@ -185,7 +185,7 @@ def confusion(runs: Sequence[RunRecord]) -> Any | None:
         customdata=np.stack(np.broadcast_arrays(names[:, None], names[None, :]), axis=-1),
         hovertemplate="%{customdata[0]} taken for %{customdata[1]}<br>%{z:.1f} % of the class<extra></extra>",
         hoverongaps=False,
-        **_heat(size),
+        **_heat(size, 100.0),
     )
     _class_axis(figure.update_xaxes, runs[0], size)
     _class_axis(figure.update_yaxes, runs[0], size)
@@ -240,10 +240,10 @@ def _add_level(
     figure.add_scatter(x=xs, y=[level, level], mode="lines+markers", hovertemplate=hover, **style)
 
 
-def _heat(columns: int) -> dict[str, Any]:
+def _heat(columns: int, most: float) -> dict[str, Any]:
     gap = 1 if columns <= MANY_CLIENTS else 0
-    bar = {"thickness": 10, "outlinewidth": 0, "xpad": 4}
-    return {"colorscale": AMOUNTS, "zmin": 0, "xgap": gap, "ygap": gap, "showlegend": False, "colorbar": bar}
+    scale = {"colorscale": AMOUNTS, "zmin": 0, "zmax": most or 1.0}  # both ends, or plotly starts at the smallest value
+    return {**scale, "xgap": gap, "ygap": gap, "colorbar": {"thickness": 10, "outlinewidth": 0, "xpad": 4}}
 
 
 def _class_axis(update: Any, record: RunRecord, num_classes: int) -> None:

@@ -1,8 +1,7 @@
 """A run's progress on the terminal: one bar for what is going on now, lines for what is done."""
 
-import time
-from collections.abc import Iterable, Mapping
-from typing import Self, TypeVar
+from collections.abc import Mapping
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -10,7 +9,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedstill.engines.server import Watcher
 from fedstill.journal import Refusal
 
-T = TypeVar("T")
 
 
 class Bars(Watcher):
@@ -31,6 +29,7 @@ class Bars(Watcher):
         )
         self._rounds: TaskID | None = None
         self._clients: TaskID | None = None
+        self._work: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -61,15 +60,8 @@ class Bars(Watcher):
         words = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._progress.update(self._rounds, completed=round, total=rounds, description=f"{self.label}: rounds ({words})")
 
-    def track(self, work: Iterable[T], what: str, total: int | None) -> Iterable[T]:
-        """See `Watcher.track`."""
-        task = self._progress.add_task(f"{self.label}: {what}", total=total)
-        shown = 0.0
-        done = 0
-        for item in work:
-            yield item
-            done += 1
-            if time.monotonic() - shown > 0.2:
-                self._progress.update(task, completed=done)
-                shown = time.monotonic()
-        self._progress.remove_task(task)
+    def progressed(self, what: str, done: int, total: int) -> None:
+        """See `Watcher.progressed`."""
+        if what not in self._work:
+            self._work[what] = self._progress.add_task(f"{self.label}: {what}", total=total)
+        self._progress.update(self._work[what], completed=done, total=total)

@@ -217,9 +217,8 @@ def _read_metrics(file: Path) -> tuple[dict[str, Any], ...]:
     rounds: dict[int, dict[str, Any]] = {}
     for values in files.read_json_lines(file):
         metric = _check(values, _Metric, file).model_dump(exclude_unset=True)
-        rounds.setdefault(metric["round"], _Metric(round=0).model_dump()).update(
-            metric
-        )  # a round may log more than once
+        rounds[metric["round"]] = rounds.get(metric["round"], {}) | metric  # a round may log more than once
+    rounds = {number: _Metric(round=number).model_dump() | metric for number, metric in rounds.items()}
     return tuple(rounds[number] for number in sorted(rounds))
 
 

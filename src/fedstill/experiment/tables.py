@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstill.experiment.config import FREE
 from fedstill.experiment.record import RunRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-HEADINGS = ("method", "accuracy, %", "up per client", "down per client", "rounds", "guarantee", "seconds")
+HEADINGS = ("method", "accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
 LEFT = (0, 5)
-# These say how a run got to its result, not what it was: runs that differ in them only are seeds of one method.
-_FREE = {"seed", "workers", "threads", "device", "min_clients", "timeout", "keep_replies", "max_message_mb"}
+# Runs that differ in these only are seeds of one method: nothing that they are compared by depends on them.
+_FREE = FREE | {"seed", "threads", "device"}
 
 
 def group(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -95,12 +96,17 @@ def caption(records: Sequence[RunRecord]) -> str:
 
 def terminal(records: Sequence[RunRecord]) -> "Table":
     """The table for the terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=Text(caption(records)), caption_justify="left")
+    style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    table = Table(caption=Text(caption(records)), caption_justify="left", **style)
     for i, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if i in LEFT else "right", overflow="fold")
+        if i in LEFT:
+            table.add_column(heading, overflow="fold", min_width=6)
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
     for row in cells(records):
         table.add_row(*map(Text, row))  # Text: a label may contain [brackets], which rich would take for markup
     return table

@@ -33,7 +33,5 @@ def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
 def train_on(fed: Federation, images: Records, training: ServerTraining) -> nn.Module:
     """The server's model, trained on ``images`` from its first random start."""
     model = fed.new_model()
-    bar = iter(fed.track(range(training.epochs), "server training", training.epochs))
-    next(bar)
-    training.fit(model, images, fed.rng("training"), on_epoch=lambda *_: next(bar, None))
+    training.fit(model, images, fed.rng("training"), on_epoch=fed.progress("training at the server"))
     return model

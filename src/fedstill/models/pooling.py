@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 _SMALL = 2**16
+"""Tensors with fewer values go PyTorch's way, which is as fast there."""
 
 
 def max_pool2(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h/2 w/2"]:
@@ -17,7 +18,7 @@ def max_pool2(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h/2 w/2"]:
     forward and backward together. Supports ``torch.func`` and second derivatives like the original.
     """
     if x.is_cpu and x.numel() >= _SMALL and x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
-        pooled: Tensor = _MaxPool2.apply(x)
+        pooled: Tensor = _MaxPool2.apply(x)  # type: ignore[no-untyped-call]
         return pooled
     return max_pool2d(x, 2)
 
@@ -37,9 +38,11 @@ class _MaxPool2(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         x, pooled = ctx.saved_tensors
-        return torch.ops.aten.max_pool2d_with_indices_backward(
-            grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, _first_maxima(x, pooled)
+        places = _first_maxima(x, pooled)
+        result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
         )
+        return result
 
 
 def _first_maxima(x: Tensor, pooled: Tensor) -> Tensor:

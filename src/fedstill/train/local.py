@@ -13,10 +13,11 @@ from typing import Annotated, Protocol
 import torch
 from annotated_types import Ge, Lt
 from jaxtyping import Int64
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.seeds import isolated
 
@@ -66,10 +67,8 @@ class Diverged(ValueError):
     """Training left weights that are not finite."""
 
 
-class SGD(BaseModel):
+class SGD(Settings):
     """Stochastic gradient descent on mini-batches: shuffled anew each epoch, the last partial batch kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     lr: PositiveFloat = 0.01
     """Learning rate."""
@@ -208,7 +207,7 @@ def predictions(model: nn.Module, records: Labelled, batch_size: int = 1024) -> 
 
     The model predicts in eval mode without gradients; every module gets its mode back afterwards.
     """
-    device = next(model.parameters()).device
+    device = next((t.device for t in chain(model.parameters(), model.buffers())), records.labels.device)
     found = [torch.empty(0, dtype=torch.int64, device=device)]
     with _mode(model, training=False), torch.no_grad():
         for start in range(0, len(records.labels), batch_size):
@@ -242,7 +241,7 @@ def _reader(records: Labelled, device: torch.device) -> Callable[[Tensor], Tenso
     if records.inputs(slice(0, 1)).nbytes * len(labels) > _KEPT_BYTES:
         return lambda batch: records.inputs(batch.to(labels.device)).to(device)
     kept = records.inputs().to(device)
-    return lambda batch: kept[batch]
+    return lambda batch: kept.index_select(0, batch)
 
 
 def _draw_seed(rng: torch.Generator) -> int:

@@ -1,0 +1,207 @@
+"""Models by name: parameter counts, options, networks of one's own, features, pooling."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import max_pool2d
+
+from fedstill import models
+from fedstill.models.pooling import max_pool2
+from fedstill.seeds import isolated
+
+MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "num_classes", "count"),
+    [
+        ("convnet", MNIST, 10, 317_706),
+        ("convnet", CIFAR, 10, 320_010),
+        ("convnet", CIFAR, 100, 504_420),
+        ("lenet", MNIST, 10, 44_426),
+        ("lenet5", MNIST, 10, 44_426),
+        ("lenet", CIFAR, 10, 62_006),
+        ("dense-cnn1", CIFAR, 10, 122_570),
+        ("dense-cnn2", CIFAR, 10, 319_242),
+        ("dense-cnn2:width=256", CIFAR, 100, 1_097_188),
+        ("dense-mnist", MNIST, 10, 29_034),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(
+    spec: str, shape: tuple[int, int, int], num_classes: int, count: int
+) -> None:
+    assert parameters(models.build(spec, shape, num_classes)) == count
+
+
+@pytest.mark.parametrize("shape", [DIGITS, MNIST, CIFAR], ids=str)
+@pytest.mark.parametrize("spec", ["convnet:width=8,depth=2", "lenet:padding=2", "dense-mnist"])
+def test_logits_and_features_have_a_row_per_image(spec: str, shape: tuple[int, int, int]) -> None:
+    model = models.build(spec, shape, 7)
+    x = torch.rand(3, *shape)
+    assert model(x).shape == (3, 7)
+    features = models.features(model, x)
+    assert features.ndim == 2
+    last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+    assert torch.equal(last(features), model(x))
+
+
+def test_options_reach_the_network() -> None:
+    assert parameters(models.build("convnet:width=32,depth=2", MNIST, 10)) < 100_000
+    assert any(isinstance(m, nn.BatchNorm2d) for m in models.build("convnet:norm=batch", MNIST, 10).modules())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "message"),
+    [
+        ("resnet999", MNIST, "no model 'resnet999'.*choose one of convnet"),
+        ("", MNIST, "no model ''"),
+        ("convnet:widht=8", MNIST, "'widht=8'.*from: width"),
+        ("convnet:width", MNIST, "'width'.*option=value"),
+        ("convnet:width=8,width=9", MNIST, "'width=9'.*at most once"),
+        ("convnet:width=eight", MNIST, "'width=eight'.*integer"),
+        ("lenet:padding=-1", MNIST, "'padding=-1'.*greater than or equal to 0"),
+        ("dense-mnist:width=8", MNIST, "no options"),
+        ("lenet", DIGITS, "8x8.*16x16.*padding=2"),
+        ("lenet", (1, 15, 28), "15x28"),
+        ("dense-cnn1", DIGITS, "8x8.*18x18"),
+        ("dense-cnn2", (3, 32, 17), "32x17.*18x18"),
+        ("dense-mnist", (1, 3, 3), "3x3.*4x4"),
+        ("nowhere.to:be_found", MNIST, "can't be imported"),
+    ],
+)
+def test_a_bad_specification_is_one_clear_sentence(spec: str, shape: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        models.build(spec, shape, 10)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_smallest_images_named_in_errors_work() -> None:
+    assert models.build("lenet", (1, 16, 16), 3)(torch.rand(2, 1, 16, 16)).shape == (2, 3)
+    assert models.build("dense-cnn1", (3, 18, 18), 3)(torch.rand(2, 3, 18, 18)).shape == (2, 3)
+    assert models.build("dense-mnist", (1, 4, 4), 3)(torch.rand(2, 1, 4, 4)).shape == (2, 3)
+
+
+OWN = """
+from torch import nn
+
+def good(shape, num_classes):
+    c, h, w = shape
+    return nn.Sequential(nn.BatchNorm2d(c), nn.Flatten(), nn.Linear(c * h * w, num_classes))
+
+def too_wide(shape, num_classes):
+    return good(shape, num_classes + 1)
+
+def wrong_size(shape, num_classes):
+    return good((shape[0], 5, 5), num_classes)
+
+def not_a_module(shape, num_classes):
+    return "net"
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_network_of_ones_own(own: str) -> None:
+    model = models.build(f"{own}:good", DIGITS, 4)
+    assert model(torch.rand(3, *DIGITS)).shape == (3, 4)
+    assert model.training
+    # The check on a batch of zeros must not move the running statistics.
+    fresh = models.build(f"{own}:good", DIGITS, 4)
+    assert int(fresh[0].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_wide", r"gives \(2, 5\).*\(n, 4\)"),
+        ("wrong_size", "fails on a batch of zeros"),
+        ("not_a_module", "returned a str"),
+        ("number", "not a function"),
+        ("missing", "can't be imported"),
+    ],
+)
+def test_a_network_of_ones_own_is_checked(own: str, function: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.build(f"{own}:{function}", DIGITS, 4)
+
+
+@pytest.mark.parametrize("spec", ["convnet:width=8", "lenet", "dense-cnn1", "dense-cnn2:width=8", "dense-mnist"])
+def test_first_weights_come_from_the_isolated_stream(spec: str) -> None:
+    def weights(seed: int) -> Tensor:
+        with isolated(seed):
+            return torch.cat([p.detach().flatten() for p in models.build(spec, MNIST, 10).parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_features_without_a_method_are_the_input_of_the_last_linear_layer() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.rand(2, *DIGITS, requires_grad=True)
+    found = models.features(model, x)
+    assert torch.equal(found, model[:3](x))
+    assert torch.autograd.grad(found.sum(), x)[0].abs().sum() > 0
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_features_need_a_linear_layer() -> None:
+    with pytest.raises(ValueError, match="no features.*nn.Linear"):
+        models.features(nn.Sequential(nn.Flatten()), torch.rand(2, *DIGITS))
+
+
+def tied(*shape: int) -> Tensor:
+    """Values of which many are equal, so that the choice among equal maxima shows."""
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(0)).float()
+
+
+@pytest.mark.parametrize("shape", [(50, 6, 24, 24), (16, 8, 30, 18), (50, 6, 25, 24), (2, 3, 4, 4)], ids=str)
+def test_max_pool2_is_pytorchs_to_the_bit(shape: tuple[int, ...]) -> None:
+    def derivatives(pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        x = tied(*shape).requires_grad_()
+        y = pool(x)
+        g = torch.linspace(-1, 1, y.numel()).view_as(y).requires_grad_()
+        (dx,) = torch.autograd.grad(y, x, g, create_graph=True)
+        (dg,) = torch.autograd.grad(dx.square().sum(), g)
+        return [y, dx, dg]
+
+    for ours, theirs in zip(derivatives(max_pool2), derivatives(lambda x: max_pool2d(x, 2)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_max_pool2_does_not_hide_nan() -> None:
+    x = tied(50, 6, 24, 24)
+    x[3, 2, 5, 7] = torch.nan
+    assert torch.equal(max_pool2(x).isnan(), max_pool2d(x, 2).isnan())
+
+
+def test_max_pool2_under_vmap_gives_the_gradient_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstill.models.pooling._SMALL", 0)
+    model = models.build("lenet", (1, 16, 16), 3)
+    weights = dict(model.named_parameters())
+    x = tied(4, 1, 16, 16)
+
+    def loss(weights: dict[str, Tensor], record: Tensor) -> Tensor:
+        result: Tensor = functional_call(model, weights, (record[None],)).square().sum()
+        return result
+
+    together = vmap(grad(loss), (None, 0))(weights, x)
+    for i, record in enumerate(x):
+        for name, alone in grad(loss)(weights, record).items():
+            # Rounding of float32 sums of a few hundred terms in another order.
+            torch.testing.assert_close(together[name][i], alone, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,104 @@
+"""The layers: what may import what (docs/architecture.md)."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fedstill
+
+ROOT = Path(fedstill.__file__).parent
+# bottom to top; a module may import from its own layer and from those below
+LAYERS = [
+    {"seeds", "records", "files"},
+    {"wire", "protocol", "journal"},
+    {"data", "models"},
+    {"train"},
+    {"distill", "privacy"},
+    {"methods"},
+    {"engines"},
+    {"evaluate", "experiment"},
+    {"flags", "cli", "__main__"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# what a method file may use: no engine, no experiment, no source of data, no Flower
+FORBIDDEN_IN_METHODS = {"engines", "experiment", "data", "cli", "flags", "journal"}
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def parts(names: set[str]) -> set[str]:
+    return {name.split(".")[1] for name in names if name.startswith("fedstill.")}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def own_part(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {own_part(path) for path in modules()} <= LEVEL.keys()
+
+
+def test_no_module_imports_from_a_layer_above_its_own() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {part}"
+        for path in modules()
+        for part in parts(imported(path)) - {"__version__"}
+        if LEVEL[part] > LEVEL[own_part(path)]
+    ]
+    assert wrong == []
+
+
+def test_methods_know_no_engine_and_no_data_source() -> None:
+    wrong = [
+        f"{path.name} imports {part}"
+        for path in modules()
+        if own_part(path) == "methods"
+        for part in parts(imported(path)) & FORBIDDEN_IN_METHODS
+    ]
+    assert wrong == []
+
+
+def test_only_one_file_may_import_flower() -> None:
+    users = {path.relative_to(ROOT).as_posix() for path in modules() for name in imported(path) if name.split(".")[0] == "flwr"}
+    assert users <= {"engines/flower.py"}
+
+
+def test_nothing_pickles() -> None:
+    banned = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    users = {path.name for path in modules() for name in imported(path) if name.split(".")[0] in banned}
+    assert users == set()
+    pattern = re.compile(r"(?<!safetensors\.)\btorch\.load\(|allow_pickle=True")
+    assert [path.name for path in modules() if pattern.search(path.read_text())] == []
+
+
+def test_no_module_seeds_globally() -> None:
+    wrong = [
+        path.name
+        for path in modules()
+        for call in ("torch.manual_seed(", "np.random.seed(", "random.seed(")
+        if call in path.read_text() and path.name != "seeds.py"
+    ]
+    assert wrong == []
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = (
+        "import sys; from fedstill.cli import main; main(['--help']); "
+        "heavy = {'torch', 'numpy', 'pydantic', 'tyro', 'rich'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

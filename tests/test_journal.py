@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill import files
+from fedstill.journal import Journal, Refusal
+
+
+def test_replies_refusals_and_bytes_survive_a_restart(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.sent(0, 1, 10)
+    journal.sent(0, 2, 10)
+    journal.keep_reply(0, "update", 1, b"hello")
+    journal.keep_refusal(0, Refusal(2, "update", 1, "late"), 3)
+    for opened in (journal, Journal(tmp_path)):
+        assert opened.read_reply(0, "update", 1) == b"hello"
+        assert opened.answered(0, "update") == ([1], [Refusal(2, "update", 1, "late")])
+        assert (opened.bytes_down, opened.bytes_up) == (20, 8)
+        assert opened.refusals() == [Refusal(2, "update", 1, "late")]
+
+
+def test_a_crash_between_a_reply_and_its_line_loses_no_bytes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.keep_reply(0, "update", 1, b"hello")
+    journal.keep_refusal(0, Refusal(2, "update", None, "late"), 3)
+    (tmp_path / "meter.jsonl").unlink()
+    journal = Journal(tmp_path)
+    assert journal.bytes_up == 0
+    journal.answered(0, "update")
+    journal.answered(0, "update")
+    assert journal.bytes_up == 8
+
+
+def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.sent(0, 1, 10)
+    with (tmp_path / "meter.jsonl").open("a") as file:
+        file.write('{"exchange": 0, "cli')
+    journal = Journal(tmp_path)
+    journal.sent(0, 2, 7)
+    assert Journal(tmp_path).bytes_down == 17
+
+
+def test_seconds_go_on_where_the_last_message_left_them(tmp_path: Path) -> None:
+    (tmp_path / "meter.jsonl").write_text(json.dumps({"exchange": 0, "client": 0, "down": 1, "seconds": 1000.0}) + "\n")
+    assert 1000 <= Journal(tmp_path).seconds < 1100
+
+
+def test_old_replies_go_and_refusals_stay(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.keep_reply(0, "update", 1, b"a")
+    journal.keep_reply(1, "update", 1, b"b")
+    journal.keep_refusal(1, Refusal(2, "update", 2, "late"), 0)
+    journal.keep_reply(2, "update", 1, b"c")
+    journal.forget_replies(before=2)
+    assert sorted(f.name for f in tmp_path.glob("*/*")) == ["00001.reply", "00002.refused"]
+    assert journal.read_reply(2, "update", 1) == b"c"
+
+
+def test_checkpoints_replace_each_other_and_damage_is_noticed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    assert journal.load_checkpoint() is None
+    journal.save_checkpoint({"a": torch.tensor([1.0])}, {"round": 1})
+    journal.save_checkpoint({"a": torch.tensor([2.0])}, {"round": 2})
+    tensors, header = journal.load_checkpoint() or ({}, {})
+    assert tensors["a"].tolist() == [2.0]
+    assert header == {"round": 2}
+    place = tmp_path / "journal" / "checkpoint.safetensors"
+    place.write_bytes(place.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is damaged .* run again"):
+        journal.load_checkpoint()
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "deep" / "file"
+    files.write_bytes(place, b"old")
+
+    def crash(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", crash)
+    with pytest.raises(OSError, match="disk full"):
+        files.write_bytes(place, b"new")
+    assert place.read_bytes() == b"old"
+    assert [f.name for f in place.parent.iterdir()] == ["file"]

@@ -1,0 +1,108 @@
+"""Every command in the README and the documents runs, made small; every Python block too; every link leads somewhere."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedstill
+from fedstill import methods
+from fedstill.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reproduce").rglob("*.md"))]
+SMALL = {
+    "fedavg": "rounds 2",
+    "fedprox": "rounds 2",
+    "fednova": "rounds 2",
+    "scaffold": "rounds 2",
+    "real": "training.epochs 2",
+    "fedgm": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
+}
+
+
+def commands() -> list[str]:
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL):
+            joined = block.replace("\\\n", " ")
+            found += [line.split("#")[0].strip() for line in joined.split("\n") if line.startswith("fedstill ")]
+    return sorted(set(found))
+
+
+def small(words: list[str], out: Path) -> list[str]:
+    """The command with little data, little work and a folder of its own."""
+    words = words[1:]
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    if words[0] == "run":
+        name = Path(words[1]).suffix and "fedgm" or words[1]
+        words += ('--' + SMALL[name].format('', '')).split()
+    if words[0] == "compare":
+        if "--seeds" in words:
+            at = words.index("--seeds")
+            end = next((i for i in range(at + 1, len(words)) if words[i].startswith("--")), len(words))
+            del words[at:end]
+        for entry in [w for w in words[1:] if w.rpartition("=")[2] in methods.TABLE and not w.startswith("-")]:
+            label, _, name = entry.rpartition("=")
+            prefix = f"{label or name}."
+            words += f"--{prefix}{SMALL[name].format(prefix, prefix)}".split()
+    if words[0] in ("run", "compare"):
+        words += ["--limit", "400", "--workers", "0", "--model", "convnet:width=8,depth=2"]
+    return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
+
+
+@pytest.mark.parametrize("command", commands())
+def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    words = shlex.split(command)
+    if "mnist" in command or "cifar" in command:
+        monkeypatch.setenv("FEDSTILL_DATA", str(request.getfixturevalue("real_data")))
+    if words[1] == "report":
+        main(["compare", "fedavg", "--data", "digits", "--fedavg.rounds", "1", "--limit", "300", "--workers", "0"]
+             + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "runs" / "compare-digits")])  # fmt: skip
+    if "examples/" in command:
+        words = [word.replace("examples/", f"{ROOT}/examples/") for word in words]
+    monkeypatch.chdir(tmp_path)
+    main(small(words, tmp_path / "out"))
+
+
+def test_there_are_commands_to_run() -> None:
+    assert len(commands()) > 8
+
+
+def python_blocks() -> list[str]:
+    return [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize("block", python_blocks(), ids=lambda block: block.strip().split("\n")[0][:40])
+def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "documented.py").write_text(block)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    block = block.replace("FedGM(ipc=1)", "FedGM(ipc=1, matching={'nets': 2}, training={'epochs': 2})")
+    block = block.replace('Experiment(data="digits"', 'Experiment(data="digits", workers=0, limit=400')
+    try:
+        exec(compile(block, "documented", "exec"), {"__name__": "documented"})
+        if "class Median" in block:
+            main(["run", "documented:Median", "--data", "digits", "--rounds", "1", "--workers", "0", "--limit", "300"]
+                 + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "out")])  # fmt: skip
+    finally:
+        sys.modules.pop("documented", None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_public_names_are_there() -> None:
+    assert sorted(fedstill.__all__) == sorted(fedstill._PLACES)
+    for name in fedstill.__all__:
+        assert getattr(fedstill, name).__module__.startswith("fedstill.")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fedstill.nothing  # noqa: B018
