@@ -67,7 +67,7 @@ def test_checkpoints_replace_each_other_and_damage_is_noticed(tmp_path: Path) ->
     tensors, header = journal.load_checkpoint() or ({}, {})
     assert tensors["a"].tolist() == [2.0]
     assert header == {"round": 2}
-    place = tmp_path / "journal" / "checkpoint.safetensors"
+    place = tmp_path / "journal" / "checkpoint"
     place.write_bytes(place.read_bytes()[:-1])
     with pytest.raises(ValueError, match="is damaged .* run again"):
         journal.load_checkpoint()

@@ -49,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        if os.environ.get("FEDSTILL_TRACEBACK"):
+            raise
+        _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
     except Exception as error:
         from fedstill.engines.server import TooFewReplies
 
@@ -195,6 +199,11 @@ def _report(words: list[str]) -> None:
     _show([read_run(folder) for folder in folders], out, None, _console())
 
 
+def _no_more(words: Sequence[str]) -> None:
+    if words:
+        raise Bad(f"'{words[0]}' is one word too many here")
+
+
 # ----------------------------------------------------------------------------------------------- methods and data
 
 
@@ -202,6 +211,8 @@ def _methods(words: list[str]) -> None:
     from rich.table import Table
 
     from fedstill import methods
+
+    _no_more(words)
 
     table = Table("method", "what it is", "steps at the clients", box=None, pad_edge=False)
     for name in methods.TABLE:
@@ -217,6 +228,7 @@ def _data(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(usage)
     elif words[0] == "list":
+        _no_more(words[1:])
         _console().print(holdings.listing())
     elif words[0] == "show":
         from fedstill import flags

@@ -1,16 +1,24 @@
 """Files that are either whole or not there: written beside their place, flushed to the disk, then renamed."""
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+PART = ".part"
+"""How the name of a file that is still being written ends; a crash may leave one, which nobody reads."""
+_DIGEST = 32
+
+
+class Damaged(ValueError):
+    """A file is not what was written; the text names it and what to do."""
 
 
 def write_bytes(path: Path, *parts: bytes) -> None:
     """Write ``parts`` one behind the other as ``path``; a crash at any moment leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         with beside.open("wb") as file:
             file.writelines(parts)
@@ -22,31 +30,66 @@ def write_bytes(path: Path, *parts: bytes) -> None:
         raise
 
 
+def write_checked(path: Path, data: bytes) -> None:
+    """Write ``data`` behind its SHA-256, for `read_checked`."""
+    write_bytes(path, hashlib.sha256(data).digest(), data)
+
+
+def read_checked(path: Path, remedy: str) -> bytes:
+    """What `write_checked` wrote.
+
+    Raises:
+        Damaged: when the checksum differs; the sentence ends in ``remedy``.
+    """
+    content = path.read_bytes()
+    digest, data = content[:_DIGEST], content[_DIGEST:]
+    if hashlib.sha256(data).digest() != digest:
+        raise Damaged(f"{path} is damaged (its checksum differs); {remedy}")
+    return data
+
+
+def checked_size(path: Path) -> int:
+    """How many bytes `write_checked` was given, without reading them."""
+    return path.stat().st_size - _DIGEST
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def append_json(path: Path, value: Any) -> None:
-    """Append ``value`` as one line; `read_json_lines` drops a line that a crash cut short."""
-    with path.open("a+b") as file:
-        if file.tell() and _last_byte(path) != b"\n":
-            file.write(b"\n")
-        file.write(json.dumps(value, allow_nan=False).encode() + b"\n")
+    """Append ``value`` as one line, in place of what a crash may have left of the last one."""
+    line = json.dumps(value, allow_nan=False).encode() + b"\n"
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and _last_byte(file.fileno(), end) != b"\n":
+            end = path.read_bytes().rfind(b"\n") + 1
+            file.truncate(end)
+        file.seek(end)
+        file.write(line)
 
 
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)
+def _last_byte(handle: int, end: int) -> bytes:
+    return os.pread(handle, 1, end - 1)
 
 
-def read_json_lines(path: Path) -> Iterable[Any]:
-    """The values of `append_json`, without what a crash left half written; nothing when there is no file."""
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of `append_json`, without what a crash left of the last; nothing when there is no file.
+
+    Raises:
+        Damaged: when another line is no JSON object.
+    """
     if not path.exists():
-        return
-    for line in path.read_bytes().split(b"\n"):
+        return []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    found = []
+    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
-            yield json.loads(line)
+            value = json.loads(line)
         except ValueError:
-            continue
+            value = None
+        if not isinstance(value, dict):
+            raise Damaged(f"{path} is damaged (line {number} is no JSON object); delete {path.parent} and run again")
+        found.append(value)
+    return found

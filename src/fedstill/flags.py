@@ -78,6 +78,8 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
             raise ValueError(f"'{label}' is no label; use letters, digits, - and _, as in {_word(label)}={name}")
         if label in chosen:
             raise ValueError(f"'{label}' stands twice; give one of them another label, as in {label}-2={name}")
+        if twin := next((other for other in chosen if _key(other) == _key(label)), None):
+            raise ValueError(f"the labels '{twin}' and '{label}' would share flags; rename one of them")
         chosen[label] = (name, defaults(methods.get(name)))
     parts = {"experiment": (_plain(Experiment(), without=("seed",)), "")}
     parts |= {_key(label): (_plain(method), _key(label).removeprefix("_")) for label, (_, method) in chosen.items()}

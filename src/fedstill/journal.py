@@ -6,13 +6,12 @@
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       000002-update/00007.reply       the reply of client 7 to the server's third question
       000002-update/00009.refused     why client 9's reply is not used
-      checkpoint.safetensors          what the server's loop carries after its last finished round
+      checkpoint                      what the server's loop carries after its last finished round
 
 A resumed run asks the same questions in the same order; what is already answered is read from here. Every file is whole
-or absent (`fedstill.files`) and carries a checksum of its own.
+or absent (`fedstill.files`); replies and the checkpoint carry a checksum.
 """
 
-import hashlib
 import json
 import shutil
 import time
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from fedstill import files, wire
 
-_DIGEST = 32
+_CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,11 @@ class Journal:
         self._up: set[tuple[int, int]] = set()
         seconds = 0.0
         for line in files.read_json_lines(self._meter):
-            seconds = line.pop("seconds")
-            self._count(**line)
+            try:
+                seconds = float(line.pop("seconds"))
+                self._count(**line)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._damaged(self._meter) from error
         self._began = time.perf_counter() - seconds
 
     @property
@@ -87,8 +89,7 @@ class Journal:
 
     def keep_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
         """Keep a reply that passed its checks."""
-        place = self._place(exchange, step) / f"{client:05d}.reply"
-        files.write_bytes(place, hashlib.sha256(reply).digest(), reply)
+        files.write_checked(self._place(exchange, step) / f"{client:05d}.reply", reply)
         self._received(exchange, client, len(reply))
 
     def keep_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
@@ -101,14 +102,10 @@ class Journal:
         """A kept reply.
 
         Raises:
-            ValueError: when the file was damaged since.
+            Damaged: when the file is not what was written.
         """
         place = self._place(exchange, step) / f"{client:05d}.reply"
-        data = place.read_bytes()
-        digest, reply = data[:_DIGEST], data[_DIGEST:]
-        if hashlib.sha256(reply).digest() != digest:
-            raise ValueError(f"{place} is damaged (its checksum differs); delete it and run again to ask client {client} anew")
-        return reply
+        return files.read_checked(place, f"delete it and run again to ask client {client} anew")
 
     def answered(self, exchange: int, step: str) -> tuple[list[int], list[Refusal]]:
         """Who replied well to a question, and who was refused.
@@ -120,26 +117,36 @@ class Journal:
         if others:
             raise ValueError(f"{self.folder} holds {others[0]} where this run asks '{step}'; choose another --out")
         place = self._place(exchange, step)
-        good = sorted(int(f.stem) for f in place.glob("*.reply"))
+        good = sorted(int(f.stem) for f in place.glob("[0-9]*.reply"))
         refused = []
         for f in sorted(place.glob("*.refused")):
-            kept = json.loads(f.read_text())
-            size = kept.pop("bytes")
-            refused.append(Refusal(**kept))
-            self._received(exchange, refused[-1].client, size)
+            refusal, size = self._read_refusal(f)
+            refused.append(refusal)
+            self._received(exchange, refusal.client, size)
         for client in good:  # a crash between a reply and its line in the meter
             if (exchange, client) not in self._up:
-                self._received(exchange, client, (place / f"{client:05d}.reply").stat().st_size - _DIGEST)
+                self._received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
         return good, refused
+
+    def _read_refusal(self, place: Path) -> tuple[Refusal, int]:
+        try:
+            kept = json.loads(place.read_text())
+            size = int(kept.pop("bytes"))
+            return Refusal(**kept), size
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._damaged(place) from error
+
+    def _damaged(self, place: Path) -> files.Damaged:
+        return files.Damaged(f"{place} is damaged; delete {self.folder.parent} and run again")
+
+    def forget_refusals(self, exchange: int, step: str) -> None:
+        """Forget who was refused in an exchange that failed, so that the next start asks them again."""
+        for place in self._place(exchange, step).glob("*.refused"):
+            place.unlink()
 
     def refusals(self) -> list[Refusal]:
         """Every refusal so far, in order."""
-        found = []
-        for f in sorted(self.folder.glob("*/*.refused")):
-            kept = json.loads(f.read_text())
-            del kept["bytes"]
-            found.append(Refusal(**kept))
-        return found
+        return [self._read_refusal(place)[0] for place in sorted(self.folder.glob("*/*.refused"))]
 
     def forget_replies(self, before: int) -> None:
         """Delete replies to questions older than ``before``, which a checkpoint has made needless; refusals stay."""
@@ -155,15 +162,11 @@ class Journal:
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Replace the checkpoint."""
-        data = wire.pack(tensors, header)
-        files.write_bytes(self.folder / "checkpoint.safetensors", data)
+        files.write_checked(self.folder / _CHECKPOINT, wire.pack(tensors, header))
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last checkpoint, or None."""
-        place = self.folder / "checkpoint.safetensors"
+        """The last checkpoint, or None; raises `Damaged` when the file is not what was written."""
+        place = self.folder / _CHECKPOINT
         if not place.exists():
             return None
-        try:
-            return wire.unpack(place.read_bytes())
-        except wire.Refused as error:
-            raise ValueError(f"{place} is damaged ({error}); delete {self.folder.parent} and run again") from error
+        return wire.unpack(files.read_checked(place, f"delete {self.folder.parent} and run again"))

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from fedstill import wire
 from fedstill.records import Records
-from fedstill.wire import Labels, Parameters, Public, State
+from fedstill.wire import Count, Labels, Parameters, Public, State
 
 __all__ = [
     "Client",
+    "Count",
     "Federation",
     "Labels",
     "Method",
@@ -232,7 +233,11 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy ``source`` into ``target`` in place; the names must be those of ``target`` or, for a module, of its state."""
+    """Copy ``source`` into ``target`` in place, rounding to the types ``target`` has.
+
+    The names must be those of ``target`` or, for a module, of its state.
+    """
     held = target.state_dict() if isinstance(target, nn.Module) else target
     for name, value in source.items():
-        held[name].copy_(value)
+        into = held[name]
+        into.copy_(value.round() if value.is_floating_point() and not into.is_floating_point() else value)

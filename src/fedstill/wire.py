@@ -27,6 +27,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin
 import safetensors
 import safetensors.torch
 import torch
+from annotated_types import Gt, Lt
 from jaxtyping import AbstractArray, Integer
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -61,6 +62,12 @@ Parameters = Annotated[dict[str, Tensor], Like("parameters")]
 """The model's trainable parameters only."""
 Labels = Annotated[Integer[Tensor, " n"], Below("classes")]
 """One class per row; `compact` picks the smallest integer type that holds them."""
+
+Count = Annotated[int, Gt(0), Lt(2**40)]
+"""A number of records or the like: positive, and small enough to calculate with."""
+
+MAX_HEADER = 4 * 2**20
+"""Bytes of a message's header that are read at most."""
 
 Template = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -111,41 +118,49 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 
 def unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the header of `pack`; raises `Refused` on anything that is not such a message."""
+    fields = envelope(data)
     try:
-        header_size = int.from_bytes(data[:8], "little")
-        header = json.loads(bytes(data[8 : 8 + header_size]))
-        fields = json.loads(header["__metadata__"]["fedstill"], parse_constant=_no_constant)
-        tensors = safetensors.torch.load(data)
-    except (ValueError, KeyError, TypeError, RecursionError, RuntimeError, safetensors.SafetensorError) as error:
-        raise Refused(f"{len(data)} bytes are not a fedstill message: {_clean(str(error))}") from error
-    if not isinstance(fields, dict):
-        raise Refused(f"the header is a JSON {type(fields).__name__}; it must be an object")
-    return tensors, fields
+        return safetensors.torch.load(data), fields
+    except (ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise Refused(f"{len(data)} bytes are not a fedstill message: {clean(str(error))}") from error
 
 
 def envelope(data: bytes) -> dict[str, Any]:
     """The header of a message alone, without its tensors; raises `Refused` like `unpack`."""
     try:
-        fields = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["fedstill"])
+        size = int.from_bytes(data[:8], "little")
+        if not 0 < size <= min(len(data) - 8, MAX_HEADER):  # JSON takes many times its length in memory
+            raise ValueError(f"a header of {size} bytes; at most {MAX_HEADER} are read")
+        header = json.loads(data[8 : 8 + size], object_pairs_hook=_no_twins)
+        fields = json.loads(
+            header["__metadata__"]["fedstill"], parse_constant=_no_constant, object_pairs_hook=_no_twins
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(f"{len(data)} bytes are not a fedstill message: {_clean(str(error))}") from error
+        raise Refused(f"{len(data)} bytes are not a fedstill message: {clean(str(error))}") from error
     if not isinstance(fields, dict):
         raise Refused(f"the header is a JSON {type(fields).__name__}; it must be an object")
     return fields
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in the header")
+    return found
 
 
 def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def _clean(text: str, limit: int = 80) -> str:
+def clean(text: str, limit: int = 80) -> str:
     """``text`` from outside, safe to print on one line."""
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _short(value: object) -> str:
-    return _clean(repr(value))
+    return clean(repr(value))
 
 
 # ------------------------------------------------------------------------------------------------------------- schemas
@@ -286,7 +301,7 @@ def _scalar(f: Field, value: Any, *, from_json: bool = False) -> Any:
             value = adapter.validate_python(value, strict=True)
     except (ValidationError, ValueError, RecursionError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise Refused(f"field '{f.name}' is {_short(value)}: {_clean(str(why))}") from error
+        raise Refused(f"field '{f.name}' is {_short(value)}: {clean(str(why))}") from error
     if isinstance(value, float) and not math.isfinite(value):
         raise Refused(f"field '{f.name}' is {value}; it must be finite")
     return value
@@ -305,7 +320,7 @@ def _check_like(f: Field, value: Mapping[str, Tensor], facts: Facts) -> None:
         entry = value[key]
         if entry.dtype != dtype or tuple(entry.shape) != shape:
             came, wanted = f"{entry.dtype}{list(entry.shape)}", f"{dtype}{list(shape)}"
-            raise Refused(f"field '{f.name}' has {_short(key)} as {_clean(came)}; the model has {wanted}")
+            raise Refused(f"field '{f.name}' has {_short(key)} as {clean(came)}; the model has {wanted}")
         _check_finite(f"{f.name}/{key}", entry)
 
 
@@ -326,7 +341,8 @@ def _check_tensor(f: Field, value: Tensor, sizes: dict[str, int], at_most: Mappi
     for mark in f.marks:
         if isinstance(mark, Below) and value.numel():
             limit = mark.limit if isinstance(mark.limit, int) else sizes[mark.limit]
-            low, high = int(value.min()), int(value.max())
+            wide = value.to(torch.int64)  # unsigned types above 8 bits have no minimum; what wraps is below 0
+            low, high = int(wide.min()), int(wide.max())
             if low < 0 or high >= limit:
                 raise Refused(f"field '{f.name}' has the value {low if low < 0 else high}; allowed is 0 to {limit - 1}")
 

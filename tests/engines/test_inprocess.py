@@ -43,7 +43,7 @@ def test_too_few_replies_stop_the_run_and_say_why(digits: Any, tmp_path: Path) -
 
 def test_closing_ends_the_workers(digits: Any, tmp_path: Path) -> None:
     workers = Workers(site(Probe(), digits.train, tmp_path), 2)
-    list(workers.exchange(b"", range(4)))
+    list(workers.exchange(b"", range(4), lambda _: None))
     children = psutil.Process().children()
     workers.close()
     assert [c for c in psutil.Process().children() if c in children and "spawn_main" in " ".join(c.cmdline())] == []
@@ -57,7 +57,7 @@ from fedstill.data import sources
 from fedstill.engines.inprocess import Workers
 if __name__ == "__main__":
     workers = Workers(site(Probe(misbehave={0: "sleep"}), sources.load("digits").train, Path(sys.argv[1])), 1)
-    list(workers.exchange(b"", [1]))
+    list(workers.exchange(b"", [1], lambda _: None))
     print(workers._workers[0]._process.pid, flush=True)
     time.sleep(60)
 """

@@ -20,8 +20,9 @@ class Canned:
     def __init__(self, replies: Sequence[bytes]) -> None:
         self.replies = replies
 
-    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
         for client in clients:
+            sent(client)
             yield Arrival(client, self.replies[client])
 
 
@@ -152,8 +153,8 @@ class Mortal:
     def __init__(self, inner: Any, lives: int) -> None:
         self.inner, self.lives = inner, lives
 
-    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
-        for arrival in self.inner.exchange(request, clients):
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+        for arrival in self.inner.exchange(request, clients, sent):
             if self.lives == 0:
                 raise Killed
             self.lives -= 1

@@ -149,8 +149,8 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
     from fedstill.engines.inprocess import Inline
 
     class Broken(Inline):
-        def exchange(self, request: bytes, clients: Any) -> Any:
-            for arrival in super().exchange(request, clients):
+        def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
+            for arrival in super().exchange(request, clients, sent):
                 yield arrival._replace(reply=arrival.reply[:-1]) if arrival.client == 1 else arrival
 
     fed = ServerFederation(

@@ -90,8 +90,8 @@ class Shuffled:
     def __init__(self, inner: Inline) -> None:
         self.inner = inner
 
-    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
-        yield from reversed(list(self.inner.exchange(request, clients)))
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+        yield from reversed(list(self.inner.exchange(request, clients, sent)))
 
 
 def run(

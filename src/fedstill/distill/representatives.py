@@ -6,9 +6,35 @@ Liu, Gu, Wang, Zhu, Jiang, You, "DREAM: efficient dataset distillation by repres
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedstill.models import features as features_of
+from fedstill.records import Records
 
 _ITERATIONS = 10
+_BATCH = 256
+
+
+def choose(
+    part: Records, net: nn.Module, count: int, rng: torch.Generator, *, pool: int | None = None
+) -> Int64[Tensor, " k"]:
+    """Indices of ``k = min(count, len(part))`` representatives in the feature space of ``net``.
+
+    Args:
+        part: the records of one class.
+        net: gives the features, as the model sees images. (DREAM feeds it pixels that are not normalised, to a
+            network that is trained on normalised ones; here it is one and the same.)
+        count: how many to choose.
+        rng: draws the pool and the first centres (a CPU generator).
+        pool: how many records, drawn at random, to choose from; at least ``count`` are taken. All without it.
+    """
+    index = torch.arange(len(part))
+    if pool is not None:
+        index = torch.randperm(len(part), generator=rng)[: max(pool, count)]
+    index = index.to(part.images.device)
+    with torch.no_grad():
+        embedded = torch.cat([features_of(net, part.inputs(some)) for some in torch.split(index, _BATCH)])
+    return index[representatives(embedded, count, rng)]
 
 
 def representatives(

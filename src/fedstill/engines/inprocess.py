@@ -26,9 +26,12 @@ class Inline:
         """``site`` answers for every client."""
         self._site = site
 
-    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+    def exchange(
+        self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]
+    ) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
         for client in clients:
+            sent(client)
             yield Arrival(client, self._site.answer(client, request))
 
     def close(self) -> None:
@@ -49,7 +52,9 @@ class Workers:
         self._timeout = timeout
         self._workers: list[_Worker | None] = [None] * number
 
-    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
+    def exchange(
+        self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]
+    ) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
         waiting = list(reversed(clients))
         for place in range(min(len(waiting), len(self._workers))):  # all at once: starting takes seconds
@@ -62,6 +67,7 @@ class Workers:
                     self._workers[place] = worker
                     client = waiting.pop()
                     busy[worker.pipe] = (place, client, time.monotonic() + (self._timeout or float("inf")))
+                    sent(client)
                     try:
                         worker.ask(client, request)
                     except OSError:  # it died while idle; reading from its pipe says so below

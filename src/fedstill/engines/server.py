@@ -1,5 +1,6 @@
 """The server's side, the same in every engine: questions out, checked and journalled replies in."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,8 +35,13 @@ class Arrival(NamedTuple):
 class Transport(Protocol):
     """Carries bytes to the clients and back: all that tells one engine from another."""
 
-    def exchange(self, request: bytes, clients: Sequence[int]) -> Iterator[Arrival]:
-        """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order they come."""
+    def exchange(
+        self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]
+    ) -> Iterator[Arrival]:
+        """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order they come.
+
+        ``sent(client)`` is called whenever the request leaves for a client: what crosses is counted then.
+        """
 
 
 class Watcher:
@@ -148,9 +154,11 @@ class ServerFederation(Federation):
         waiting = [client for client in asked if client not in answered]
         self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
         if waiting:
-            for client in waiting:
+
+            def sent(client: int) -> None:
                 self.journal.sent(exchange, client, len(request))
-            for arrival in self._transport.exchange(request, waiting):
+
+            for arrival in self._transport.exchange(request, waiting, sent):
                 refusal = self._judge(arrival, exchange, step, at_most)
                 if refusal is None:
                     self.journal.keep_reply(exchange, step.name, arrival.client, arrival.reply)
@@ -162,6 +170,7 @@ class ServerFederation(Federation):
         needed = min(self.min_clients, len(asked))
         if len(good) < needed:
             first = refusals[0]
+            self.journal.forget_refusals(exchange, step.name)  # the next start may have more patience or more luck
             raise TooFewReplies(
                 f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed} are needed "
                 f"(--min-clients); client {first.client}: {first.reason}"
@@ -179,14 +188,14 @@ class ServerFederation(Federation):
                     wire.decode(arrival.reply, (), self.agreement.facts)
                 error = wire.envelope(arrival.reply).get("error")
                 if error is not None:
-                    reason = str(error)[:500]
+                    reason = wire.clean(str(error), 500) or "the client gives no reason"
                 else:
                     _, envelope = wire.decode(arrival.reply, step.reply.schema, self.agreement.facts, at_most=at_most)
                     if envelope != {"step": step.name, "exchange": exchange}:
                         reason = f"the reply is not to step '{step.name}' of exchange {exchange}"
             except wire.Refused as refused:
                 reason = str(refused)
-        return reason and Refusal(arrival.client, step.name, self._round, reason) or None
+        return None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
 
     # ---------------------------------------------------------------------------------------------------------- rounds
 
@@ -227,10 +236,12 @@ class ServerFederation(Federation):
     def _keep_metrics(self, done: int) -> None:
         """Drop what a killed round had logged; the round will log it again."""
         path = self._folder / "metrics.jsonl"
-        lines = [line for line in files.read_json_lines(path) if line["round"] <= done]
-        path.unlink(missing_ok=True)
-        for line in lines:
-            files.append_json(path, line)
+        lines = files.read_json_lines(path)
+        if not all(isinstance(line.get("round"), int) for line in lines):
+            raise files.Damaged(f"{path} is damaged (a line is no round); delete {self._folder} and run again")
+        kept = [line for line in lines if line["round"] <= done]
+        if kept != lines:
+            files.write_bytes(path, *(json.dumps(line).encode() + b"\n" for line in kept))
 
     def _log(self, index: int, **values: float) -> None:
         line = {"round": index, **values}

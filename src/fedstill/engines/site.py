@@ -55,7 +55,7 @@ class Site:
             return wire.pack({}, {"error": f"refused by the client: {error}"})
         except Exception as error:  # whatever goes wrong in a step must not take the other clients down
             reason = f"{type(error).__name__}: {error}"
-            if reason not in self._logged:  # the same trace from every client helps nobody
+            if not isinstance(error, ValueError) and reason not in self._logged:  # the same trace from every client helps nobody
                 self._logged.add(reason)
                 log.exception("client %d failed", client)
             return wire.pack({}, {"error": reason})
@@ -124,12 +124,13 @@ class _StateFiles:
         earlier = [f for f in sorted(self.folder.glob("*.state")) if int(f.stem) < exchange]
         if not earlier:
             return {}
-        return wire.unpack(earlier[-1].read_bytes())[0]
+        remedy = f"delete {self.folder.parent.parent} and run again"
+        return wire.unpack(files.read_checked(earlier[-1], remedy))[0]
 
     def write(self, exchange: int, state: Mapping[str, Tensor]) -> None:
         if not state and not self.folder.exists():
             return
-        files.write_bytes(self.folder / f"{exchange:06d}.state", wire.pack(state, {}))
+        files.write_checked(self.folder / f"{exchange:06d}.state", wire.pack(state, {}))
         for old in sorted(f for f in self.folder.glob("*.state") if int(f.stem) < exchange)[:-1]:
             old.unlink()
 

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import yaml
-from annotated_types import Ge, Lt
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from annotated_types import Ge, Le, Lt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from fedstill import methods
 from fedstill.protocol import Method, Settings
@@ -35,7 +36,7 @@ class Experiment(Settings):
     """Share of each client's records that it keeps for its own test."""
     workers: NonNegativeInt | None = None
     """Processes that play the clients: one a core by default; 0 plays them inside the server's process."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Ge(1), Le(256)] = 1
     """Threads a client's step may use; another number may change the last bits of a result."""
     device: str = "cpu"
     """Where models live: cpu, or cuda (which wants --workers 0)."""
@@ -47,6 +48,18 @@ class Experiment(Settings):
     """Keep the replies of finished rounds too; those of the last round are always kept."""
     max_message_mb: PositiveInt = 512
     """The largest message accepted, in 10^6 bytes."""
+
+    @field_validator("device")
+    @classmethod
+    def _usable(cls, device: str) -> str:
+        try:
+            if torch.device(device).type == "meta":
+                raise RuntimeError("it computes nothing")
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            why = str(error).split("\n")[0].rstrip(".")
+            raise ValueError(f"this device cannot be used here ({why}); try cpu") from error
+        return device
 
     @property
     def num_workers(self) -> int:
@@ -77,7 +90,7 @@ def describe(experiment: Experiment, method_name: str, method: Method, label: st
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     """The first setting in which two ``config.json`` describe different results, in words, or None."""
     for part in ("experiment", "method"):
-        left, right = _flat(old[part]), _flat(new[part])
+        left, right = (_flat(side[part]) if isinstance(side[part], dict) else {} for side in (old, new))
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in FREE):
                 return f"{key} = {left.get(key)}, not {right.get(key)}"
@@ -109,7 +122,7 @@ def read_yaml(path: Path) -> tuple[Experiment, str, Method]:
     """
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(content.get("method"), str):
         raise ValueError(f"{path} must hold settings by name, among them 'method: NAME' ({', '.join(methods.TABLE)})")

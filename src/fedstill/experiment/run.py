@@ -72,12 +72,14 @@ def run(job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | Non
         if place.exists():
             _same_or_refuse(place, description)
             if (job.out / "summary.json").exists():
-                return _read_json(job.out / "summary.json")
-        elif leftover := [f.name for f in job.out.iterdir() if f.name != _LOCK]:
+                return _read_json(job.out / "summary.json", {"accuracy", "seconds"})
+        elif leftover := [f.name for f in job.out.iterdir() if f.name != _LOCK and not f.name.endswith(files.PART)]:
             raise ValueError(f"{job.out} holds {leftover[0]} and no run; choose an empty folder with --out")
         task = share_out(job.experiment, data)
+        agreement = _agreement(job, task)
+        assert agreement.facts  # the model can be built, or this is the place to say why not
         files.write_json(place, {**description, "version": fedstill.__version__, "fingerprint": task.fingerprint})
-        return _run(job, task, watcher or Watcher())
+        return _run(job, task, agreement, watcher or Watcher())
 
 
 class Task(NamedTuple):
@@ -124,26 +126,29 @@ def share_out(experiment: Experiment, data: sources.DataSet | None) -> Task:
     for client, own in enumerate(kept[part] for part in split):
         rng = seeds.numpy_stream(experiment.seed, "local test", client)
         if experiment.local_test:
-            parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels[own]))
+            parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
         else:
             parts.append((own, own[:0]))
     source = experiment.data if data is None else found.train
     return Task(found.train, test, parts, found.class_names, found.fingerprint, source)
 
 
-def _run(job: Job, task: Task, watcher: Watcher) -> dict[str, Any]:
-    experiment, out = job.experiment, job.out
-    holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
-    files.write_json(out / "partition.json", holdings)
-    agreement = Agreement(
+def _agreement(job: Job, task: Task) -> Agreement:
+    return Agreement(
         method=job.method,
-        model=experiment.model,
+        model=job.experiment.model,
         shape=task.train.shape,
         num_classes=task.train.num_classes,
         normalisation=task.train.normalisation,
-        seed=experiment.seed,
-        max_bytes=experiment.max_message_mb * 10**6,
+        seed=job.experiment.seed,
+        max_bytes=job.experiment.max_message_mb * 10**6,
     )
+
+
+def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher) -> dict[str, Any]:
+    experiment, out = job.experiment, job.out
+    holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
+    files.write_json(out / "partition.json", holdings)
     make_site = partial(
         Site,
         agreement,
@@ -233,15 +238,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _same_or_refuse(place: Path, description: dict[str, Any]) -> None:
-    if other := config.difference(_read_json(place), description):
+    if other := config.difference(_read_json(place, {"experiment", "method"}), description):
         raise ValueError(f"{place.parent} holds a run with {other}; choose another --out, or delete it to start anew")
 
 
-def _read_json(place: Path) -> dict[str, Any]:
+def _read_json(place: Path, keys: set[str]) -> dict[str, Any]:
     try:
         found = json.loads(place.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{place} is damaged ({error}); delete {place.parent} and run again") from error
+        if not (isinstance(found, dict) and keys <= found.keys()):
+            raise ValueError(f"it must hold {', '.join(sorted(keys))}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise files.Damaged(f"{place} is damaged ({error}); delete {place.parent} and run again") from error
     return found

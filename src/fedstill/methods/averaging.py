@@ -6,9 +6,11 @@ from typing import Annotated
 
 import torch
 from annotated_types import Gt, Le
+from pydantic import AfterValidator
 from torch import Tensor
 
 from fedstill.protocol import Federation, Round
+from fedstill.train.local import SGD
 
 
 def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> tuple[float, dict[str, Tensor]]:
@@ -34,6 +36,15 @@ def weighted_mean(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[s
     assert total > 0, "a mean needs a positive total weight"
     return {name: value / total for name, value in sums.items()}
 
+
+def _constant_rate(local: SGD) -> SGD:
+    if local.milestones:
+        raise ValueError(f"milestones {local.milestones} change the learning rate, which this method takes as constant")
+    return local
+
+
+ConstantRate = Annotated[SGD, AfterValidator(_constant_rate)]
+"""Local training whose gradients all count with one learning rate, as `accumulated` assumes."""
 
 Participation = Annotated[float, Gt(0), Le(1)]
 """Share of the clients asked in a round."""

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from torch import nn
 
 from fedstill.methods.averaging import Participation, sample, weighted_mean
-from fedstill.protocol import Client, Federation, Method, Reply, State, load, state, step
+from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
 from fedstill.train.local import SGD
 
 
@@ -18,7 +18,7 @@ class Update(Reply):
     """A client's model after its local training."""
 
     weights: State
-    num_records: PositiveInt
+    num_records: Count
 
 
 class FedAvg(Method):

@@ -4,11 +4,14 @@ Differs from the paper: no server momentum and no proximal term; buffers, which 
 by number of records.
 """
 
-from pydantic import PositiveFloat, PositiveInt
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+from pydantic import PositiveInt
 from torch import nn
 
-from fedstill.methods.averaging import Participation, accumulated, sample, weighted_mean, weighted_sum
-from fedstill.protocol import Client, Federation, Method, Reply, State, load, parameters, state, step
+from fedstill.methods.averaging import ConstantRate, Participation, accumulated, sample, weighted_mean, weighted_sum
+from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, parameters, state, step
 from fedstill.train.local import SGD
 
 
@@ -16,8 +19,8 @@ class NormalisedUpdate(Reply):
     """A client's model and how much local work went into it."""
 
     weights: State
-    num_records: PositiveInt
-    work: PositiveFloat
+    num_records: Count
+    work: Annotated[float, Ge(1), Lt(2**40)]
     """|a_k|_1: the sum of the factors with which local gradients entered the model."""
 
 
@@ -26,7 +29,7 @@ class FedNova(Method):
 
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: SGD = SGD()
+    local: ConstantRate = SGD()
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

@@ -12,8 +12,8 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import nn
 
-from fedstill.methods.averaging import Participation, accumulated, sample, weighted_mean, weighted_sum
-from fedstill.protocol import Client, Federation, Method, Parameters, Reply, State, load, parameters, state, step
+from fedstill.methods.averaging import ConstantRate, Participation, accumulated, sample, weighted_mean, weighted_sum
+from fedstill.protocol import Client, Count, Federation, Method, Parameters, Reply, State, load, parameters, state, step
 from fedstill.train.local import SGD, control_variates
 
 
@@ -23,7 +23,7 @@ class Variates(Reply):
     weights: State
     change: Parameters
     """c_k^+ - c_k."""
-    num_records: PositiveInt
+    num_records: Count
 
 
 class Scaffold(Method):
@@ -31,7 +31,7 @@ class Scaffold(Method):
 
     rounds: PositiveInt = 20
     """Communication rounds."""
-    local: SGD = SGD(momentum=0.0)
+    local: ConstantRate = SGD(momentum=0.0)
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""

@@ -27,6 +27,8 @@ def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
     """All clients' images as one set, in the order of the clients."""
     sets = [(r.images.to(fed.device), r.labels.long().to(fed.device)) for r in replies]
     images, labels = (torch.cat(parts) for parts in zip(*sets, strict=True))
+    if not len(labels):
+        raise ValueError("the clients sent 0 images; the server needs at least 1 to train on")
     return Records(images, labels, fed.num_classes, fed.like.normalisation)
 
 

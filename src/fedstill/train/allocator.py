@@ -13,7 +13,7 @@ def keep_memory() -> bool:
     """Make this process keep up to 1 GiB of freed memory, and give no block under 1 GiB a mapping of its own.
 
     Each training step allocates and frees the same tensors. By default glibc gets the larger ones from the operating
-    system and hands them back every time, and clearing the new pages takes a third of a small model's step. Call it
+    system and hands them back every time, and clearing the new pages can take a third of a small model's step. Call it
     once per process, before training; it can't be undone. Arithmetic does not change.
 
     Returns:
@@ -22,7 +22,7 @@ def keep_memory() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None)
-    if not (hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallopt")):
+    if not hasattr(libc, "gnu_get_libc_version"):
         return False
     done = [libc.mallopt(name, _GIB) == 1 for name in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]
     return all(done)

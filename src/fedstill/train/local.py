@@ -202,7 +202,7 @@ def control_variates(server: Tensors, client: Tensors) -> Correction:
     return correct
 
 
-def predictions(model: nn.Module, records: Labelled, batch_size: int = 1024) -> Int64[Tensor, " n"]:
+def predictions(model: nn.Module, records: Labelled, batch_size: int = 256) -> Int64[Tensor, " n"]:
     """The class with the largest logit (the first of equals) for each record, in order; on the model's device.
 
     The model predicts in eval mode without gradients; every module gets its mode back afterwards.
@@ -216,7 +216,7 @@ def predictions(model: nn.Module, records: Labelled, batch_size: int = 1024) -> 
     return torch.cat(found)
 
 
-def evaluate(model: nn.Module, records: Labelled, batch_size: int = 1024) -> float:
+def evaluate(model: nn.Module, records: Labelled, batch_size: int = 256) -> float:
     """Accuracy in [0, 1]: the share of records whose largest logit is that of their label.
 
     Raises:
@@ -228,7 +228,7 @@ def evaluate(model: nn.Module, records: Labelled, batch_size: int = 1024) -> flo
     return float((predicted == records.labels.to(predicted.device)).double().mean())
 
 
-def confusion(model: nn.Module, records: Records, batch_size: int = 1024) -> Int64[Tensor, "classes classes"]:
+def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int64[Tensor, "classes classes"]:
     """How many records of each class (row) are taken for each class (column), ``(num_classes, num_classes)``."""
     predicted = predictions(model, records, batch_size)
     cells = records.labels.to(predicted.device) * records.num_classes + predicted

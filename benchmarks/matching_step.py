@@ -1,0 +1,124 @@
+"""Time of one gradient-matching step, as a ratio to a plain loop over classes on the same work.
+
+Ten classes with 128 real and 10 synthetic images each, ConvNet-3. The plain loop is DC's: one ``autograd.grad`` over
+all parameters for each class's real batch, one with a graph for its synthetic images, one backward pass for the sum,
+on a ConvNet with PyTorch's own pooling. Three contenders alternate, each in a process of its own: the plain loop, the
+plain loop with the allocator told to keep its memory (`fedstill.train.allocator`), and `fedstill.distill`'s step with it.
+Losses and image gradients are compared too.
+
+Usage: python benchmarks/matching_step.py --threads 2 --repeats 7
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstill.distill.gradient_matching import match
+from fedstill.models.convnet import AvgPool2, ConvNet
+from fedstill.seeds import isolated, stream
+from fedstill.train.allocator import keep_memory
+
+CLASSES, REAL, SYNTHETIC = 10, 128, 10
+Step = Callable[[nn.Module, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]
+
+
+def plain(model: nn.Module, real: Sequence[Tensor], synthetic: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """DC's loop over classes."""
+    parameters = list(model.parameters())
+    images = [x.clone().requires_grad_() for x in synthetic]
+    loss = torch.zeros(())
+    for label, (x, s) in enumerate(zip(real, images, strict=True)):
+        target = torch.autograd.grad(cross_entropy(model(x), torch.full((len(x),), label)), parameters)
+        target = [h.detach() for h in target]
+        ours = torch.autograd.grad(cross_entropy(model(s), torch.full((len(s),), label)), parameters, create_graph=True)
+        for g, h in zip(ours, target, strict=True):
+            if g.dim() > 1:
+                g, h = g.flatten(1), h.flatten(1)
+                loss = loss + (1 - (g * h).sum(1) / (g.norm(dim=1) * h.norm(dim=1) + 1e-6)).sum()
+    return loss.detach(), torch.autograd.grad(loss, images)
+
+
+def fast(model: nn.Module, real: Sequence[Tensor], synthetic: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """The library's step."""
+    return match(model, real, synthetic, range(CLASSES))
+
+
+def network(shape: tuple[int, int, int], width: int, *, own_pooling: bool) -> nn.Module:
+    """The same ConvNet-3 for all, with the library's average pooling or with PyTorch's."""
+    with isolated(0):
+        model = ConvNet(shape, CLASSES, width=width)
+    if not own_pooling:
+        for i, layer in enumerate(model.layers):
+            if isinstance(layer, AvgPool2):
+                model.layers[i] = nn.AvgPool2d(2)
+    return model
+
+
+def contender(step: Step, kept: bool, threads: int, shape: tuple[int, int, int], width: int, pipe: Connection) -> None:
+    """A process that makes one step for every message and answers with its seconds and its results."""
+    torch.set_num_threads(threads)
+    if kept:
+        keep_memory()
+    rng = stream(0, "images")
+    real, synthetic = ([torch.randn(n, *shape, generator=rng) for _ in range(CLASSES)] for n in (REAL, SYNTHETIC))
+    model = network(shape, width, own_pooling=step is fast)
+    while pipe.recv():
+        start = time.perf_counter()
+        loss, gradients = step(model, real, synthetic)
+        pipe.send((time.perf_counter() - start, float(loss), torch.stack(list(gradients)).numpy()))
+
+
+def main() -> None:
+    """Print one line per input shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--json", help="write the table here too")
+    args = parser.parse_args()
+    contenders = {"plain": (plain, False), "plain, memory kept": (plain, True), "fedstill": (fast, True)}
+    table = []
+    for shape in ((1, 28, 28), (3, 32, 32)):
+        context = get_context("spawn")
+        pipes, seconds, results = {}, {name: [] for name in contenders}, {}
+        for name, (step, kept) in contenders.items():
+            pipes[name], other = context.Pipe()
+            context.Process(
+                target=contender, args=(step, kept, args.threads, shape, args.width, other), daemon=True
+            ).start()
+        for repeat in range(args.repeats + 1):  # the first warms up
+            for name, pipe in pipes.items():
+                pipe.send(True)
+                taken, *results[name] = pipe.recv()
+                seconds[name] += [taken] if repeat else []
+        for pipe in pipes.values():
+            pipe.send(False)
+        medians = {name: statistics.median(values) for name, values in seconds.items()}
+        (loss, gradient), (own_loss, own_gradient) = results["plain"], results["fedstill"]
+        row = {
+            "shape": shape,
+            "width": args.width,
+            "threads": args.threads,
+            "seconds": {name: round(value, 3) for name, value in medians.items()},
+            "ratio to plain": round(medians["fedstill"] / medians["plain"], 3),
+            "ratio to plain, memory kept": round(medians["fedstill"] / medians["plain, memory kept"], 3),
+            "relative difference of loss": abs(own_loss - loss) / abs(loss),
+            "relative difference of gradient": float(abs(own_gradient - gradient).max() / abs(gradient).max()),
+        }
+        table.append(row)
+        print(json.dumps(row, indent=1), flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(table, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

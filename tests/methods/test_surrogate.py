@@ -1,0 +1,80 @@
+"""REAL and FedGM: what is sent, and what the server makes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import MODEL, agreement, run
+
+from fedstill.data.shards import Shards
+from fedstill.data.sources import DataSet
+from fedstill.engines.inprocess import Inline
+from fedstill.engines.server import ServerFederation
+from fedstill.engines.site import Site
+from fedstill.methods.fedgm import FedGM
+from fedstill.methods.real import Real
+from fedstill.methods.surrogate import union
+from fedstill.protocol import Method
+
+QUICK: dict[str, Any] = {"training": {"epochs": 2}}
+MATCHING: dict[str, Any] = {"nets": 2, "batch_size": 16}
+
+
+def one_class_each(method: Method, data: DataSet, folder: Path) -> tuple[ServerFederation, Any]:
+    """Ten clients with one digit each, and the replies they sent."""
+    own = [np.flatnonzero(data.train.labels.numpy() == label) for label in range(10)]
+    site = Site(agreement(method, data.train), Shards(data.train, [(o, o[:0]) for o in own]), folder / "clients")
+    fed = ServerFederation(agreement(method, data.train), Inline(site), num_clients=10, folder=folder, test=data.test)
+    return fed, fed.ask(next(iter(method.steps().values())), at_most={"n": 30})
+
+
+@pytest.mark.parametrize("method", [Real(ipc=3, **QUICK), FedGM(ipc=3, matching=MATCHING, **QUICK)], ids=["real", "fedgm"])
+def test_an_upload_is_ipc_images_of_the_classes_a_client_holds(method: Method, digits: DataSet, tmp_path: Path) -> None:
+    fed, replies = one_class_each(method, digits, tmp_path)
+    for label, reply in enumerate(replies):
+        assert reply.images.shape == (3, 1, 8, 8)
+        assert reply.images.dtype == torch.uint8
+        assert reply.labels.tolist() == [label] * 3
+    # one byte a pixel, one a label; the header says what they are
+    size = 3 * (8 * 8 + 1)
+    assert size < fed.journal.bytes_up / 10 < size + 260
+    images = union(fed, replies)
+    assert images.labels.tolist() == sorted(list(range(10)) * 3)
+    assert torch.equal(images.images[3:6], replies[1].images)
+
+
+@pytest.mark.parametrize("choice", ["random", "representatives"])
+def test_real_sends_the_clients_own_images(choice: Any, digits: DataSet, tmp_path: Path) -> None:
+    _, replies = one_class_each(Real(ipc=4, choice=choice, **QUICK), digits, tmp_path)
+    for label, reply in enumerate(replies):
+        held = {image.numpy().tobytes() for image in digits.train.of_class(label).images}
+        sent = [image.numpy().tobytes() for image in reply.images]
+        assert set(sent) <= held
+        assert len(set(sent)) == 4
+
+
+def test_fedgm_sends_none_of_them(digits: DataSet, tmp_path: Path) -> None:
+    _, replies = one_class_each(FedGM(ipc=4, matching=MATCHING, **QUICK), digits, tmp_path)
+    for label, reply in enumerate(replies):
+        held = {image.numpy().tobytes() for image in digits.train.of_class(label).images}
+        assert not held & {image.numpy().tobytes() for image in reply.images}
+
+
+def test_a_class_with_fewer_records_than_asked_for_sends_what_it_has(digits: DataSet, tmp_path: Path) -> None:
+    class Tiny:
+        train = digits.train[:12]
+        test = digits.test
+
+    model, fed = run(Real(ipc=5, **QUICK), Tiny, tmp_path, clients=2)
+    assert MODEL
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert fed.journal.refusals() == []
+
+
+def test_the_pictures_are_kept_for_the_report(digits: DataSet, tmp_path: Path) -> None:
+    run(FedGM(ipc=1, matching=MATCHING, **QUICK), digits, tmp_path)
+    with np.load(tmp_path / "images" / "synthetic.npz", allow_pickle=False) as kept:
+        assert kept["images"].shape[1:] == (1, 8, 8)
+        assert len(kept["images"]) == len(kept["labels"])
