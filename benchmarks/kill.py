@@ -1,6 +1,6 @@
 """Kill a 10-client FedGM run with 2 workers at ten random moments (`kill -9`), resume each, compare the final weights.
 
-    python benchmarks/kill.py
+python benchmarks/kill.py
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Ten classes with 128 real and 10 synthetic images each, ConvNet-3. The plain loop is DC's: one ``autograd.grad`` over
 all parameters for each class's real batch, one with a graph for its synthetic images, one backward pass for the sum,
 on a ConvNet with PyTorch's own pooling. Three contenders alternate, each in a process of its own: the plain loop, the
-plain loop with the allocator told to keep its memory (`fedstill.train.allocator`), and `fedstill.distill`'s step with it.
+plain loop with the allocator told to keep its memory (`fedstill.train.allocator`), `fedstill.distill`'s step with it.
 Losses and image gradients are compared too.
 
 Usage: python benchmarks/matching_step.py --threads 2 --repeats 7

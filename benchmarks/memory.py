@@ -1,6 +1,6 @@
 """Peak memory of a FedAvg round with 10, 100 and 1,000 clients on the same records, workers included.
 
-    python benchmarks/memory.py --data fashion_mnist
+python benchmarks/memory.py --data fashion_mnist
 """
 
 import argparse

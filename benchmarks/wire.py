@@ -1,6 +1,6 @@
 """Encode and decode a model's state of 100 MB, checks included: GB/s, and the ratio to `torch.save`/`torch.load`.
 
-    python benchmarks/wire.py
+python benchmarks/wire.py
 """
 
 import io

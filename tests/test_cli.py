@@ -37,7 +37,10 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedavg", "--clients", "0"], "--clients is 0; it must be greater than 0"),
         (["run", "fedavg", "--participation", "2"], "--participation is 2.0; it must be less than or equal to 1"),
         (["run", "fedavg", "--data", "no/such/folder/"], "no/such/folder/"),
-        (["run", "fedavg", "--data", "digits", "--partition", "dirichlet:-1"], "'dirichlet:-1' is not a partition rule"),
+        (
+            ["run", "fedavg", "--data", "digits", "--partition", "dirichlet:-1"],
+            "'dirichlet:-1' is not a partition rule",
+        ),
         (["run", "fedavg", "--data", "digits", "--partition", "classes:11"], "classes:11"),
         (["run", "fedavg", "--data", "digits", "--partition", "by:colour"], "no column 'colour'"),
         (["run", "fedavg", "--data", "digits", "--clients", "100000"], "100000"),
@@ -53,6 +56,19 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["compare", "fedavg", "--fedavg.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
         (["report", "nowhere"], "nowhere"),
         (["data", "show", "nothing-like-that"], "nothing-like-that"),
+        (["compare", "a-b=fedavg", "a_b=real"], "the labels 'a-b' and 'a_b' would share flags"),
+        (["run", "fedavg", "--data", "digits", "--out", "file"], "file"),
+        (
+            ["run", "fedavg", "--data", "digits", "--device", "toaster"],
+            "--device is 'toaster'; this device cannot be used",
+        ),
+        (["run", "fedavg", "--data", "digits", "--device", "meta"], "--device is 'meta'; this device cannot be used"),
+        (["run", "fedavg", "--data", "digits", "--threads", "100000"], "--threads is 100000; it must be less than"),
+        (["run", "fedavg", "--data", "digits", "--model", "os.path:join"], "os.path:join"),
+        (["run", "fedavg", "--data", "digits", "--model", "convnet:width=99999999999"], "convnet:width=99999999999"),
+        (["run", "fednova", "--local.milestones", "2"], "milestones (2,) change the learning rate"),
+        (["methods", "all"], "'all' is one word too many here"),
+        (["run", "deep.yaml"], "deep.yaml cannot be read as YAML"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
     ],
 )
@@ -60,6 +76,8 @@ def test_bad_words_end_in_one_sentence_and_code_2(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "deep.yaml").write_text("[" * 3000)
     assert sentence in fails(capsys, *words)
 
 
@@ -144,6 +162,28 @@ def test_validation_records_are_not_trained_on(tmp_path: Path) -> None:
     confusion = json.loads((tmp_path / "v" / "evaluation.json").read_text())["confusion"]
     assert summary["judged_on"] == "validation records"
     assert sum(map(sum, counts)) + sum(map(sum, confusion)) == 300
+
+
+def test_clients_may_keep_records_for_their_own_test(tmp_path: Path) -> None:
+    main(["run", "fedavg", *QUICK, "--rounds", "1", "--local-test", "0.2", "--out", str(tmp_path / "t")])
+    counts = json.loads((tmp_path / "t" / "partition.json").read_text())["counts"]
+    assert 230 <= sum(map(sum, counts)) <= 250
+
+
+def test_a_part_that_a_crash_left_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / ".config.json.999.part").write_text("half")
+    main(["run", "fedavg", *QUICK, "--rounds", "1", "--out", str(tmp_path / "p")])
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json"])
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "{"])
+def test_a_damaged_run_is_named(name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "fedavg", *QUICK, "--rounds", "1", "--out", str(tmp_path / "d")]
+    main(words)
+    (tmp_path / "d" / name).write_text(content)
+    capsys.readouterr()
+    assert f"{name} is damaged" in fails(capsys, *words)
 
 
 def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

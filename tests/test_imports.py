@@ -74,7 +74,12 @@ def test_methods_know_no_engine_and_no_data_source() -> None:
 
 
 def test_only_one_file_may_import_flower() -> None:
-    users = {path.relative_to(ROOT).as_posix() for path in modules() for name in imported(path) if name.split(".")[0] == "flwr"}
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in modules()
+        for name in imported(path)
+        if name.split(".")[0] == "flwr"
+    }
     assert users <= {"engines/flower.py"}
 
 

@@ -1,4 +1,4 @@
-"""Every command in the README and the documents runs, made small; every Python block too; every link leads somewhere."""
+"""Every command and Python block in the documents runs, made small; every link leads somewhere."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ def small(words: list[str], out: Path) -> list[str]:
         del words[at : at + 2]
     if words[0] == "run":
         name = Path(words[1]).suffix and "fedgm" or words[1]
-        words += ('--' + SMALL[name].format('', '')).split()
+        words += ("--" + SMALL[name].format("", "")).split()
     if words[0] == "compare":
         if "--seeds" in words:
             at = words.index("--seeds")

@@ -194,3 +194,37 @@ def test_labels_take_the_fewest_bytes(classes: int, dtype: torch.dtype) -> None:
     packed = wire.compact(labels, classes)
     assert packed.dtype == dtype
     assert torch.equal(packed.long(), labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_labels_of_unsigned_types_are_checked_like_others(dtype: torch.dtype) -> None:
+    fields = wire.schema({"labels": Labels})
+    wire.decode(wire.pack({"labels": torch.tensor([0, 2]).to(dtype)}, {"fields": {}}), fields, FACTS)
+    for wrong in (3, 2**16 - 1):
+        with pytest.raises(Refused, match="allowed is 0 to 2"):
+            wire.decode(wire.pack({"labels": torch.tensor([0, wrong]).to(dtype)}, {"fields": {}}), fields, FACTS)
+
+
+def test_a_label_that_wraps_is_refused() -> None:
+    data = wire.pack({"labels": torch.tensor([-1]).view(torch.uint64)}, {"fields": {}})
+    with pytest.raises(Refused, match="value -1; allowed is 0 to 2"):
+        wire.decode(data, wire.schema({"labels": Labels}), FACTS)
+
+
+def test_a_header_is_read_up_to_a_limit_only() -> None:
+    text = json.dumps({"__metadata__": {"fedstill": "[" + "[]," * wire.MAX_HEADER + "[]]"}}).encode()
+    with pytest.raises(Refused, match=f"at most {wire.MAX_HEADER} are read"):
+        wire.unpack(len(text).to_bytes(8, "little") + text)
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    data = wire.pack({}, {"fields": {"a": 1, "b": 2}}).replace(b'b\\"', b'a\\"')
+    with pytest.raises(Refused, match="a name stands twice"):
+        wire.unpack(data)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**40, 10**30])
+def test_counts_are_small_enough_to_calculate_with(count: int) -> None:
+    fields = wire.schema({"n": wire.Count})
+    with pytest.raises(Refused, match="field 'n' is"):
+        wire.decode(wire.pack({}, {"fields": {"n": count}}), fields, FACTS)

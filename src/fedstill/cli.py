@@ -103,7 +103,10 @@ def _run(words: list[str]) -> None:
     else:
         experiment, method = config.Experiment(), flags.defaults(methods.get(name))
     parsed = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
-    out = parsed.out or Path("runs") / f"{name.replace(':', '.')}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
+    out = (
+        parsed.out
+        or Path("runs") / f"{name.replace(':', '.')}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
+    )
     console = _console()
     job = Job(parsed.experiment, name, parsed.method, out, command=_command(["run", *words]))
     _make(job, console)
@@ -183,7 +186,9 @@ def _report(words: list[str]) -> None:
     from fedstill.experiment.record import find_runs, read_run
 
     if not words or words[0] in ("-h", "--help"):
-        print("usage: fedstill report RUN ... [--out FOLDER]\n\nA table and a page of finished runs, or of folders of runs.")
+        print(
+            "usage: fedstill report RUN ... [--out FOLDER]\n\nA table and a page of finished runs or folders of runs."
+        )
         print("\nexample: fedstill report runs/compare-digits --out runs/again")
         return
     out = Path("runs/report")
@@ -224,7 +229,10 @@ def _methods(words: list[str]) -> None:
 def _data(words: list[str]) -> None:
     from fedstill.experiment import holdings
 
-    usage = "usage: fedstill data list\n       fedstill data show NAME [--partition RULE] [--clients K] [--seed N] [--out FILE]"
+    usage = (
+        "usage: fedstill data list\n"
+        "       fedstill data show NAME [--partition RULE] [--clients K] [--seed N] [--out FILE]"
+    )
     if not words or words[0] in ("-h", "--help"):
         print(usage)
     elif words[0] == "list":

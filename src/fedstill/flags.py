@@ -84,7 +84,7 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
     parts = {"experiment": (_plain(Experiment(), without=("seed",)), "")}
     parts |= {_key(label): (_plain(method), _key(label).removeprefix("_")) for label, (_, method) in chosen.items()}
     usage = (
-        "Run several methods on the same clients with the same seeds: fedstill compare METHOD|LABEL=METHOD ... [flags]. "
+        "Several methods on the same clients with the same seeds: fedstill compare METHOD|LABEL=METHOD ... [flags]. "
         "A method's own flags carry its label. "
         "Example: fedstill compare fedavg once=fedavg fedgm --data digits --once.rounds 1 --fedgm.ipc 5 --seeds 0 1 2"
     )
@@ -131,7 +131,9 @@ def _parse(
     ]
     fields += [(key, kind, dataclasses.field(default=value)) for key, kind, value in extra]
     kind = dataclasses.make_dataclass("Flags", fields, frozen=True)
-    return tyro.cli(kind, args=list(words), prog=program, description=description, config=(tyro.conf.FlagConversionOff,))
+    return tyro.cli(
+        kind, args=list(words), prog=program, description=description, config=(tyro.conf.FlagConversionOff,)
+    )
 
 
 def _plain(settings: Settings, without: Sequence[str] = ()) -> Any:

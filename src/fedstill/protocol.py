@@ -1,7 +1,7 @@
 """The one boundary between methods and engines: all a method file needs to know.
 
-The server is an ordinary loop over a `Federation`; the client is named steps, each from a request to a `Reply`. A method
-is one frozen class that holds both; its fields are the hyperparameters. A method never learns which engine runs it.
+The server is an ordinary loop over a `Federation`; the client is named steps, each from a request to a `Reply`. A
+method is one frozen class that holds both; its fields are the hyperparameters. It never learns which engine runs it.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Settings(BaseModel):
-    """Hyperparameters: frozen, keyword-only, every value checked, unknown names refused, docstrings become help texts."""
+    """Hyperparameters: frozen, every value checked, unknown names refused, docstrings become help texts."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -111,7 +111,9 @@ class Method(Settings, ABC):
     @classmethod
     def steps(cls) -> dict[str, Step[Any]]:
         """The client steps by name."""
-        return {name: value for c in reversed(cls.__mro__) for name, value in vars(c).items() if isinstance(value, Step)}
+        return {
+            name: value for c in reversed(cls.__mro__) for name, value in vars(c).items() if isinstance(value, Step)
+        }
 
 
 class Client(ABC):
@@ -175,7 +177,12 @@ class Federation(ABC):
 
     @abstractmethod
     def ask(
-        self, step: Step[R], to: Sequence[int] | None = None, *, at_most: Mapping[str, int] | None = None, **payload: Any
+        self,
+        step: Step[R],
+        to: Sequence[int] | None = None,
+        *,
+        at_most: Mapping[str, int] | None = None,
+        **payload: Any,
     ) -> Sequence[R]:
         """Send ``payload`` to the clients (all, or ``to``), run ``step`` there and return their replies.
 
@@ -215,7 +222,7 @@ class Federation(ABC):
 
     @abstractmethod
     def progress(self, what: str) -> Callable[[int, int], None]:
-        """A function of (done, all) that moves a progress bar called ``what``; for work at the server that takes long."""
+        """A function of (done, all) that moves a progress bar called ``what``; for long work at the server."""
 
     @abstractmethod
     def show(self, name: str, images: Records) -> None:

@@ -37,7 +37,7 @@ def isolated(seed: int) -> Iterator[None]:
 
     The global state is put back on leaving, so nothing outside can tell that the block ran.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(seed)
         yield

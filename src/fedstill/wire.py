@@ -273,9 +273,7 @@ def decode(
     return values, envelope
 
 
-def check(
-    values: Mapping[str, Any], fields: Schema, facts: Facts, *, at_most: Mapping[str, int] | None = None
-) -> None:
+def check(values: Mapping[str, Any], fields: Schema, facts: Facts, *, at_most: Mapping[str, int] | None = None) -> None:
     """Refuse ``values`` unless each field has the declared type, dtype, shape, range and only finite numbers."""
     sizes = dict(facts.sizes)
     for f in fields:

@@ -68,7 +68,10 @@ def test_workers_end_when_their_server_is_killed(tmp_path: Path) -> None:
     script.write_text(ORPHANS)
     paths = os.pathsep.join(p for p in sys.path if p)
     with subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+        [sys.executable, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
     ) as server:
         assert server.stdout
         pid = int(server.stdout.readline())

@@ -84,7 +84,13 @@ def malformed(good: bytes) -> st.SearchStrategy[bytes]:
     dtypes = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16])
     labels = st.lists(st.one_of(st.integers(-(2**62), -1), st.integers(10, 2**62)), min_size=3, max_size=3)
     extra = st.text(min_size=1, max_size=20).filter(lambda t: t not in ("weights", "noise", "labels", "seen"))
-    scalars = st.one_of(st.none(), st.text(), st.floats(allow_nan=False, allow_infinity=False), st.integers(max_value=0), st.lists(st.integers()))
+    scalars = st.one_of(
+        st.none(),
+        st.text(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.integers(max_value=0),
+        st.lists(st.integers()),
+    )
     return st.one_of(
         st.integers(0, len(good) - 1).map(lambda n: good[:n]),
         st.binary(max_size=400),
@@ -93,7 +99,9 @@ def malformed(good: bytes) -> st.SearchStrategy[bytes]:
         st.builds(spoilt, st.sampled_from([*weights, "noise"]), odd, st.integers(0)),
         st.builds(shaped, names, wrong_shape, dtypes),
         labels.map(lambda values: _rewritten(good, labels=torch.tensor(values))),
-        st.integers(4, 5000).map(lambda n: _rewritten(good, noise=torch.zeros(n), labels=torch.zeros(n, dtype=torch.int64))),
+        st.integers(4, 5000).map(
+            lambda n: _rewritten(good, noise=torch.zeros(n), labels=torch.zeros(n, dtype=torch.int64))
+        ),
         extra.map(lambda name: _rewritten(good, **{f"x{name}": torch.zeros(1)})),
         extra.map(lambda name: _rewritten(good, **{f"y{name}": 1})),
         st.sampled_from(["noise", "labels", *weights]).map(lambda name: _rewritten(good, **{name: None})),
@@ -127,7 +135,9 @@ def test_malformed_replies_are_refused_and_the_others_used(
 
 def test_an_oversized_reply_is_refused(good: bytes, digits: Any, tmp_path: Path) -> None:
     federation = ServerFederation(
-        agreement(Probe(), digits.train).__class__(**{**vars_of(agreement(Probe(), digits.train)), "max_bytes": 30_000}),
+        agreement(Probe(), digits.train).__class__(
+            **{**vars_of(agreement(Probe(), digits.train)), "max_bytes": 30_000}
+        ),
         Canned([good + bytes(40_000)]),
         num_clients=1,
         folder=tmp_path,
@@ -171,9 +181,7 @@ def test_a_run_that_dies_after_any_reply_ends_as_if_nothing_had_happened(
     from fedstill.engines.inprocess import Inline
 
     mortal = Mortal(Inline(site(method, digits.train, folder)()), lives)
-    first = ServerFederation(
-        agreement(method, digits.train), mortal, num_clients=4, folder=folder, test=digits.test
-    )
+    first = ServerFederation(agreement(method, digits.train), mortal, num_clients=4, folder=folder, test=digits.test)
     with pytest.raises(Killed):
         method.server(first)
     model, resumed = run(method, digits, folder)
@@ -234,3 +242,79 @@ def test_no_usable_reply_is_too_few(digits: Any, tmp_path: Path) -> None:
     )
     with pytest.raises(TooFewReplies, match="0 bytes are not a fedstill message"):
         federation.ask(Probe.update, weights=federation.new_model().state_dict())
+
+
+@pytest.mark.parametrize("error", ["", "\x1b[31mred\nlines", "\ud800", 7, None, {"a": [1]}])
+def test_a_clients_own_reason_is_short_and_printable(error: Any, digits: Any, tmp_path: Path) -> None:
+    _, federation = ask([wire.pack({}, {"error": error})], digits, tmp_path)
+    (refusal,) = federation.journal.refusals()
+    assert refusal.reason
+    assert refusal.reason.isprintable()
+
+
+def test_a_failed_exchange_asks_again_at_the_next_start(good: bytes, digits: Any, tmp_path: Path) -> None:
+    def start(reply: bytes) -> ServerFederation:
+        return ServerFederation(
+            agreement(Probe(), digits.train), Canned([reply]), num_clients=1, folder=tmp_path, test=digits.test
+        )
+
+    first = start(b"too late")
+    with pytest.raises(TooFewReplies):
+        first.ask(Probe.update, weights=first.new_model().state_dict())
+    second = start(good)
+    assert len(second.ask(Probe.update, weights=second.new_model().state_dict())) == 1
+
+
+def test_requests_are_counted_when_they_leave(digits: Any, tmp_path: Path) -> None:
+    class Dead:
+        def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+            sent(0)
+            raise Killed
+            yield
+
+    fed = ServerFederation(agreement(Probe(), digits.train), Dead(), num_clients=4, folder=tmp_path, test=digits.test)
+    with pytest.raises(Killed):
+        fed.ask(Probe.update, weights=fed.new_model().state_dict())
+    assert len((tmp_path / "journal" / "meter.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["journal/checkpoint", "journal/meter.jsonl", "metrics.jsonl", "clients/00001/000000.state"]
+)
+@pytest.mark.parametrize("damage", ["flip", "list", "empty"])
+def test_damaged_files_are_named_and_never_used(name: str, damage: str, digits: Any, tmp_path: Path) -> None:
+    mortal_run(digits, tmp_path)
+    place = tmp_path / name
+    content = place.read_bytes()
+    if damage == "flip":
+        middle = len(content) // 2
+        place.write_bytes(content[:middle] + bytes([content[middle] ^ 0x80]) + content[middle + 1 :])
+    elif damage == "list":
+        place.write_bytes(b"[]\n")
+    else:
+        place.write_bytes(b"")
+    if damage == "empty" and name.endswith("jsonl"):
+        run(Probe(rounds=3), digits, tmp_path)  # nothing was logged yet, as far as anybody can tell
+        return
+    with pytest.raises((ValueError, TooFewReplies), match=f"{place.name} is damaged .*run again"):
+        run(Probe(rounds=3), digits, tmp_path)
+
+
+def mortal_run(digits: Any, folder: Path) -> None:
+    from fedstill.engines.inprocess import Inline
+
+    mortal = Mortal(Inline(site(Probe(rounds=3), digits.train, folder)()), 5)
+    fed = ServerFederation(
+        agreement(Probe(rounds=3), digits.train), mortal, num_clients=4, folder=folder, test=digits.test
+    )
+    with pytest.raises(Killed):
+        Probe(rounds=3).server(fed)
+
+
+def test_integer_buffers_are_rounded_not_cut() -> None:
+    from fedstill.protocol import load
+
+    held = {"count": torch.tensor(0), "weight": torch.zeros(1)}
+    load(held, {"count": torch.tensor(4.75, dtype=torch.float64), "weight": torch.tensor([0.1], dtype=torch.float64)})
+    assert held["count"].item() == 5
+    assert held["weight"].dtype == torch.float32

@@ -79,16 +79,15 @@ def test_accumulated_is_what_sgd_does() -> None:
             assert accumulated(momentum, steps) == pytest.approx(-w.item() / 0.1, rel=1e-12)
 
 
-
 def test_fednova_weighs_directions_not_distances(digits: Any, tmp_path: Path) -> None:
     """By the formula: x - (sum p_k a_k) sum p_k (x - y_k)/a_k with numbers from the replies themselves."""
+    import numpy as np
     from small import agreement
+
     from fedstill.data.shards import Shards
     from fedstill.engines.inprocess import Inline
     from fedstill.engines.server import ServerFederation
     from fedstill.engines.site import Site
-
-    import numpy as np
 
     method = FedNova(rounds=1, local=LOCAL)
     sizes = [np.arange(0, 120), np.arange(120, 480)]

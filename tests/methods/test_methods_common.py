@@ -167,9 +167,7 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
 
 
 @every
-def test_the_guarantee_is_none_and_names_a_field(
-    name: str, whole: dict[str, tuple[bytes, ServerFederation]]
-) -> None:
+def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, tuple[bytes, ServerFederation]]) -> None:
     found = guarantee.of_steps(whole[name][1].asked_steps.values())
     assert not found.holds
     assert found.epsilon is None

@@ -30,7 +30,9 @@ def one_class_each(method: Method, data: DataSet, folder: Path) -> tuple[ServerF
     return fed, fed.ask(next(iter(method.steps().values())), at_most={"n": 30})
 
 
-@pytest.mark.parametrize("method", [Real(ipc=3, **QUICK), FedGM(ipc=3, matching=MATCHING, **QUICK)], ids=["real", "fedgm"])
+@pytest.mark.parametrize(
+    "method", [Real(ipc=3, **QUICK), FedGM(ipc=3, matching=MATCHING, **QUICK)], ids=["real", "fedgm"]
+)
 def test_an_upload_is_ipc_images_of_the_classes_a_client_holds(method: Method, digits: DataSet, tmp_path: Path) -> None:
     fed, replies = one_class_each(method, digits, tmp_path)
     for label, reply in enumerate(replies):

@@ -26,9 +26,7 @@ class Inline:
         """``site`` answers for every client."""
         self._site = site
 
-    def exchange(
-        self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]
-    ) -> Iterator[Arrival]:
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
         for client in clients:
             sent(client)
@@ -52,9 +50,7 @@ class Workers:
         self._timeout = timeout
         self._workers: list[_Worker | None] = [None] * number
 
-    def exchange(
-        self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]
-    ) -> Iterator[Arrival]:
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
         waiting = list(reversed(clients))
         for place in range(min(len(waiting), len(self._workers))):  # all at once: starting takes seconds

@@ -35,9 +35,7 @@ class Arrival(NamedTuple):
 class Transport(Protocol):
     """Carries bytes to the clients and back: all that tells one engine from another."""
 
-    def exchange(
-        self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]
-    ) -> Iterator[Arrival]:
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order they come.
 
         ``sent(client)`` is called whenever the request leaves for a client: what crosses is counted then.
@@ -140,7 +138,12 @@ class ServerFederation(Federation):
     # ------------------------------------------------------------------------------------------------------- questions
 
     def ask(
-        self, step: Step[R], to: Sequence[int] | None = None, *, at_most: Mapping[str, int] | None = None, **payload: Any
+        self,
+        step: Step[R],
+        to: Sequence[int] | None = None,
+        *,
+        at_most: Mapping[str, int] | None = None,
+        **payload: Any,
     ) -> Sequence[R]:
         """See `Federation.ask`."""
         exchange, self._exchange = self._exchange, self._exchange + 1

@@ -48,7 +48,7 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
 
 
 def _heat(counts: np.ndarray, class_names: tuple[str, ...]) -> Table:
-    """Clients down, classes across, darker for more; small classes of many are left out of the picture, not of the sums."""
+    """Clients down, classes across, darker for more; what does not fit is left out of the picture, not of the sums."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("client", justify="right")
     table.add_column("records", justify="right")

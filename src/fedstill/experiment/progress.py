@@ -4,11 +4,18 @@ from collections.abc import Mapping
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fedstill.engines.server import Watcher
 from fedstill.journal import Refusal
-
 
 
 class Bars(Watcher):
@@ -58,7 +65,9 @@ class Bars(Watcher):
         if self._rounds is None:
             self._rounds = self._progress.add_task("", total=rounds)
         words = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._progress.update(self._rounds, completed=round, total=rounds, description=f"{self.label}: rounds ({words})")
+        self._progress.update(
+            self._rounds, completed=round, total=rounds, description=f"{self.label}: rounds ({words})"
+        )
 
     def progressed(self, what: str, done: int, total: int) -> None:
         """See `Watcher.progressed`."""

@@ -175,12 +175,12 @@ def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher) -> dict[s
 
 
 @contextmanager
-def _transport(
-    experiment: Experiment, make_site: Callable[[], Site]
-) -> Iterator[inprocess.Inline | inprocess.Workers]:
+def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Iterator[inprocess.Inline | inprocess.Workers]:
     number = experiment.num_workers
     if number:
-        transport: inprocess.Inline | inprocess.Workers = inprocess.Workers(make_site, number, timeout=experiment.timeout)
+        transport: inprocess.Inline | inprocess.Workers = inprocess.Workers(
+            make_site, number, timeout=experiment.timeout
+        )
     else:
         transport = inprocess.Inline(make_site())
     try:
@@ -234,7 +234,9 @@ def _locked(folder: Path) -> Iterator[None]:
         with FileLock(folder / _LOCK, timeout=0):
             yield
     except Timeout as error:
-        raise ValueError(f"{folder} is being written by another process; wait for it or choose another --out") from error
+        raise ValueError(
+            f"{folder} is being written by another process; wait for it or choose another --out"
+        ) from error
 
 
 def _same_or_refuse(place: Path, description: dict[str, Any]) -> None:

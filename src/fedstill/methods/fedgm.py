@@ -1,5 +1,7 @@
-"""FedGM (Huang et al., "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
-Algorithm 1): clients distil their records into a few images by gradient matching and send them once.
+"""FedGM: clients distil their records into a few images by gradient matching and send them once.
+
+Huang et al., "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
+Algorithm 1.
 
 Differs from the paper (docs/methods/fedgm.md has the whole list):
 
@@ -43,7 +45,14 @@ class FedGM(Method):
     def distil(self, client: Client) -> ImageSet:
         """S_k by gradient matching, from the client's records alone."""
         nets = partial(_net, client)
-        return packed(synthesise(client.train, nets, self.matching.model_copy(update={"images_per_class": self.ipc}), client.rng("images")))
+        return packed(
+            synthesise(
+                client.train,
+                nets,
+                self.matching.model_copy(update={"images_per_class": self.ipc}),
+                client.rng("images"),
+            )
+        )
 
 
 def _net(client: Client, index: int) -> nn.Module:

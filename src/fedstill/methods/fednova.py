@@ -1,7 +1,7 @@
 """FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481, Algorithm 1).
 
-Differs from the paper: no server momentum and no proximal term; buffers, which the paper does not speak of, are averaged
-by number of records.
+Differs from the paper: no server momentum and no proximal term; buffers, which the paper does not speak of, are
+averaged by number of records.
 """
 
 from typing import Annotated

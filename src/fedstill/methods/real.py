@@ -3,7 +3,8 @@
 The baseline of FedGM (Huang et al., Electronics 2024, 13(10), 1815, section 4.6): the same bytes as an upload of
 synthetic images, and no privacy at all.
 
-Differs from the paper, which says nothing of the choice: images are drawn at random, or as DREAM chooses representatives.
+Differs from the paper, which says nothing of the choice: images are drawn at random, or as DREAM chooses
+representatives.
 """
 
 from typing import Literal

@@ -1,9 +1,9 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1, option II).
 
 Differs from the paper: with momentum rho the control variate is estimated from the work that momentum really does,
-(x - y) / (eta a) with a = sum of the factors of all local gradients, instead of K steps; for rho = 0 that is the paper's
-(x - y) / (eta K). Dividing by K inflates it by about 1/(1 - rho), the known cause of runs stuck at chance. The default
-has no momentum, like the paper.
+(x - y) / (eta a) with a = sum of the factors of all local gradients, instead of K steps; for rho = 0 that is the
+paper's (x - y) / (eta K). Dividing by K inflates it by about 1/(1 - rho), the known cause of runs stuck at chance. The
+default has no momentum, like the paper.
 """
 
 from typing import Literal

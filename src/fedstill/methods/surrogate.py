@@ -1,4 +1,4 @@
-"""What the methods share whose clients send small labelled image sets: the reply, the union and the server's training."""
+"""What methods share whose clients send small labelled image sets: reply, union and the server's training."""
 
 from collections.abc import Iterable
 

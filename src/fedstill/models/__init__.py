@@ -46,10 +46,16 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
             the network of one's own can't be imported or gives something other than ``(n, num_classes)``.
     """
     name, _, rest = spec.partition(":")
-    if name in MODELS:
-        return MODELS[name](shape, num_classes, **_options(name, rest))
-    if rest.isidentifier() and all(part.isidentifier() for part in name.split(".")):
-        return _checked(spec, _imported(name, rest)(shape, num_classes), shape, num_classes)
+    try:
+        if name in MODELS:
+            return MODELS[name](shape, num_classes, **_options(name, rest))
+        if rest.isidentifier() and all(part.isidentifier() for part in name.split(".")):
+            return _checked(spec, _imported(name, rest)(shape, num_classes), shape, num_classes)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes nobody can allocate, no model at all
+        why = str(error).split("\n")[0]
+        raise ValueError(
+            f"model {spec!r} can't be built for images of {shape}: {type(error).__name__}: {why}"
+        ) from error
     raise ValueError(
         f"there is no model {spec!r}; choose one of {', '.join(MODELS)} or name your own as package.module:function"
     )

@@ -37,7 +37,11 @@ class ServerTraining(Settings):
         return value
 
     def fit(
-        self, model: nn.Module, records: Records, rng: torch.Generator, on_epoch: Callable[[int, int], None] | None = None
+        self,
+        model: nn.Module,
+        records: Records,
+        rng: torch.Generator,
+        on_epoch: Callable[[int, int], None] | None = None,
     ) -> int:
         """Train ``model`` in place on ``records``; returns the number of steps.
 
@@ -52,6 +56,4 @@ class ServerTraining(Settings):
             milestones=(self.epochs // 2 + 1,),
         )
         dsa = DSA(self.augment)
-        return sgd.fit(
-            model, records, rng, augment=lambda x, draws: dsa.draw(draws, len(x))(x), on_epoch=on_epoch
-        )
+        return sgd.fit(model, records, rng, augment=lambda x, draws: dsa.draw(draws, len(x))(x), on_epoch=on_epoch)
