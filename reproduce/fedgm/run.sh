@@ -9,6 +9,7 @@ exec fedstill compare fedavg fedprox fednova scaffold fedgm real \
     --fedavg.rounds 50 $(flags fedavg) --fedprox.rounds 50 $(flags fedprox) --fednova.rounds 50 $(flags fednova) \
     --scaffold.rounds 50 $(flags scaffold) --scaffold.weighting records \
     --fedgm.ipc "$IPC" --fedgm.matching.nets 300 --fedgm.matching.steps 100 --fedgm.matching.net-epochs 1 \
-    --fedgm.matching.lr 0.01 --fedgm.matching.batch-size 128 --fedgm.matching.interval 10 --fedgm.matching.augment none \
+    --fedgm.matching.lr "$(awk "BEGIN {print 0.01 / $IPC}")" --fedgm.matching.anneal False --fedgm.matching.choose representatives \
+    --fedgm.matching.batch-size 128 --fedgm.matching.interval 10 --fedgm.matching.augment none \
     --fedgm.training.epochs 1000 --fedgm.training.lr 0.01 --real.ipc "$IPC" --real.training.epochs 1000 \
     --real.training.lr 0.01 --out "runs/reproduce-fedgm/$DATA-$PARTITION-$IPC"

@@ -66,10 +66,12 @@ def real_gradient(
 ) -> list[Tensor]:
     """Gradient of the mean cross-entropy of real images of one class, without a graph.
 
-    Images go through the model a few at a time: activations of 16 images stay in the processor's cache.
+    Images go through the model a few at a time: activations of 16 images stay in the processor's cache. A model that
+    takes statistics over the batch gets it whole.
     """
     total: list[Tensor] | None = None
-    for chunk in torch.split(inputs, _CHUNK):
+    whole = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    for chunk in torch.split(inputs, len(inputs) if whole else _CHUNK):
         loss = _cross_entropy(model, chunk, label, "sum") / len(inputs)
         part = torch.autograd.grad(loss, parameters)
         if total is None:

@@ -26,9 +26,7 @@ from fedstill.train.augment import DSA
 class GradientMatching(Settings):
     """How a client turns its records into synthetic images."""
 
-    images_per_class: PositiveInt = 10
-    """Synthetic images of every class the client has (ipc)."""
-    nets: PositiveInt = 100
+    nets: PositiveInt = 300
     """How many fresh random networks gradients are matched at, one after another."""
     steps: PositiveInt = 1
     """Matching steps at each network. With one class the gradient soon vanishes; more need ``net_epochs``."""
@@ -38,15 +36,15 @@ class GradientMatching(Settings):
     """Learning rate of those passes (plain SGD)."""
     distance: Distance = "grouped"
     """Between gradients: "grouped" cosine by output unit, "mse" or "cos" of all parameters."""
-    lr: PositiveFloat = 0.005
-    """Learning rate of the pixels, which lie in [0, 1], with one image per class; multiplied by images_per_class."""
+    lr: PositiveFloat = 0.01
+    """Learning rate of the pixels, which lie in [0, 1], for one image of a class; multiplied by their number (ipc)."""
     anneal: bool = True
     """Whether that rate falls to 0 along half a cosine over all matching steps."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """Momentum of the pixels' SGD."""
-    batch_size: PositiveInt = 128
+    batch_size: PositiveInt = 64
     """Real images of every class in one matching step."""
-    choose: Literal["representatives", "random"] = "representatives"
+    choose: Literal["representatives", "random"] = "random"
     """Which real images: one near the middle of each k-means cluster of the current network's features, or any."""
     interval: PositiveInt = 10
     """Matching steps, counted over all networks, between two choices of representatives."""
@@ -64,14 +62,24 @@ class GradientMatching(Settings):
         return value
 
     @classmethod
-    def published(cls) -> "GradientMatching":
+    def published(cls, ipc: int) -> "GradientMatching":
         """FedGM's constants (section 4.1): 300 networks of 100 steps, lr 0.01, 128 real images, choice every 10."""
-        return cls(nets=300, steps=100, net_epochs=1, lr=0.01, augment="none")
+        return cls(
+            nets=300,
+            steps=100,
+            net_epochs=1,
+            lr=0.01 / ipc,
+            anneal=False,
+            batch_size=128,
+            choose="representatives",
+            augment="none",
+        )
 
 
 def synthesise(
     records: Records,
     new_net: Callable[[int], nn.Module],
+    ipc: int,
     settings: GradientMatching,
     rng: torch.Generator,
     *,
@@ -83,12 +91,13 @@ def synthesise(
         records: the client's own.
         new_net: called with 0, 1, ... ``settings.nets - 1``; a fresh random network. When all clients are given the
             same sequence, their images are made for the same networks.
+        ipc: images of every class, at least 1.
         settings: see `GradientMatching`.
         rng: draws batches, first images and augmentations (a CPU generator).
         progress: called after every network with its number and the last distance.
 
     Returns:
-        ``settings.images_per_class`` images of every class. Pixels are optimised in [0, 1] and rounded to 8 bits at
+        ``ipc`` images of every class. Pixels are optimised in [0, 1] and rounded to 8 bits at
         the end, so these are exactly what an upload carries.
 
     Raises:
@@ -104,7 +113,7 @@ def synthesise(
     for index in range(settings.nets):
         net = new_net(index).to(records.images.device)
         if images is None:
-            images = torch.stack([_first_images(part, net, settings, rng) for part in own])
+            images = torch.stack([_first_images(part, net, ipc, settings, rng) for part in own])
             velocity = torch.zeros_like(images)
         loss = torch.zeros(())
         for step in range(settings.steps):
@@ -114,7 +123,7 @@ def synthesise(
             gradient, loss = _pixel_gradient(net, records, images, batches, labels, transforms, settings.distance)
             velocity.mul_(settings.momentum).add_(gradient)  # S <- S - eta_S v, v <- mu v + grad_S D
             done = (index * settings.steps + step) / (settings.nets * settings.steps)
-            factor = settings.images_per_class * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
+            factor = ipc * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
             images.sub_(velocity, alpha=settings.lr * factor).clamp_(0, 1)
             if step + 1 < settings.steps:
                 _train(net, records, images, labels, settings)
@@ -123,7 +132,7 @@ def synthesise(
     assert images is not None
     return Records(
         (images.flatten(0, 1) * 255).round().to(torch.uint8),
-        torch.tensor(labels, device=images.device).repeat_interleave(settings.images_per_class),
+        torch.tensor(labels, device=images.device).repeat_interleave(ipc),
         records.num_classes,
         records.normalisation,
     )
@@ -153,21 +162,17 @@ def _real_batch(part: Records, net: nn.Module, settings: GradientMatching, rng: 
     return part.inputs(choose(part, net, settings.batch_size, rng, pool=settings.pool))
 
 
-def _first_images(part: Records, net: nn.Module, settings: GradientMatching, rng: torch.Generator) -> Tensor:
+def _first_images(part: Records, net: nn.Module, ipc: int, settings: GradientMatching, rng: torch.Generator) -> Tensor:
     """``(ipc, c, h, w)`` pixels; where the class has fewer records than that, the rest starts as noise."""
-    noise = torch.randn(settings.images_per_class, *part.shape, generator=rng) / 4 + 0.5
+    noise = torch.randn(ipc, *part.shape, generator=rng) / 4 + 0.5
     images = noise.clamp_(0, 1).to(part.images.device)
     if settings.init != "noise":
         if settings.init == "real":
-            index = _some(len(part), settings.images_per_class, rng).to(part.images.device)
+            index = _some(len(part), ipc, rng).to(part.images.device)
         else:
-            index = choose(part, net, settings.images_per_class, rng, pool=settings.pool)
+            index = choose(part, net, ipc, rng, pool=settings.pool)
         images[: len(index)] = part.pixels(index)
     return images
-
-
-def _representatives(part: Records, net: nn.Module, count: int, pool: int, rng: torch.Generator) -> Tensor:
-    return choose(part, net, count, rng, pool=pool)  # TODO: delete once methods/real.py calls `choose`
 
 
 def _some(n: int, count: int, rng: torch.Generator) -> Tensor:
@@ -183,7 +188,7 @@ def _train(
 ) -> None:
     """One step per pass: theta <- theta - eta_theta grad CE(S), all synthetic images in one batch."""
     inputs = records.normalisation.apply(images.flatten(0, 1))
-    targets = torch.tensor(labels, device=images.device).repeat_interleave(settings.images_per_class)
+    targets = torch.tensor(labels, device=images.device).repeat_interleave(images.shape[1])
     parameters: list[Tensor] = [p for p in net.parameters() if p.requires_grad]
     for _ in range(settings.net_epochs):
         gradients = torch.autograd.grad(functional.cross_entropy(net(inputs), targets), parameters)

@@ -45,14 +45,7 @@ class FedGM(Method):
     def distil(self, client: Client) -> ImageSet:
         """S_k by gradient matching, from the client's records alone."""
         nets = partial(_net, client)
-        return packed(
-            synthesise(
-                client.train,
-                nets,
-                self.matching.model_copy(update={"images_per_class": self.ipc}),
-                client.rng("images"),
-            )
-        )
+        return packed(synthesise(client.train, nets, self.ipc, self.matching, client.rng("images")))
 
 
 def _net(client: Client, index: int) -> nn.Module:

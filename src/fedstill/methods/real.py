@@ -13,7 +13,7 @@ import torch
 from pydantic import PositiveInt
 from torch import nn
 
-from fedstill.distill.synthesis import _representatives
+from fedstill.distill.representatives import choose
 from fedstill.methods.surrogate import ImageSet, packed, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
 from fedstill.train.server import ServerTraining
@@ -47,6 +47,6 @@ class Real(Method):
             if self.choice == "random":
                 kept = torch.randperm(len(index), generator=rng)[: self.ipc].to(index.device)
             else:
-                kept = _representatives(client.train[index], net, self.ipc, 1024, rng)
+                kept = choose(client.train[index], net, self.ipc, rng)
             chosen.append(index[kept])
         return packed(client.train[torch.cat(chosen)])

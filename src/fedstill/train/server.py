@@ -15,11 +15,11 @@ from fedstill.train.local import SGD
 
 
 class ServerTraining(Settings):
-    """SGD whose learning rate falls to a tenth at half time, with DSA (DC's evaluation protocol)."""
+    """SGD whose learning rate falls to a tenth at half time, with DSA (after DC's evaluation protocol)."""
 
-    epochs: PositiveInt = 300
+    epochs: PositiveInt = 500
     """Passes over the synthetic set."""
-    lr: PositiveFloat = 0.01
+    lr: PositiveFloat = 0.1
     """Learning rate of the first half."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """Momentum in [0, 1)."""
@@ -45,7 +45,8 @@ class ServerTraining(Settings):
     ) -> int:
         """Train ``model`` in place on ``records``; returns the number of steps.
 
-        The learning rate falls right after epoch ``floor(epochs / 2) + 1``, where DC's code drops it.
+        The learning rate falls right after epoch ``floor(epochs / 2) + 1``. DC drops it there too, counting from 0 and
+        running one epoch more, with a tenth of this learning rate.
         """
         sgd = SGD(
             lr=self.lr,
