@@ -153,7 +153,7 @@ class Round:
 
     number: int
     log: Callable[..., None]
-    """``log(accuracy=0.93, ...)``: numbers of this round, kept with the bytes and seconds so far."""
+    """``log(accuracy=0.93, ...)``: numbers of this round, kept with the bytes and seconds so far; None is left out."""
 
 
 class Federation(ABC):
@@ -217,8 +217,8 @@ class Federation(ABC):
         """The server's stream called ``use``."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module) -> float:
-        """Accuracy in [0, 1] on the server's test records."""
+    def evaluate(self, model: nn.Module) -> float | None:
+        """Accuracy in [0, 1] on the server's test records; None in a round that the run does not judge."""
 
     @abstractmethod
     def progress(self, what: str) -> Callable[[int, int], None]:

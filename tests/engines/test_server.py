@@ -318,3 +318,12 @@ def test_integer_buffers_are_rounded_not_cut() -> None:
     load(held, {"count": torch.tensor(4.75, dtype=torch.float64), "weight": torch.tensor([0.1], dtype=torch.float64)})
     assert held["count"].item() == 5
     assert held["weight"].dtype == torch.float32
+
+
+def test_a_run_may_be_judged_now_and_then(digits: Any, tmp_path: Path) -> None:
+    import json
+
+    run(Probe(rounds=5), digits, tmp_path, evaluate_every=2)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines if "accuracy" in line] == [2, 4, 5]
+    assert len(lines) == 5

@@ -94,6 +94,7 @@ class ServerFederation(Federation):
         test: the server's test records.
         min_clients: how many usable replies a question needs.
         keep_replies: keep the replies of finished rounds too.
+        evaluate_every: judge the model after every so many rounds, and after the last.
         device: where the server computes.
         watcher: sees the progress.
     """
@@ -108,6 +109,7 @@ class ServerFederation(Federation):
         test: Records,
         min_clients: int | None = None,
         keep_replies: bool = False,
+        evaluate_every: int = 1,
         device: str = "cpu",
         watcher: Watcher | None = None,
     ) -> None:
@@ -125,6 +127,7 @@ class ServerFederation(Federation):
         self._transport = transport
         self._test = test.to(device)
         self._keep_replies = keep_replies
+        self._evaluate_every = evaluate_every
         self._watcher = watcher or Watcher()
         self._exchange = 0
         self._round: int | None = None
@@ -246,8 +249,9 @@ class ServerFederation(Federation):
         if kept != lines:
             files.write_bytes(path, *(json.dumps(line).encode() + b"\n" for line in kept))
 
-    def _log(self, index: int, **values: float) -> None:
-        line = {"round": index, **values}
+    def _log(self, index: int, **numbers: float | None) -> None:
+        values = {name: value for name, value in numbers.items() if value is not None}
+        line: dict[str, float] = {"round": index, **values}
         journal = self.journal
         line |= {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
         files.append_json(self._folder / "metrics.jsonl", line)
@@ -263,8 +267,10 @@ class ServerFederation(Federation):
         """See `Federation.rng`."""
         return seeds.stream(self.agreement.seed, "server", *use)
 
-    def evaluate(self, model: nn.Module) -> float:
+    def evaluate(self, model: nn.Module) -> float | None:
         """See `Federation.evaluate`."""
+        if self._round is not None and self._round % self._evaluate_every and self._round < self._rounds:
+            return None
         return evaluate(model, self._test)
 
     def progress(self, what: str) -> Callable[[int, int], None]:

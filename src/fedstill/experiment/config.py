@@ -44,6 +44,8 @@ class Experiment(Settings):
     """Go on with so few usable replies; by default every client must reply."""
     timeout: PositiveFloat | None = None
     """Seconds that a client may take for one step; no limit by default."""
+    evaluate_every: PositiveInt = 1
+    """Judge the model after every so many rounds, and after the last."""
     keep_replies: bool = False
     """Keep the replies of finished rounds too; those of the last round are always kept."""
     max_message_mb: PositiveInt = 512
@@ -74,7 +76,7 @@ def _cores() -> int:
 
 
 # These change how a run gets to its result, not the result: a resumed run may have other values.
-FREE = frozenset({"workers", "min_clients", "timeout", "keep_replies", "max_message_mb"})
+FREE = frozenset({"workers", "min_clients", "timeout", "evaluate_every", "keep_replies", "max_message_mb"})
 
 
 def describe(experiment: Experiment, method_name: str, method: Method, label: str, command: str) -> dict[str, Any]:

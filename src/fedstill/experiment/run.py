@@ -167,6 +167,7 @@ def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher) -> dict[s
             test=task.test,
             min_clients=experiment.min_clients,
             keep_replies=experiment.keep_replies,
+            evaluate_every=experiment.evaluate_every,
             device=experiment.device,
             watcher=watcher,
         )
