@@ -64,7 +64,8 @@ def parse_run(program: str, words: Sequence[str], experiment: Experiment, method
         "experiment": (_plain(experiment), ""),
         "method": (_plain(method), ""),
     }
-    found = _parse(program, type(method).__doc__ or "", words, parts, [("out", _OUT, None)])
+    usage = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --clients 5 --out runs/first"
+    found = _parse(program, usage, words, parts, [("out", _OUT, None)])
     return RunFlags(_settings(experiment, found.experiment, "--"), _settings(method, found.method, "--"), found.out)
 
 

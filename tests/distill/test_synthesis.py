@@ -1,97 +1,165 @@
-"""A client's synthetic images."""
-
-from functools import partial
-from typing import Any
+"""A client's synthetic images: exact bytes, own streams, and nearer in gradient than what they started from."""
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from fedstill.data.sources import DataSet
+from fedstill.distill import synthesis
+from fedstill.distill.gradient_matching import match
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.models import build
 from fedstill.records import Records
 from fedstill.seeds import derive, isolated, stream
 
-
-def new_net(shape: tuple[int, int, int], index: int) -> nn.Module:
-    with isolated(derive(0, "net", index)):
-        return build("convnet:width=8,depth=2", shape, 10)
+SMALL = GradientMatching(nets=3, batch_size=16, choose="representatives", pool=64)
 
 
-def made(data: DataSet, labels: list[int], seed: int = 0, ipc: int = 2, **settings: Any) -> Records:
-    held = torch.isin(data.train.labels, torch.tensor(labels))
-    quick = GradientMatching(**{"nets": 4, "batch_size": 16, **settings})
-    return synthesise(
-        data.train[torch.nonzero(held).flatten()], partial(new_net, data.train.shape), ipc, quick, stream(seed)
-    )
+def new_net(index: int, seed: int = 0) -> nn.Module:
+    with isolated(derive(seed, "net", index)):
+        return build("convnet:width=8,depth=2", (1, 8, 8), 10)
 
 
-def test_they_are_8_bit_images_of_the_classes_at_hand(digits: DataSet) -> None:
-    found = made(digits, [4, 1], ipc=3)
-    assert found.images.dtype == torch.uint8
-    assert found.images.shape == (6, 1, 8, 8)
-    assert found.labels.tolist() == [1, 1, 1, 4, 4, 4]
-    assert found.normalisation == digits.train.normalisation
+def two_classes(digits: DataSet) -> Records:
+    return digits.train[(digits.train.labels == 3) | (digits.train.labels == 7)]
+
+
+def changed(**values: object) -> GradientMatching:
+    return GradientMatching(**{**SMALL.model_dump(), **values})
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"init": "noise"},
-        {"init": "real"},
-        {"choose": "representatives", "interval": 2},
-        {"steps": 3, "net_epochs": 2},
-        {"distance": "mse", "lr": 0.1},
-        {"distance": "cos", "lr": 1.0},
-        {"augment": "none", "anneal": False},
+        SMALL,
+        changed(init="noise", choose="random", augment="none", anneal=False),
+        changed(init="real", steps=3, nets=2, interval=2, distance="mse"),
+        changed(lr=10.0, distance="cos"),
     ],
-    ids=str,
 )
-def test_the_same_seed_gives_the_same_images_another_seed_others(digits: DataSet, settings: dict[str, Any]) -> None:
+def test_images_are_bytes_of_the_clients_classes(digits: DataSet, settings: GradientMatching) -> None:
+    made = synthesise(two_classes(digits), new_net, 2, settings, stream(0))
+    assert made.images.dtype == torch.uint8 and made.images.shape == (4, 1, 8, 8)
+    assert made.labels.tolist() == [3, 3, 7, 7]
+    assert made.num_classes == 10 and made.normalisation == digits.train.normalisation
+    assert len({bytes(image.flatten().tolist()) for image in made.images}) == 4
+
+
+def test_pixels_stay_in_the_unit_interval_all_along(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, original = [], synthesis._pixel_gradient
+
+    def spy(net: nn.Module, records: Records, images: torch.Tensor, *rest: object) -> object:
+        seen.append(images.clone())
+        return original(net, records, images, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(synthesis, "_pixel_gradient", spy)
+    synthesise(two_classes(digits), new_net, 2, changed(lr=10.0, init="noise", nets=5), stream(0))
+    assert all(0 <= float(x.min()) and float(x.max()) <= 1 for x in seen)
+    assert float((seen[-1] - seen[0]).abs().max()) > 0.5  # the step was large enough to need the clamp
+
+
+def test_same_seed_same_bytes_another_seed_others_global_generator_untouched(digits: DataSet) -> None:
     before = torch.get_rng_state()
-    first = made(digits, [3], **settings)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(5)
-    assert torch.equal(made(digits, [3], **settings).images, first.images)
-    assert not torch.equal(made(digits, [3], seed=1, **settings).images, first.images)
+    first, again, other = (synthesise(two_classes(digits), new_net, 2, SMALL, stream(s)).images for s in (0, 0, 1))
+    nets = synthesise(two_classes(digits), lambda i: new_net(i, 5), 2, SMALL, stream(0)).images
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other) and not torch.equal(first, nets)
+    assert torch.equal(before, torch.get_rng_state())
 
 
-def test_matching_brings_the_gradients_nearer(digits: DataSet) -> None:
-    losses: list[float] = []
-    settings = GradientMatching(nets=60, batch_size=64, augment="none", init="noise", lr=0.1)
+def test_the_networks_asked_for_are_the_first_ones_in_order(digits: DataSet) -> None:
+    asked: list[int] = []
+    reported: list[int] = []
     synthesise(
-        digits.train.of_class(2),
-        partial(new_net, digits.train.shape),
+        digits.train.of_class(0),
+        lambda i: (asked.append(i), new_net(i))[1],
         2,
-        settings,
+        SMALL,
         stream(0),
-        progress=lambda _, loss: losses.append(loss),
+        progress=lambda index, distance: reported.append(index),
     )
-    assert len(losses) == 60
-    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+    assert asked == reported == [0, 1, 2]
 
 
-def test_a_class_with_fewer_records_than_images_is_filled_up(digits: DataSet) -> None:
-    few = digits.train.of_class(5)[:2]
-    found = synthesise(few, partial(new_net, few.shape), 4, GradientMatching(nets=2), stream(0))
-    assert found.labels.tolist() == [5] * 4
+def test_matching_brings_gradients_nearer_at_networks_never_matched_at(digits: DataSet) -> None:
+    part = digits.train.of_class(3)
+
+    def distance(images: Records) -> float:
+        nets = [new_net(index, seed=99) for index in range(5)]
+        return sum(float(match(net, [part.inputs()], [images.inputs()], [3])[0]) for net in nets)
+
+    settings = changed(nets=40, init="noise", augment="none", lr=0.05)
+    before = synthesise(part, new_net, 2, changed(**{**settings.model_dump(), "nets": 1, "lr": 1e-12}), stream(0))
+    after = synthesise(part, new_net, 2, settings, stream(0))
+    assert distance(after) < 0.8 * distance(before)
 
 
-def test_no_records_are_refused(digits: DataSet) -> None:
-    with pytest.raises(ValueError, match="0 records have no classes to synthesise"):
-        synthesise(digits.train[:0], partial(new_net, digits.train.shape), 1, GradientMatching(), stream(0))
+def test_a_step_is_momentum_sgd_on_pixels_scaled_by_the_number_of_images(digits: DataSet) -> None:
+    part = digits.train.of_class(1)
+    settings = changed(nets=2, augment="none", choose="random", init="real", batch_size=500, momentum=0.5, lr=1e-3)
+    rng = stream(0)
+    torch.randn(2, *part.shape, generator=rng)  # the noise that fills up classes with fewer than 2 records
+    pixels = part.pixels(torch.randperm(len(part), generator=rng)[:2])
+    velocity = torch.zeros_like(pixels)
+    for index, cosine in ((0, 1.0), (1, 0.5)):  # (1 + cos(pi index / 2)) / 2
+        x = pixels.clone().requires_grad_()
+        inputs = part.normalisation.apply(x)
+        gradient = match(new_net(index), [part.inputs()], [inputs], [1])[1][0]
+        velocity = 0.5 * velocity + torch.autograd.grad(inputs, x, gradient)[0]
+        pixels = (pixels - 1e-3 * 2 * cosine * velocity).clamp(0, 1)
+    made = synthesise(part, new_net, 2, settings, stream(0))
+    off = (made.images.double() - 255 * pixels.double()).abs()
+    assert float(off.max()) <= 0.51  # rounding, and the order in which the same real images were drawn
 
 
-def test_the_papers_own_constants() -> None:
-    paper = GradientMatching.published(50)
-    assert (paper.nets, paper.steps, paper.batch_size, paper.interval, paper.choose) == (
-        300,
-        100,
-        128,
-        10,
-        "representatives",
-    )
-    assert paper.lr * 50 == pytest.approx(0.01)
-    assert not paper.anneal
+def test_networks_are_trained_only_between_their_own_steps(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = synthesis._train
+    monkeypatch.setattr(synthesis, "_train", lambda *a: (calls.append(a[0]), original(*a)))
+    synthesise(two_classes(digits), new_net, 2, SMALL, stream(0))
+    assert calls == []
+    synthesise(two_classes(digits), new_net, 2, changed(steps=3, nets=2), stream(0))
+    assert len(calls) == 4 and len(set(calls)) == 2
+
+
+def test_training_lowers_the_loss_of_the_synthetic_images(digits: DataSet) -> None:
+    records, net = two_classes(digits)[:4], new_net(0)
+    settings = changed(net_epochs=20, net_lr=0.1)
+    images = records.pixels()[:, None]  # four classes of one image each
+    labels = records.labels.tolist()
+
+    def loss() -> float:
+        return float(nn.functional.cross_entropy(net(records.inputs()).detach(), records.labels))
+
+    before = loss()
+    synthesis._train(net, records, images, labels, settings)
+    assert loss() < 0.5 * before
+
+
+def test_classes_with_few_records_fill_up_with_noise(digits: DataSet) -> None:
+    part = digits.train.of_class(5)[:3]
+    made = synthesise(part, new_net, 6, changed(lr=1e-12, nets=1), stream(0))
+    kept = {bytes(image.flatten().tolist()) for image in part.images}
+    assert [bytes(image.flatten().tolist()) in kept for image in made.images] == [True] * 3 + [False] * 3
+
+
+def test_nonsense_is_refused(digits: DataSet) -> None:
+    with pytest.raises(ValueError, match="0 records have no classes"):
+        synthesise(digits.train[:0], new_net, 2, SMALL, stream(0))
+    for wrong in (
+        {"nets": 0},
+        {"momentum": 1.0},
+        {"lr": float("inf")},
+        {"distance": "l1"},
+        {"augment": "zoom"},
+        {"x": 1},
+    ):
+        with pytest.raises(ValidationError):
+            changed(**wrong)
+
+
+def test_published_constants() -> None:
+    paper = GradientMatching.published(10)
+    assert (paper.nets, paper.steps, paper.lr * 10, paper.batch_size) == (300, 100, 0.01, 128)
+    assert (paper.interval, paper.init, paper.choose) == (10, "representatives", "representatives")
