@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from fedstill import wire
+from fedstill import schema, wire
 from fedstill.train.allocator import keep_memory
 
 BYTES = 100 * 10**6
-FIELDS = wire.schema({"weights": wire.State})
+FIELDS = schema.declared({"weights": schema.State})
 
 
 def timed(work: Callable[[], Any], repeats: int = 15) -> float:
@@ -31,7 +31,7 @@ def timed(work: Callable[[], Any], repeats: int = 15) -> float:
 def main() -> None:
     keep_memory()
     state = {f"layer{i}.weight": torch.randn(BYTES // 4 // 20) for i in range(20)}
-    facts = wire.Facts(templates={"state": wire.template(state)})
+    facts = schema.Facts(templates={"state": schema.template(state)})
 
     def ours() -> None:
         values, _ = wire.decode(wire.encode({"weights": state}, FIELDS, facts, {"step": "x"}), FIELDS, facts)

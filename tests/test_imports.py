@@ -12,7 +12,7 @@ ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
     {"seeds", "records", "files"},
-    {"wire", "protocol", "journal"},
+    {"schema", "wire", "protocol", "journal"},
     {"data", "models"},
     {"train"},
     {"distill", "privacy"},

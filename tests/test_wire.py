@@ -9,16 +9,16 @@ from jaxtyping import Float32, UInt8
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedstill import wire
-from fedstill.wire import Labels, Parameters, Public, Refused, State
+from fedstill import schema, wire
+from fedstill.schema import Labels, Parameters, Public, Refused, State
 
 MODEL = {"conv.weight": torch.randn(2, 1, 3, 3), "steps": torch.tensor(3), "half": torch.ones(2, dtype=torch.float16)}
-FACTS = wire.Facts(
+FACTS = schema.Facts(
     sizes={"channels": 1, "height": 2, "width": 2, "classes": 3},
-    templates={"state": wire.template(MODEL), "parameters": wire.template({"w": torch.zeros(2)})},
+    templates={"state": schema.template(MODEL), "parameters": schema.template({"w": torch.zeros(2)})},
     max_bytes=100_000,
 )
-FIELDS = wire.schema(
+FIELDS = schema.declared(
     {
         "images": UInt8[Tensor, "n channels height width"],
         "labels": Labels,
@@ -129,7 +129,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_not_finite_are_refused_in_the_header_too(text: str) -> None:
-    fields = wire.schema({"rate": float})
+    fields = schema.declared({"rate": float})
     data = wire.pack({}, {"fields": {"rate": 123.0}}).replace(b"123.0", text.encode().ljust(5)[:9])
     size = int.from_bytes(data[:8], "little") + len(text.encode().ljust(5)[:9]) - 5
     with pytest.raises(Refused):
@@ -155,7 +155,7 @@ def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
     except Refused:
         return
     assert kind == "flip"  # a flipped pixel is still a pixel; everything else must not pass
-    wire.check(values, FIELDS, FACTS)
+    schema.check(values, FIELDS, FACTS)
 
 
 def test_reasons_stay_short_and_printable_whatever_the_message_holds() -> None:
@@ -169,11 +169,11 @@ def test_reasons_stay_short_and_printable_whatever_the_message_holds() -> None:
 def test_deeply_nested_headers_are_refused() -> None:
     text = json.dumps({"__metadata__": {"fedstill": "[" * 100_000}}).encode()
     with pytest.raises(Refused):
-        wire.decode(len(text).to_bytes(8, "little") + text, (), wire.Facts())
+        wire.decode(len(text).to_bytes(8, "little") + text, (), schema.Facts())
 
 
 def test_public_marks_a_field_and_changes_nothing_else() -> None:
-    fields = wire.schema({"x": Annotated[Float32[Tensor, " n"], Public()], "k": Annotated[PositiveInt, Public()]})
+    fields = schema.declared({"x": Annotated[Float32[Tensor, " n"], Public()], "k": Annotated[PositiveInt, Public()]})
     assert all(f.is_public for f in fields)
     values = {"x": torch.ones(3), "k": 2}
     assert same(wire.decode(wire.encode(values, fields, FACTS, {}), fields, FACTS)[0], values)
@@ -182,7 +182,7 @@ def test_public_marks_a_field_and_changes_nothing_else() -> None:
 
 
 def test_parameters_and_state_have_templates_of_their_own() -> None:
-    fields = wire.schema({"p": Parameters})
+    fields = schema.declared({"p": Parameters})
     wire.encode({"p": {"w": torch.zeros(2)}}, fields, FACTS, {})
     with pytest.raises(Refused, match="which the model does not have|lacks"):
         wire.encode({"p": MODEL}, fields, FACTS, {})
@@ -191,14 +191,14 @@ def test_parameters_and_state_have_templates_of_their_own() -> None:
 @pytest.mark.parametrize(("classes", "dtype"), [(2, torch.uint8), (256, torch.uint8), (257, torch.int32)])
 def test_labels_take_the_fewest_bytes(classes: int, dtype: torch.dtype) -> None:
     labels = torch.tensor([0, classes - 1])
-    packed = wire.compact(labels, classes)
+    packed = schema.compact(labels, classes)
     assert packed.dtype == dtype
     assert torch.equal(packed.long(), labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
 def test_labels_of_unsigned_types_are_checked_like_others(dtype: torch.dtype) -> None:
-    fields = wire.schema({"labels": Labels})
+    fields = schema.declared({"labels": Labels})
     wire.decode(wire.pack({"labels": torch.tensor([0, 2]).to(dtype)}, {"fields": {}}), fields, FACTS)
     for wrong in (3, 2**16 - 1):
         with pytest.raises(Refused, match="allowed is 0 to 2"):
@@ -208,7 +208,7 @@ def test_labels_of_unsigned_types_are_checked_like_others(dtype: torch.dtype) ->
 def test_a_label_that_wraps_is_refused() -> None:
     data = wire.pack({"labels": torch.tensor([-1]).view(torch.uint64)}, {"fields": {}})
     with pytest.raises(Refused, match="value -1; allowed is 0 to 2"):
-        wire.decode(data, wire.schema({"labels": Labels}), FACTS)
+        wire.decode(data, schema.declared({"labels": Labels}), FACTS)
 
 
 def test_a_header_is_read_up_to_a_limit_only() -> None:
@@ -225,6 +225,6 @@ def test_a_name_that_stands_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2**40, 10**30])
 def test_counts_are_small_enough_to_calculate_with(count: int) -> None:
-    fields = wire.schema({"n": wire.Count})
+    fields = schema.declared({"n": schema.Count})
     with pytest.raises(Refused, match="field 'n' is"):
         wire.decode(wire.pack({}, {"fields": {"n": count}}), fields, FACTS)

@@ -15,9 +15,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from fedstill import wire
+from fedstill import schema
 from fedstill.records import Records
-from fedstill.wire import Count, Labels, Parameters, Public, State
+from fedstill.schema import Count, Labels, Parameters, Public, State
 
 __all__ = [
     "Client",
@@ -50,14 +50,14 @@ class Settings(BaseModel):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Reply:
-    """What a step sends to the server: a frozen class whose annotations are the wire schema (see `fedstill.wire`)."""
+    """What a step sends to the server: a frozen class whose annotations are the wire schema (see `fedstill.schema`)."""
 
-    schema: ClassVar[wire.Schema] = ()
+    schema: ClassVar[schema.Schema] = ()
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
         hints = typing.get_type_hints(cls, include_extras=True)
-        cls.schema = wire.schema({f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+        cls.schema = schema.declared({f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
 
 
 R = TypeVar("R", bound=Reply)
@@ -82,9 +82,9 @@ class Step(typing.Generic[R]):
         return self._hints
 
     @property
-    def request(self) -> wire.Schema:
+    def request(self) -> schema.Schema:
         """The fields a request carries."""
-        return wire.schema({name: self._annotations()[name] for name in self._names})
+        return schema.declared({name: self._annotations()[name] for name in self._names})
 
     @property
     def reply(self) -> type[R]:

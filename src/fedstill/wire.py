@@ -1,103 +1,21 @@
-"""Payload <-> bytes: the only encoder, and the checks every message passes on its way in.
+"""Payload <-> bytes: the only encoder.
 
-A message is a set of named fields, each declared by an annotation:
-
-========================================  ==================================================================
-annotation                                what may cross
-========================================  ==================================================================
-``UInt8[Tensor, "n channels height"]``    a tensor of that dtype and shape; a name that the run fixes
-                                          (``channels``, ``height``, ``width``, ``classes``) must have that
-                                          size, any other name must agree within the message
-``Labels``                                integers ``(n,)``, each below the number of classes
-``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
-``int``, ``PositiveInt``, ``str``, ...    a JSON value that pydantic accepts strictly
-========================================  ==================================================================
-
-On the wire tensors are safetensors, everything else is JSON in the safetensors header. There is no pickle. Every number
-must be finite. What fails is refused with one sentence (`Refused`) and never reaches a method.
+On the wire tensors are safetensors, everything else is JSON in the safetensors header. There is no pickle. What a
+message may hold is declared and checked by `fedstill.schema`; what fails never reaches a method.
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 import safetensors
 import safetensors.torch
-import torch
-from annotated_types import Gt, Lt
-from jaxtyping import AbstractArray, Integer
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-
-class Refused(ValueError):
-    """A message that is not what was declared; the text says which field, what came and what is allowed."""
-
-
-@dataclass(frozen=True)
-class Below:
-    """Every value of the tensor is in ``[0, limit)``; ``limit`` is a number or the name of a size the run fixes."""
-
-    limit: int | str
-
-
-@dataclass(frozen=True)
-class Like:
-    """The named tensors are exactly those of a template of the run: ``"state"`` or ``"parameters"`` of its model."""
-
-    template: str
-
-
-@dataclass(frozen=True)
-class Public:
-    """The field says nothing about any record, or is agreed to be public; it costs no privacy."""
-
-
-State = Annotated[dict[str, Tensor], Like("state")]
-"""Every entry of the model's state, buffers included."""
-Parameters = Annotated[dict[str, Tensor], Like("parameters")]
-"""The model's trainable parameters only."""
-Labels = Annotated[Integer[Tensor, " n"], Below("classes")]
-"""One class per row; `compact` picks the smallest integer type that holds them."""
-
-Count = Annotated[int, Gt(0), Lt(2**40)]
-"""A number of records or the like: positive, and small enough to calculate with."""
+from fedstill.schema import Facts, Refused, Schema, check, clean, scalar, short, validator
 
 MAX_HEADER = 4 * 2**20
 """Bytes of a message's header that are read at most."""
-
-Template = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a run fixes about every message.
-
-    Attributes:
-        sizes: dimension names with their size (``channels``, ``height``, ``width``, ``classes``).
-        templates: names, dtypes and shapes that `State` and `Parameters` must have.
-        max_bytes: the largest message accepted.
-    """
-
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    templates: Mapping[str, Template] = field(default_factory=dict)
-    max_bytes: int = 1 << 30
-
-
-def template(tensors: Mapping[str, Tensor]) -> Template:
-    """The names, dtypes and shapes of ``tensors``, for `Facts`."""
-    return {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
-
-
-def compact(labels: Tensor, num_classes: int) -> Tensor:
-    """``labels`` in the smallest integer type that holds ``num_classes`` classes: one byte each up to 256."""
-    return labels.to(torch.uint8 if num_classes <= 256 else torch.int32)
-
-
-# ---------------------------------------------------------------------------------------------------------- raw bytes
 
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
@@ -153,64 +71,6 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def clean(text: str, limit: int = 80) -> str:
-    """``text`` from outside, safe to print on one line."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _short(value: object) -> str:
-    return clean(repr(value))
-
-
-# ------------------------------------------------------------------------------------------------------------- schemas
-
-
-@dataclass(frozen=True)
-class Field:
-    """One declared field: ``annotation`` without its metadata, and the metadata."""
-
-    name: str
-    annotation: Any
-    marks: tuple[Any, ...]
-
-    @property
-    def is_public(self) -> bool:
-        """Whether the field is declared to cost no privacy."""
-        return any(isinstance(mark, Public) for mark in self.marks)
-
-    @property
-    def like(self) -> str | None:
-        """The template the field's tensors must match, if any."""
-        return next((mark.template for mark in self.marks if isinstance(mark, Like)), None)
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the field is one tensor."""
-        return isinstance(self.annotation, type) and issubclass(self.annotation, AbstractArray)
-
-
-Schema = tuple[Field, ...]
-
-
-def schema(annotations: Mapping[str, Any]) -> Schema:
-    """The fields that ``annotations`` (name -> type, with extras) declare."""
-    fields = []
-    for name, annotation in annotations.items():
-        marks: tuple[Any, ...] = ()
-        while get_origin(annotation) is Annotated:
-            annotation, *extra = get_args(annotation)
-            marks = (*marks, *extra)
-        fields.append(Field(name, annotation, marks))
-    return tuple(fields)
-
-
-@cache
-def _validator(annotation: Any, marks: tuple[Any, ...]) -> TypeAdapter[Any]:
-    kept = tuple(mark for mark in marks if not isinstance(mark, Public))
-    return TypeAdapter(Annotated[(annotation, *kept)] if kept else annotation)
-
-
 def encode(values: Mapping[str, Any], fields: Schema, facts: Facts, envelope: Mapping[str, Any]) -> bytes:
     """The message that carries ``values``; ``envelope`` is what the engines add (step, call, ...).
 
@@ -227,7 +87,7 @@ def encode(values: Mapping[str, Any], fields: Schema, facts: Facts, envelope: Ma
         elif f.is_tensor:
             tensors[f.name] = value
         else:
-            scalars[f.name] = _validator(f.annotation, f.marks).dump_python(value, mode="json")
+            scalars[f.name] = validator(f.annotation, f.marks).dump_python(value, mode="json")
     return pack(tensors, {**envelope, "fields": scalars})
 
 
@@ -266,87 +126,8 @@ def decode(
         else:
             if f.name not in scalars:
                 raise Refused(f"field '{f.name}' is missing")
-            values[f.name] = _scalar(f, scalars.pop(f.name), from_json=True)
+            values[f.name] = scalar(f, scalars.pop(f.name), from_json=True)
     if unknown := sorted([*tensors, *scalars]):
-        raise Refused(f"field {_short(unknown[0])} is not declared")
+        raise Refused(f"field {short(unknown[0])} is not declared")
     check(values, fields, facts, at_most=at_most)
     return values, envelope
-
-
-def check(values: Mapping[str, Any], fields: Schema, facts: Facts, *, at_most: Mapping[str, int] | None = None) -> None:
-    """Refuse ``values`` unless each field has the declared type, dtype, shape, range and only finite numbers."""
-    sizes = dict(facts.sizes)
-    for f in fields:
-        if f.name not in values:
-            raise Refused(f"field '{f.name}' is missing")
-        value = values[f.name]
-        if f.like:
-            _check_like(f, value, facts)
-        elif f.is_tensor:
-            _check_tensor(f, value, sizes, at_most or {})
-        else:
-            _scalar(f, value)
-    if unknown := sorted(set(values) - {f.name for f in fields}):
-        raise Refused(f"field {_short(unknown[0])} is not declared")
-
-
-def _scalar(f: Field, value: Any, *, from_json: bool = False) -> Any:
-    adapter = _validator(f.annotation, f.marks)
-    try:
-        if from_json:
-            value = adapter.validate_json(json.dumps(value), strict=True)
-        else:
-            value = adapter.validate_python(value, strict=True)
-    except (ValidationError, ValueError, RecursionError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise Refused(f"field '{f.name}' is {_short(value)}: {clean(str(why))}") from error
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Refused(f"field '{f.name}' is {value}; it must be finite")
-    return value
-
-
-def _check_like(f: Field, value: Mapping[str, Tensor], facts: Facts) -> None:
-    assert f.like is not None
-    if f.like not in facts.templates:
-        raise Refused(f"field '{f.name}' must match the model's {f.like}, which is not known here")
-    expected = facts.templates[f.like]
-    if missing := expected.keys() - value.keys():
-        raise Refused(f"field '{f.name}' lacks {_short(min(missing))}")
-    if unknown := value.keys() - expected.keys():
-        raise Refused(f"field '{f.name}' has {_short(min(unknown))}, which the model does not have")
-    for key, (dtype, shape) in expected.items():
-        entry = value[key]
-        if entry.dtype != dtype or tuple(entry.shape) != shape:
-            came, wanted = f"{entry.dtype}{list(entry.shape)}", f"{dtype}{list(shape)}"
-            raise Refused(f"field '{f.name}' has {_short(key)} as {clean(came)}; the model has {wanted}")
-        _check_finite(f"{f.name}/{key}", entry)
-
-
-def _check_tensor(f: Field, value: Tensor, sizes: dict[str, int], at_most: Mapping[str, int]) -> None:
-    dtype = str(value.dtype).removeprefix("torch.")
-    if dtype not in f.annotation.dtypes:
-        raise Refused(f"field '{f.name}' is {dtype}; declared is {' or '.join(f.annotation.dtypes)}")
-    names = f.annotation.dim_str.split()
-    if value.ndim != len(names):
-        raise Refused(f"field '{f.name}' has shape {list(value.shape)}; declared is ({', '.join(names)})")
-    for name, size in zip(names, value.shape, strict=True):
-        expected = int(name) if name.isdecimal() else sizes.setdefault(name, size)
-        if size != expected:
-            raise Refused(f"field '{f.name}' has {name}={size}; it must be {expected}")
-        if size > at_most.get(name, size):
-            raise Refused(f"field '{f.name}' has {name}={size}; at most {at_most[name]} were asked for")
-    _check_finite(f.name, value)
-    for mark in f.marks:
-        if isinstance(mark, Below) and value.numel():
-            limit = mark.limit if isinstance(mark.limit, int) else sizes[mark.limit]
-            wide = value.to(torch.int64)  # unsigned types above 8 bits have no minimum; what wraps is below 0
-            low, high = int(wide.min()), int(wide.max())
-            if low < 0 or high >= limit:
-                raise Refused(f"field '{f.name}' has the value {low if low < 0 else high}; allowed is 0 to {limit - 1}")
-
-
-def _check_finite(name: str, value: Tensor) -> None:
-    if value.is_floating_point() and value.numel():
-        low, high = torch.aminmax(value)  # one pass; NaN propagates
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise Refused(f"field '{name}' has a value that is not finite")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Ge, Lt
 from jaxtyping import Float
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +20,7 @@ from fedstill.distill.gradient_matching import Distance, match
 from fedstill.distill.representatives import choose
 from fedstill.protocol import Settings
 from fedstill.records import Records
-from fedstill.train.augment import DSA
+from fedstill.train.augment import DSA, Strategy
 
 
 class GradientMatching(Settings):
@@ -52,14 +52,8 @@ class GradientMatching(Settings):
     """Records of a class, drawn afresh for every choice, that representatives are chosen from."""
     init: Literal["noise", "real", "representatives"] = "representatives"
     """What the images start as: ``0.5 + N(0, 1) / 4``, random records or representative records."""
-    augment: str = "color_crop_cutout_scale_rotate"
+    augment: Strategy = "color_crop_cutout_scale_rotate"
     """DSA operations, joined by "_", drawn alike for real and synthetic images at every step; "none" for none."""
-
-    @field_validator("augment")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        DSA(value)
-        return value
 
     @classmethod
     def published(cls, ipc: int) -> "GradientMatching":

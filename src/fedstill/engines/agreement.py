@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedstill import models, seeds, wire
+from fedstill import models, schema, seeds
 from fedstill.protocol import Method, load, parameters, state
 from fedstill.records import Normalisation
 
@@ -45,12 +45,12 @@ class Agreement:
         return model.to(device).train()
 
     @cached_property
-    def facts(self) -> wire.Facts:
+    def facts(self) -> schema.Facts:
         """What the wire checks every message against."""
         model = self.new_model()
         channels, height, width = self.shape
-        return wire.Facts(
+        return schema.Facts(
             sizes={"channels": channels, "height": height, "width": width, "classes": self.num_classes},
-            templates={"state": wire.template(state(model)), "parameters": wire.template(parameters(model))},
+            templates={"state": schema.template(state(model)), "parameters": schema.template(parameters(model))},
             max_bytes=self.max_bytes,
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstill import files, seeds, wire
+from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
 from fedstill.journal import Journal, Refusal
 from fedstill.protocol import Federation, Reply, Round, Step, load, state
@@ -194,12 +194,12 @@ class ServerFederation(Federation):
                     wire.decode(arrival.reply, (), self.agreement.facts)
                 error = wire.envelope(arrival.reply).get("error")
                 if error is not None:
-                    reason = wire.clean(str(error), 500) or "the client gives no reason"
+                    reason = schema.clean(str(error), 500) or "the client gives no reason"
                 else:
                     _, envelope = wire.decode(arrival.reply, step.reply.schema, self.agreement.facts, at_most=at_most)
                     if envelope != {"step": step.name, "exchange": exchange}:
                         reason = f"the reply is not to step '{step.name}' of exchange {exchange}"
-            except wire.Refused as refused:
+            except schema.Refused as refused:
                 reason = str(refused)
         return None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
 

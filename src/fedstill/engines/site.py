@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedstill import files, seeds, wire
+from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
 from fedstill.protocol import Client
 from fedstill.records import Records
@@ -51,7 +51,7 @@ class Site:
         """The reply to ``request``, or a message that says why there is none; never raises."""
         try:
             return self._answer(client, request)
-        except wire.Refused as error:
+        except schema.Refused as error:
             return wire.pack({}, {"error": f"refused by the client: {error}"})
         except Exception as error:  # whatever goes wrong in a step must not take the other clients down
             reason = f"{type(error).__name__}: {error}"
@@ -66,12 +66,12 @@ class Site:
         name = wire.envelope(request).get("step")
         steps = self.agreement.method.steps()
         if not isinstance(name, str) or name not in steps:
-            raise wire.Refused(f"step {name!r} is not one of {', '.join(sorted(steps))}")
+            raise schema.Refused(f"step {name!r} is not one of {', '.join(sorted(steps))}")
         step = steps[name]
         values, envelope = wire.decode(request, step.request, self.agreement.facts)
         exchange = envelope.get("exchange")
         if not isinstance(exchange, int) or exchange < 0:
-            raise wire.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
+            raise schema.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
         train, test = self.holdings.records(client)
         held = _StateFiles(self.folder / f"{client:05d}")
         actor = SiteClient(self.agreement, client, exchange, train, test, held.read(exchange), self.device)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from fedstill import wire
+from fedstill import schema
 from fedstill.protocol import Federation, Labels, Records, Reply
 from fedstill.train.server import ServerTraining
 
@@ -20,7 +20,7 @@ class ImageSet(Reply):
 
 def packed(records: Records) -> ImageSet:
     """The reply that carries ``records``."""
-    return ImageSet(images=records.images, labels=wire.compact(records.labels, records.num_classes))
+    return ImageSet(images=records.images, labels=schema.compact(records.labels, records.num_classes))
 
 
 def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:

@@ -8,9 +8,11 @@ generator: it can't repeat one draw on two batches or run from a stream of its o
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int64
+from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn import functional
 
@@ -168,3 +170,12 @@ _OPERATIONS: dict[str, Callable[[Images, Uniforms], Images]] = {
     "rotate": _rotate,
     "none": lambda x, u: x,
 }
+
+
+def _known(strategy: str) -> str:
+    DSA(strategy)
+    return strategy
+
+
+Strategy = Annotated[str, AfterValidator(_known)]
+"""A strategy as a setting: refused when it names an unknown operation."""

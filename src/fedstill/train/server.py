@@ -5,12 +5,12 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Lt
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from fedstill.protocol import Settings
 from fedstill.records import Records
-from fedstill.train.augment import DSA
+from fedstill.train.augment import DSA, Strategy
 from fedstill.train.local import SGD
 
 
@@ -27,14 +27,8 @@ class ServerTraining(Settings):
     """Weight decay."""
     batch_size: PositiveInt = 256
     """Records per step."""
-    augment: str = "color_crop_cutout_scale_rotate"
+    augment: Strategy = "color_crop_cutout_scale_rotate"
     """DSA operations joined by "_", one drawn for every batch with parameters for each image; "none" for none."""
-
-    @field_validator("augment")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        DSA(value)
-        return value
 
     def fit(
         self,
