@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.records import Records
-from fedstill.schema import Count, Labels, Parameters, Public, State
+from fedstill.schema import Count, Labels, Parameters, Public, Schema, State
 
 __all__ = [
     "Client",
@@ -52,7 +52,7 @@ class Settings(BaseModel):
 class Reply:
     """What a step sends to the server: a frozen class whose annotations are the wire schema (see `fedstill.schema`)."""
 
-    schema: ClassVar[schema.Schema] = ()
+    schema: ClassVar[Schema] = ()
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
