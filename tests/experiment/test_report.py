@@ -136,7 +136,7 @@ def test_runs_are_found_at_any_depth_in_natural_order_and_unfinished_ones_are_le
         ("partition.json", '{"class_names": ["a", "b"], "counts": [[1, 2], [3, -4]]}', "counts.1.1"),
         ("evaluation.json", '{"confusion": [[1, 2], [3]]}', "2 x 2"),
         ("evaluation.json", '{"confusion": [[1]]}', "2 x 2"),
-        ("metrics.jsonl", '{"round": "one"}', "round"),
+        ("metrics.jsonl", '{"round": "one"}\n', "round"),
         ("partition.json", '{"class_names": ["a", "b"], "counts": [[1, 2], [3, 1' + 30 * "0" + "]]}", "counts.1.1"),
         ("images/synthetic.npz", b"PK\x03\x04 cut short", "damaged"),
         ("images/synthetic.npz", b"\x93NUMPY\x01\x00 cut short", "damaged"),
