@@ -31,7 +31,7 @@ def digits(_own_cache: None) -> sources.DataSet:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data sets, or a skip."""
-    place = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    place = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2] / "shared" / "data").resolve()
     if not place.is_dir():
         pytest.skip(f"no real data in {place}; set FEDSTILL_DATA")
     return place

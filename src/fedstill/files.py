@@ -63,15 +63,11 @@ def append_json(path: Path, value: Any) -> None:
     line = json.dumps(value, allow_nan=False).encode() + b"\n"
     with path.open("r+b" if path.exists() else "w+b") as file:
         end = file.seek(0, os.SEEK_END)
-        if end and _last_byte(file.fileno(), end) != b"\n":
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             end = path.read_bytes().rfind(b"\n") + 1
             file.truncate(end)
         file.seek(end)
         file.write(line)
-
-
-def _last_byte(handle: int, end: int) -> bytes:
-    return os.pread(handle, 1, end - 1)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def encode(values: Mapping[str, Any], fields: Schema, facts: Facts, envelope: Mapping[str, Any]) -> bytes:
-    """The message that carries ``values``; ``envelope`` is what the engines add (step, call, ...).
+    """The message that carries ``values``; ``envelope`` is what the engines add (step, exchange).
 
     Raises:
         Refused: when ``values`` is not what ``fields`` declares.

@@ -1,20 +1,8 @@
-"""Where the tests find real data, and a cache of their own."""
+"""Data and a cache of each test's own."""
 
-import os
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def real_data() -> Path:
-    """The folder of real data sets; skips where there is none."""
-    folder = Path(os.environ.get("FEDSTILL_DATA") or REPOSITORY / "../shared/data").resolve()
-    if not folder.is_dir():
-        pytest.skip(f"no real data: {folder} does not exist, and FEDSTILL_DATA names no other folder")
-    return folder
 
 
 @pytest.fixture

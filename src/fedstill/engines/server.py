@@ -160,10 +160,7 @@ class ServerFederation(Federation):
         waiting = [client for client in asked if client not in answered]
         self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
         if waiting:
-
-            def sent(client: int) -> None:
-                self.journal.sent(exchange, client, len(request))
-
+            sent = partial(self.journal.sent, exchange, size=len(request))
             for arrival in self._transport.exchange(request, waiting, sent):
                 refusal = self._judge(arrival, exchange, step, at_most)
                 if refusal is None:
@@ -190,8 +187,6 @@ class ServerFederation(Federation):
         reason = arrival.failure
         if reason is None:
             try:
-                if len(arrival.reply) > self.agreement.facts.max_bytes:  # before anything is parsed
-                    wire.decode(arrival.reply, (), self.agreement.facts)
                 error = wire.envelope(arrival.reply).get("error")
                 if error is not None:
                     reason = schema.clean(str(error), 500) or "the client gives no reason"

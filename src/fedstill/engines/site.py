@@ -55,9 +55,8 @@ class Site:
             return wire.pack({}, {"error": f"refused by the client: {error}"})
         except Exception as error:  # whatever goes wrong in a step must not take the other clients down
             reason = f"{type(error).__name__}: {error}"
-            if (
-                not isinstance(error, ValueError) and reason not in self._logged
-            ):  # the same trace from every client helps nobody
+            # a ValueError says it all in its sentence, and the same trace from every client helps nobody
+            if not isinstance(error, ValueError) and reason not in self._logged:
                 self._logged.add(reason)
                 log.exception("client %d failed", client)
             return wire.pack({}, {"error": reason})

@@ -50,5 +50,4 @@ class ServerTraining(Settings):
             epochs=self.epochs,
             milestones=(self.epochs // 2 + 1,),
         )
-        dsa = DSA(self.augment)
-        return sgd.fit(model, records, rng, augment=lambda x, draws: dsa.draw(draws, len(x))(x), on_epoch=on_epoch)
+        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch)
