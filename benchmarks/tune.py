@@ -18,11 +18,11 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.progress import Bars
 from fedstill.experiment.run import Job, run
 
-RATES = (0.01, 0.03, 0.1)
+RATES = (0.003, 0.01, 0.03, 0.1)
 
 
 def grid(rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Three tries for each method."""
+    """Every learning rate of ``RATES`` for each method."""
 
     def local(lr: float, **more: float) -> dict[str, Any]:
         return {"lr": lr, "max_steps": steps, "epochs": 1000, **more}

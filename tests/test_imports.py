@@ -12,10 +12,11 @@ ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
     {"seeds", "records", "files"},
+    {"privacy"},
     {"schema", "wire", "protocol", "journal"},
     {"data", "models"},
     {"train"},
-    {"distill", "privacy"},
+    {"distill"},
     {"methods"},
     {"engines"},
     {"evaluate", "experiment"},

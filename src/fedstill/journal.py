@@ -4,6 +4,7 @@
 
     journal/
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
+      spent.jsonl                     one line per reply with released values: exchange, client, the releases
       000002-update/00007.reply       the reply of client 7 to the server's third question
       000002-update/00009.refused     why client 9's reply is not used
       checkpoint                      what the server's loop carries after its last finished round
@@ -15,14 +16,16 @@ or absent (`fedstill.files`); replies and the checkpoint carry a checksum.
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedstill import files, wire
+from fedstill.privacy.ledger import Entry
 
 _CHECKPOINT = "checkpoint"
 
@@ -45,6 +48,7 @@ class Journal:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._meter = folder / "meter.jsonl"
+        self._spent = folder / "spent.jsonl"
         self.bytes_down = 0
         self.bytes_up = 0
         self._up: set[tuple[int, int]] = set()
@@ -81,6 +85,26 @@ class Journal:
     def _line(self, **counts: int) -> None:
         files.append_json(self._meter, {**counts, "seconds": round(self.seconds, 3)})
         self._count(**counts)
+
+    # -------------------------------------------------------------------------------------------------------- releases
+
+    def keep_spent(self, exchange: int, client: int, entries: Sequence[Entry]) -> None:
+        """Keep what a client says it released for a question."""
+        spent = [entry.model_dump(mode="json") for entry in entries]
+        files.append_json(self._spent, {"exchange": exchange, "client": client, "spent": spent})
+
+    def spent(self) -> dict[int, list[Entry]]:
+        """What each client has released, in order; a question that was asked again counts as its last answer says."""
+        found: dict[tuple[int, int], list[Entry]] = {}
+        for line in files.read_json_lines(self._spent):
+            try:
+                found[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
+            except (KeyError, TypeError, ValueError, ValidationError) as error:
+                raise self._damaged(self._spent) from error
+        ledgers: dict[int, list[Entry]] = {}
+        for (client, _), entries in sorted(found.items()):
+            ledgers.setdefault(client, []).extend(entries)
+        return ledgers
 
     # --------------------------------------------------------------------------------------------------------- replies
 

@@ -9,13 +9,15 @@ import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from fedstill import schema
+from fedstill.privacy.mechanisms import Mechanism
+from fedstill.privacy.released import Released, together
 from fedstill.records import Records
 from fedstill.schema import Count, Labels, Parameters, Public, Schema, State
 
@@ -28,6 +30,7 @@ __all__ = [
     "Parameters",
     "Public",
     "Records",
+    "Released",
     "Reply",
     "Round",
     "Settings",
@@ -37,6 +40,7 @@ __all__ = [
     "parameters",
     "state",
     "step",
+    "together",
 ]
 
 
@@ -59,8 +63,29 @@ class Reply:
         hints = typing.get_type_hints(cls, include_extras=True)
         cls.schema = schema.declared({f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
 
+    def opened(self) -> dict[str, Any]:
+        """The values by name, those of released fields taken out of their `Released`.
+
+        Raises:
+            TypeError: when the value of such a field did not come from `Client.release`.
+        """
+        values = {f.name: getattr(self, f.name) for f in self.schema}
+        for f in self.schema:
+            if f.is_released:
+                if not isinstance(values[f.name], Released):
+                    raise TypeError(f"field '{f.name}' is declared released, but its value is not from client.release")
+                values[f.name] = values[f.name].value
+        return values
+
+    @classmethod
+    def closed(cls, values: Mapping[str, Any]) -> Self:
+        """The reply that carries ``values``; the inverse of `opened`."""
+        return cls(**{f.name: Released(values[f.name]) if f.is_released else values[f.name] for f in cls.schema})
+
 
 R = TypeVar("R", bound=Reply)
+Rows = TypeVar("Rows")
+Value = TypeVar("Value")
 
 
 class Step(typing.Generic[R]):
@@ -126,6 +151,7 @@ class Client(ABC):
         public: records that everybody holds, or None.
         state: named tensors that survive between steps and never leave; change it in place.
         device: where tensors should live.
+        delta: where the run states its epsilons; what mechanisms are calibrated for.
     """
 
     id: int
@@ -134,6 +160,23 @@ class Client(ABC):
     public: Records | None
     state: dict[str, Tensor]
     device: torch.device
+    delta: float
+
+    @abstractmethod
+    def release(self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False) -> Released[Value]:
+        """Send ``rows`` through a privacy mechanism; the only way for private values to leave.
+
+        The client's ledger is charged before anything is computed. What comes back may be post-processed
+        (`Released.map`) and put in a reply field that is declared ``Released[...]``.
+
+        Args:
+            mechanism: bounds each record's influence, adds noise and knows its cost (see `fedstill.privacy`).
+            rows: what it takes, one entry per record.
+            adaptive: whether the mechanism's noise was chosen from earlier releases.
+
+        Raises:
+            BudgetExceeded: when the budget of the ledger does not cover it; nothing is released then.
+        """
 
     @abstractmethod
     def rng(self, *use: str | int) -> torch.Generator:
@@ -166,6 +209,7 @@ class Federation(ABC):
         shape: channels, height and width of an image.
         like: an empty record set that carries the task's shape, classes and normalisation.
         device: where tensors should live.
+        delta: where the run states its epsilons.
     """
 
     clients: Sequence[int]
@@ -174,6 +218,7 @@ class Federation(ABC):
     shape: tuple[int, int, int]
     like: Records
     device: torch.device
+    delta: float
 
     @abstractmethod
     def ask(

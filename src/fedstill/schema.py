@@ -11,6 +11,7 @@ annotation                                what may cross
 ``Labels``                                integers ``(n,)``, each below the number of classes
 ``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
 ``int``, ``PositiveInt``, ``str``, ...    a JSON value that pydantic accepts strictly
+``Released[...]`` of any of these         the same, and a value that went through a privacy mechanism
 ========================================  ==================================================================
 
 Every number must be finite. What is not as declared is refused with one sentence (`Refused`).
@@ -28,6 +29,8 @@ from annotated_types import Gt, Lt
 from jaxtyping import AbstractArray, Integer
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
+
+from fedstill.privacy.released import Released
 
 
 class Refused(ValueError):
@@ -93,11 +96,12 @@ def compact(labels: Tensor, num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field: ``annotation`` without its metadata, and the metadata."""
+    """One declared field: ``annotation`` without its metadata, the metadata, and whether it is `Released`."""
 
     name: str
     annotation: Any
     marks: tuple[Any, ...]
+    is_released: bool = False
 
     @property
     def is_public(self) -> bool:
@@ -123,10 +127,12 @@ def declared(annotations: Mapping[str, Any]) -> Schema:
     fields = []
     for name, annotation in annotations.items():
         marks: tuple[Any, ...] = ()
-        while get_origin(annotation) is Annotated:
+        released = False
+        while (origin := get_origin(annotation)) in (Annotated, Released):
+            released = released or origin is Released
             annotation, *extra = get_args(annotation)
             marks = (*marks, *extra)
-        fields.append(Field(name, annotation, marks))
+        fields.append(Field(name, annotation, marks, released))
     return tuple(fields)
 
 

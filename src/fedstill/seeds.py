@@ -6,11 +6,15 @@ workers, not on the engine. That is what makes runs bit-identical everywhere and
 """
 
 import hashlib
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 Name = str | int
 
@@ -41,3 +45,45 @@ def isolated(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(seed)
         yield
+
+
+class Noise(Protocol):
+    """Where a privacy mechanism's randomness comes from; every draw is float64 and independent of all others."""
+
+    def gaussian(self, shape: Sequence[int]) -> Tensor:
+        """Standard normal values."""
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Values in [0, 1)."""
+
+
+class Simulated:
+    """Noise of a simulation: from a named stream, so that a run can be repeated to the bit. It protects nobody."""
+
+    def __init__(self, rng: torch.Generator) -> None:
+        """``rng`` is a CPU generator that nothing else draws from."""
+        self._rng = rng
+
+    def gaussian(self, shape: Sequence[int]) -> Tensor:
+        """See `Noise.gaussian`."""
+        return torch.randn(*shape, dtype=torch.float64, generator=self._rng)
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """See `Noise.uniform`."""
+        return torch.rand(*shape, dtype=torch.float64, generator=self._rng)
+
+
+class Entropy:
+    """Noise from the operating system's cryptographic generator: nobody can draw it again."""
+
+    def gaussian(self, shape: Sequence[int]) -> Tensor:
+        """See `Noise.gaussian`; the quantiles of 53-bit uniforms in (0, 1), so values reach 8.2 either way."""
+        # half a step off the grid: neither 0 nor 1, whose quantiles are infinite
+        quantiles: Tensor = torch.special.ndtri(self.uniform(shape) + 2.0**-54)
+        return quantiles
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """See `Noise.uniform`."""
+        count = math.prod(shape)
+        words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+        return torch.from_numpy(words.astype(np.float64) * 2.0**-53).reshape(tuple(shape))

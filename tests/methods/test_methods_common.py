@@ -12,7 +12,6 @@ from fedstill import methods
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import ServerFederation
 from fedstill.experiment.config import Experiment
-from fedstill.privacy import guarantee
 from fedstill.protocol import Method, Settings
 
 LOCAL = {"lr": 0.05, "batch_size": 32}
@@ -168,7 +167,7 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
 
 @every
 def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, tuple[bytes, ServerFederation]]) -> None:
-    found = guarantee.of_steps(whole[name][1].asked_steps.values())
+    found = whole[name][1].guarantee()
     assert not found.holds
     assert found.epsilon is None
     assert "released unprotected" in found.reason

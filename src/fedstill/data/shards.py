@@ -1,6 +1,6 @@
 """What simulated clients hold: index lists into one data set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,14 +22,23 @@ class Shards:
     Attributes:
         source: what `fedstill.data.sources.load` takes, or the records themselves.
         parts: the train and the local test indices of each client.
+        load_public: gives the public records (see `fedstill.data.public.load`); None when there are none.
     """
 
     source: str | Records
     parts: Sequence[tuple[Indices, Indices]]
+    load_public: Callable[[], Records] | None = None
     _held: Records | None = field(default=None, init=False, repr=False, compare=False)
+    _public: Records | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_held": None}
+        return {**vars(self), "_held": None, "_public": None}
+
+    def public(self) -> Records | None:
+        """The public records, which everybody holds, or None."""
+        if self._public is None and self.load_public is not None:
+            self._public = self.load_public()
+        return self._public
 
     def records(self, client: int) -> tuple[Records, Records]:
         """The train and the local test records of ``client``, copied out of the data set."""

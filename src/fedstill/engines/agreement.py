@@ -24,6 +24,9 @@ class Agreement:
         normalisation: of the task's images.
         seed: of every random stream that is not privacy noise.
         max_bytes: the largest message that either side accepts.
+        delta: where epsilons are stated.
+        budget: the largest epsilon that a client's releases may come to; None for no limit.
+        simulated_noise: whether privacy noise is drawn from the seed; the operating system's entropy otherwise.
     """
 
     method: Method
@@ -33,6 +36,9 @@ class Agreement:
     normalisation: Normalisation
     seed: int
     max_bytes: int = 1 << 29
+    delta: float = 1e-5
+    budget: float | None = None
+    simulated_noise: bool = True
 
     def new_model(
         self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, device: torch.device | str = "cpu"

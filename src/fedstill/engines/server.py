@@ -4,20 +4,24 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
 from fedstill.journal import Journal, Refusal
+from fedstill.privacy import guarantee
+from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Federation, Reply, Round, Step, load, state
 from fedstill.records import Records
 from fedstill.train.local import evaluate
 
 R = TypeVar("R", bound=Reply)
+_SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_length=10_000)])
 
 
 class TooFewReplies(RuntimeError):
@@ -80,7 +84,7 @@ class Replies(Sequence[R]):
             return [self[i] for i in range(len(self))[index]]
         data = self._federation.journal.read_reply(self._exchange, self._step.name, self.clients[index])
         values, _ = wire.decode(data, self._step.reply.schema, self._federation.agreement.facts)
-        return self._step.reply(**values)
+        return self._step.reply.closed(values)
 
 
 class ServerFederation(Federation):
@@ -92,6 +96,7 @@ class ServerFederation(Federation):
         num_clients: how many there are, numbered from 0.
         folder: the run's folder; holds the journal, the metrics and the pictures.
         test: the server's test records.
+        public: records that everybody holds, or None.
         min_clients: how many usable replies a question needs.
         keep_replies: keep the replies of finished rounds too.
         evaluate_every: judge the model after every so many rounds, and after the last.
@@ -107,6 +112,7 @@ class ServerFederation(Federation):
         num_clients: int,
         folder: Path,
         test: Records,
+        public: Records | None = None,
         min_clients: int | None = None,
         keep_replies: bool = False,
         evaluate_every: int = 1,
@@ -115,7 +121,8 @@ class ServerFederation(Federation):
     ) -> None:
         self.agreement = agreement
         self.clients = range(num_clients)
-        self.public = None
+        self.public = None if public is None else public.to(device)
+        self.delta = agreement.delta
         self.num_classes = agreement.num_classes
         self.shape = agreement.shape
         self.like = test[:0]
@@ -162,7 +169,9 @@ class ServerFederation(Federation):
         if waiting:
             sent = partial(self.journal.sent, exchange, size=len(request))
             for arrival in self._transport.exchange(request, waiting, sent):
-                refusal = self._judge(arrival, exchange, step, at_most)
+                refusal, spent = self._judge(arrival, exchange, step, at_most)
+                if spent:  # also of a reply that is not used
+                    self.journal.keep_spent(exchange, arrival.client, spent)
                 if refusal is None:
                     self.journal.keep_reply(exchange, step.name, arrival.client, arrival.reply)
                     good.append(arrival.client)
@@ -182,21 +191,26 @@ class ServerFederation(Federation):
 
     def _judge(
         self, arrival: Arrival, exchange: int, step: Step[R], at_most: Mapping[str, int] | None
-    ) -> Refusal | None:
-        """Why a reply must not be used, or None."""
+    ) -> tuple[Refusal | None, list[Entry]]:
+        """Why a reply must not be used, or None; and what the client says it released."""
         reason = arrival.failure
+        spent: list[Entry] = []
         if reason is None:
             try:
-                error = wire.envelope(arrival.reply).get("error")
-                if error is not None:
-                    reason = schema.clean(str(error), 500) or "the client gives no reason"
+                header = wire.envelope(arrival.reply)
+                spent = _spent(header, step.name, exchange)
+                if header.get("error") is not None:
+                    reason = schema.clean(str(header["error"]), 500) or "the client gives no reason"
                 else:
                     _, envelope = wire.decode(arrival.reply, step.reply.schema, self.agreement.facts, at_most=at_most)
+                    envelope.pop("spent", None)
                     if envelope != {"step": step.name, "exchange": exchange}:
                         reason = f"the reply is not to step '{step.name}' of exchange {exchange}"
+                    elif not spent and any(f.is_released for f in step.reply.schema):
+                        reason = "the reply has released fields, but lists no release"
             except schema.Refused as refused:
                 reason = str(refused)
-        return None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
+        return (None if reason is None else Refusal(arrival.client, step.name, self._round, reason)), spent
 
     # ---------------------------------------------------------------------------------------------------------- rounds
 
@@ -254,6 +268,22 @@ class ServerFederation(Federation):
 
     # ------------------------------------------------------------------------------------------------------------ rest
 
+    def guarantee(self) -> guarantee.Guarantee:
+        """What holds for everything that the clients have sent so far."""
+        unprotected = [
+            f"field '{f.name}' of step '{s.name}'"
+            for s in self.asked_steps.values()
+            for f in s.reply.schema
+            if not (f.is_public or f.is_released)
+        ]
+        return guarantee.derive(
+            unprotected,
+            self.journal.spent(),
+            self.agreement.delta,
+            budget=self.agreement.budget,
+            simulated=self.agreement.simulated_noise,
+        )
+
     def new_model(self, *, draw: int = 0) -> nn.Module:
         """See `Federation.new_model`."""
         return self.agreement.new_model(draw=draw, device=self.device)
@@ -275,6 +305,19 @@ class ServerFederation(Federation):
     def show(self, name: str, images: Records) -> None:
         """See `Federation.show`."""
         save_images(self._folder / "images" / f"{name}.npz", images)
+
+
+def _spent(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
+    """The releases that a reply lists."""
+    try:
+        entries = _SPENT.validate_python(header.get("spent", []))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise schema.Refused(f"its list of releases is wrong at {schema.clean(where)}: {first['msg']}") from error
+    if any((entry.step, entry.exchange) != (step, exchange) for entry in entries):
+        raise schema.Refused("its list of releases is of another step")
+    return entries
 
 
 def save_images(path: Path, images: Records) -> None:

@@ -1,26 +1,34 @@
 """The client's side, the same in every engine: a request's bytes in, a reply's bytes out."""
 
+import hashlib
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
-from fedstill.protocol import Client
+from fedstill.privacy.ledger import Entry, Ledger
+from fedstill.privacy.mechanisms import Mechanism
+from fedstill.protocol import Client, Released
 from fedstill.records import Records
+
+Rows = TypeVar("Rows")
+Value = TypeVar("Value")
 
 log = logging.getLogger("fedstill")
 
 
 class Holdings(Protocol):
     """What the clients hold."""
+
+    def public(self) -> Records | None:
+        """The public records, which everybody holds, or None."""
 
     def records(self, client: int) -> tuple[Records, Records]:
         """The train and the local test records of a client."""
@@ -54,12 +62,8 @@ class Site:
         except schema.Refused as error:
             return wire.pack({}, {"error": f"refused by the client: {error}"})
         except Exception as error:  # whatever goes wrong in a step must not take the other clients down
-            reason = f"{type(error).__name__}: {error}"
-            # a ValueError says it all in its sentence, and the same trace from every client helps nobody
-            if not isinstance(error, ValueError) and reason not in self._logged:
-                self._logged.add(reason)
-                log.exception("client %d failed", client)
-            return wire.pack({}, {"error": reason})
+            self._report(client, error)
+            return wire.pack({}, {"error": f"{type(error).__name__}: {error}"})
 
     def _answer(self, client: int, request: bytes) -> bytes:
         name = wire.envelope(request).get("step")
@@ -71,17 +75,49 @@ class Site:
         exchange = envelope.get("exchange")
         if not isinstance(exchange, int) or exchange < 0:
             raise schema.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
-        train, test = self.holdings.records(client)
-        held = _StateFiles(self.folder / f"{client:05d}")
-        actor = SiteClient(self.agreement, client, exchange, train, test, held.read(exchange), self.device)
+        folder = self.folder / f"{client:05d}"
+        given = _Given(folder, exchange, request)
+        # real noise would differ the second time, and the two replies together would tell more than either
+        if not self.agreement.simulated_noise and (earlier := given.read()) is not None:
+            return earlier
+        held = _StateFiles(folder)
+        ledger = Ledger(
+            folder / "ledger.jsonl",
+            delta=self.agreement.delta,
+            budget=self.agreement.budget,
+            repeatable=self.agreement.simulated_noise,
+        )
+        actor = SiteClient(
+            self.agreement, client, exchange, name, self.holdings, held.read(exchange), ledger, self.device
+        )
         seed = seeds.derive(self.agreement.seed, "client", client, exchange, "torch")
-        with _threads(self.threads), seeds.isolated(seed):
-            reply = step.function(self.agreement.method, actor, **values)
-        assert isinstance(reply, step.reply), f"step {name} returned {type(reply).__name__}, not {step.reply.__name__}"
-        answer = {f.name: getattr(reply, f.name) for f in fields(reply)}
-        data = wire.encode(answer, step.reply.schema, self.agreement.facts, {"step": name, "exchange": exchange})
+        try:
+            with _threads(self.threads), seeds.isolated(seed):
+                reply = step.function(self.agreement.method, actor, **values)
+            assert isinstance(reply, step.reply), f"step {name} returned {type(reply).__name__}"
+            envelope = {"step": name, "exchange": exchange, **_spent(ledger, exchange)}
+            data = wire.encode(reply.opened(), step.reply.schema, self.agreement.facts, envelope)
+        except Exception as error:
+            if not ledger.of_exchange(exchange):
+                raise
+            self._report(client, error)  # what was charged is charged; the server has to know
+            return wire.pack({}, {"error": f"{type(error).__name__}: {error}", **_spent(ledger, exchange)})
         held.write(exchange, actor.state)
+        if not self.agreement.simulated_noise and ledger.of_exchange(exchange):
+            given.write(data)
         return data
+
+    def _report(self, client: int, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        # a ValueError says it all in its sentence, and the same trace from every client helps nobody
+        if not isinstance(error, ValueError) and reason not in self._logged:
+            self._logged.add(reason)
+            log.error("client %d failed", client, exc_info=error)
+
+
+def _spent(ledger: Ledger, exchange: int) -> dict[str, object]:
+    entries = ledger.of_exchange(exchange)
+    return {"spent": entries} if entries else {}
 
 
 class SiteClient(Client):
@@ -92,19 +128,45 @@ class SiteClient(Client):
         agreement: Agreement,
         client: int,
         exchange: int,
-        train: Records,
-        test: Records,
+        step: str,
+        holdings: Holdings,
         state: dict[str, Tensor],
+        ledger: Ledger,
         device: torch.device,
     ) -> None:
+        train, test = holdings.records(client)
+        public = holdings.public()
         self.id = client
         self.train = train.to(device)
         self.test = test.to(device)
-        self.public = None
+        self.public = None if public is None else public.to(device)
         self.state = {name: value.to(device) for name, value in state.items()}
         self.device = device
+        self.delta = agreement.delta
         self._agreement = agreement
         self._exchange = exchange
+        self._step = step
+        self._ledger = ledger
+        self._releases = 0
+
+    def release(self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False) -> Released[Value]:
+        """See `Client.release`."""
+        index, self._releases = self._releases, self._releases + 1
+        entry = Entry(
+            exchange=self._exchange,
+            step=self._step,
+            index=index,
+            mechanism=type(mechanism).__name__,
+            unit=mechanism.unit,
+            event=mechanism.event,
+            theorem=mechanism.theorem,
+            adaptive=adaptive,
+        )
+        self._ledger.charge(entry)
+        noise: seeds.Noise = seeds.Entropy()
+        if self._agreement.simulated_noise:
+            noise = seeds.Simulated(self.rng("privacy noise", index))
+        return Released(mechanism(rows, noise))
 
     def rng(self, *use: str | int) -> torch.Generator:
         """See `Client.rng`."""
@@ -113,6 +175,21 @@ class SiteClient(Client):
     def new_model(self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0) -> nn.Module:
         """See `Client.new_model`."""
         return self._agreement.new_model(weights, draw=draw, device=self.device)
+
+
+class _Given:
+    """The reply that a client has given to a question, to give the same again."""
+
+    def __init__(self, folder: Path, exchange: int, request: bytes) -> None:
+        self._place = folder / f"{exchange:06d}-{hashlib.sha256(request).hexdigest()[:16]}.given"
+
+    def read(self) -> bytes | None:
+        if not self._place.exists():
+            return None
+        return files.read_checked(self._place, "the client releases nothing again; start another run")
+
+    def write(self, reply: bytes) -> None:
+        files.write_checked(self._place, reply)
 
 
 class _StateFiles:

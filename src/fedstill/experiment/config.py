@@ -2,11 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from fedstill import methods
@@ -34,6 +34,14 @@ class Experiment(Settings):
     """Hold this share of the training records back and judge on them instead of the test set: for tuning."""
     local_test: Fraction = 0.0
     """Share of each client's records that it keeps for its own test."""
+    public: str | None = None
+    """Public records that everybody holds: a data set as for --data, with :unlabeled behind it to drop the labels."""
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    """Where epsilons are stated, and what noise is calibrated for; well below 1 / records of a client."""
+    budget: PositiveFloat | None = None
+    """The largest epsilon that a client's releases may come to; a release beyond it is refused. No limit by default."""
+    noise: Literal["simulated", "entropy"] = "simulated"
+    """Privacy noise from the run's seed (repeatable, protects nobody) or from the operating system's entropy."""
     workers: NonNegativeInt | None = None
     """Processes that play the clients: one a core by default; 0 plays them inside the server's process."""
     threads: Annotated[int, Ge(1), Le(256)] = 1

@@ -38,6 +38,8 @@ class _Guarantee(_Part):
     epsilon: Annotated[float, Field(ge=0)] | None = None
     delta: Share | None = None
     adversary: str | None = None
+    adjacency: str | None = None
+    accountant: str | None = None
     reason: str = ""
 
 

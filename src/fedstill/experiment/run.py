@@ -16,14 +16,13 @@ from torch import nn
 
 import fedstill
 from fedstill import files, seeds, wire
-from fedstill.data import partition, shards, sources
+from fedstill.data import partition, public, shards, sources
 from fedstill.engines import inprocess
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.server import ServerFederation, Watcher, save_images
 from fedstill.engines.site import Site, forget_state
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
-from fedstill.privacy import guarantee
 from fedstill.protocol import Method, state
 from fedstill.records import Records
 from fedstill.train.allocator import keep_memory
@@ -142,6 +141,9 @@ def _agreement(job: Job, task: Task) -> Agreement:
         normalisation=task.train.normalisation,
         seed=job.experiment.seed,
         max_bytes=job.experiment.max_message_mb * 10**6,
+        delta=job.experiment.delta,
+        budget=job.experiment.budget,
+        simulated_noise=job.experiment.noise == "simulated",
     )
 
 
@@ -149,10 +151,13 @@ def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher) -> dict[s
     experiment, out = job.experiment, job.out
     holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
     files.write_json(out / "partition.json", holdings)
+    load_public = None
+    if experiment.public is not None:
+        load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
     make_site = partial(
         Site,
         agreement,
-        shards.Shards(task.source, task.parts),
+        shards.Shards(task.source, task.parts, load_public),
         out / "clients",
         device=experiment.device,
         threads=experiment.threads,
@@ -165,6 +170,7 @@ def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher) -> dict[s
             num_clients=experiment.clients,
             folder=out,
             test=task.test,
+            public=None if load_public is None else load_public(),
             min_clients=experiment.min_clients,
             keep_replies=experiment.keep_replies,
             evaluate_every=experiment.evaluate_every,
@@ -216,7 +222,7 @@ def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module
         "bytes_up_per_client": journal.bytes_up / clients,
         "bytes_down_per_client": journal.bytes_down / clients,
         "seconds": round(seconds, 2),
-        "guarantee": asdict(guarantee.of_steps(federation.asked_steps.values())),
+        "guarantee": asdict(federation.guarantee()),
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
     }

@@ -11,6 +11,9 @@ TABLE = {
     "scaffold": "fedstill.methods.scaffold:Scaffold",
     "real": "fedstill.methods.real:Real",
     "fedgm": "fedstill.methods.fedgm:FedGM",
+    "fedavg-p": "fedstill.methods.fedavg_p:FedAvgP",
+    "fedd-p": "fedstill.methods.fedd_p:FedDP",
+    "fedauxfdp": "fedstill.methods.fedauxfdp:FedAUXfdp",
 }
 """Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/."""
 

@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN
 from fedstill.models.convnet import ConvNet
 from fedstill.models.lenet import LeNet
+from fedstill.models.mobilenet import MobileNetV2S
+from fedstill.models.resnet import ResNet8
+from fedstill.models.scattering import Scattering
+from fedstill.models.shufflenet import ShuffleNet
 
 __all__ = ["MODELS", "build", "features"]
 
@@ -23,6 +27,10 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "dense-cnn1": DenseCNN1,
     "dense-cnn2": DenseCNN2,
     "dense-mnist": DenseMnistCNN,
+    "resnet8": ResNet8,
+    "mobilenetv2s": MobileNetV2S,
+    "shufflenet": ShuffleNet,
+    "scattering": Scattering,
 }
 """Every name a specification may start with; ``lenet5`` is the same network as ``lenet``."""
 

@@ -1,10 +1,19 @@
-"""What a run guarantees, derived from what its clients sent; nobody can type an epsilon in."""
+"""What a run guarantees, derived from what its clients sent and released; nobody can type an epsilon in."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from fedstill.protocol import Step
+from fedstill.privacy import accounting
+from fedstill.privacy.accounting import Unit
+from fedstill.privacy.ledger import Entry, is_unbounded
+
+ADJACENCY = {
+    "record": "one record of one client is added or removed",
+    "label": "one record's label is replaced, everything else about it being public",
+}
+"""What the neighbouring data sets of each unit differ by."""
 
 
 @dataclass(frozen=True)
@@ -14,35 +23,94 @@ class Guarantee:
     Attributes:
         holds: whether there is one.
         unit: what is protected: one record, or one record's label.
-        epsilon: the privacy loss, at ``delta``.
+        adjacency: what neighbouring data sets differ by.
+        epsilon: the privacy loss, at ``delta``; that of the client who spent most.
         delta: the probability that the loss is larger.
         adversary: against whom it holds.
-        reason: the field that breaks it, or the theorem it rests on.
+        accountant: how the releases were added up.
+        reason: the field or release that breaks it, or the theorems it rests on.
     """
 
     holds: bool
     unit: Literal["record", "label"] | None
+    adjacency: str | None
     epsilon: float | None
     delta: float | None
     adversary: str | None
+    accountant: str | None
     reason: str
 
 
 def none(reason: str) -> Guarantee:
     """No guarantee, and why."""
-    return Guarantee(holds=False, unit=None, epsilon=None, delta=None, adversary=None, reason=reason)
+    return Guarantee(
+        holds=False,
+        unit=None,
+        adjacency=None,
+        epsilon=None,
+        delta=None,
+        adversary=None,
+        accountant=None,
+        reason=reason,
+    )
 
 
-def of_steps(asked: Iterable[Step[Any]]) -> Guarantee:
-    """The guarantee of a run that asked for these steps: a field that is not declared public is unprotected."""
-    fields = [f"field '{f.name}' of step '{s.name}'" for s in asked for f in s.reply.schema if not f.is_public]
-    if fields:
-        return none(f"{' and '.join(fields)} {'is' if len(fields) == 1 else 'are'} released unprotected")
+def derive(
+    unprotected: Sequence[str],
+    spent: Mapping[int, Sequence[Entry]],
+    delta: float,
+    *,
+    budget: float | None = None,
+    simulated: bool = True,
+) -> Guarantee:
+    """The guarantee of a run.
+
+    Args:
+        unprotected: the fields that clients sent and that are neither released nor public, as "field F of step S".
+        spent: what each client released.
+        delta: where epsilon is stated.
+        budget: what the clients' ledgers allowed; the epsilon of releases whose noise was chosen adaptively.
+        simulated: whether the noise came from the run's seed.
+    """
+    if unprotected:
+        return none(f"{' and '.join(unprotected)} {'is' if len(unprotected) == 1 else 'are'} released unprotected")
+    entries = [entry for each in spent.values() for entry in each]
+    broken = next((entry for entry in entries if is_unbounded(entry)), None)
+    if broken is not None and isinstance(broken.event, accounting.Unbounded):
+        return none(f"{broken.mechanism} of step '{broken.step}': {broken.event.reason}")
+    units = {entry.unit for entry in entries}
+    if len(units) > 1:
+        return none("some releases protect records, others labels only; costs of different adjacencies don't add up")
+    unit: Unit = units.pop() if units else "record"
+    epsilon, accountant = 0.0, "none needed"
+    for each in spent.values():
+        found, how = of_client(each, delta, unit, budget)
+        if found >= epsilon and each:
+            epsilon, accountant = found, how
+    theorems = list(dict.fromkeys(f"{entry.mechanism}: {entry.theorem}" for entry in entries))
+    reason = "; ".join(theorems) or "every field that the clients sent is declared public"
+    if simulated and entries:
+        reason += ". Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
+    if not math.isfinite(epsilon):
+        return none(f"the releases together have no finite epsilon at delta {delta:g}")
+    pure = all(entry.event.kind == "pure" for entry in entries)
     return Guarantee(
         holds=True,
-        unit="record",
-        epsilon=0.0,
-        delta=0.0,
-        adversary="the server",
-        reason="every field that the clients sent is declared public",
+        unit=unit,
+        adjacency=ADJACENCY[unit],
+        epsilon=epsilon,
+        delta=0.0 if pure and all(len(each) <= 1 for each in spent.values()) else delta,
+        adversary="the server, and whoever sees what it makes of the replies",
+        accountant=accountant,
+        reason=reason,
     )
+
+
+def of_client(entries: Sequence[Entry], delta: float, unit: Unit, budget: float | None) -> tuple[float, str]:
+    """One client's epsilon at ``delta``, and how it was found."""
+    events = [entry.event for entry in entries]
+    if any(entry.adaptive for entry in entries):
+        return (math.inf if budget is None else budget), "Renyi filter (Feldman, Zrnic 2021)"
+    if len(events) == 1 and isinstance(events[0], accounting.Pure):
+        return events[0].epsilon, "a single release"
+    return accounting.epsilon(events, delta, unit), "privacy loss distributions (dp-accounting)"

@@ -31,9 +31,12 @@ __all__ = [
     "Tensors",
     "confusion",
     "control_variates",
+    "draw_seed",
     "evaluate",
+    "mode_of",
     "predictions",
     "proximal",
+    "reader",
 ]
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -124,10 +127,10 @@ class SGD(Settings):
             raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
         device = weights[0].device
         labels = records.labels.to(device)
-        inputs = _reader(records, device)
+        inputs = reader(records, device)
         lr, steps = self.lr, 0
         buffers = [torch.zeros_like(w) for w in weights]
-        with _mode(model, training=True), isolated(_draw_seed(rng)):
+        with mode_of(model, training=True), isolated(draw_seed(rng)):
             for epoch in range(1, self.epochs + 1):
                 order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
                 for start in range(0, len(order), self.batch_size):
@@ -209,7 +212,7 @@ def predictions(model: nn.Module, records: Labelled, batch_size: int = 256) -> I
     """
     device = next((t.device for t in chain(model.parameters(), model.buffers())), records.labels.device)
     found = [torch.empty(0, dtype=torch.int64, device=device)]
-    with _mode(model, training=False), torch.no_grad():
+    with mode_of(model, training=False), torch.no_grad():
         for start in range(0, len(records.labels), batch_size):
             x = records.inputs(slice(start, start + batch_size)).to(device)
             found.append(model(x).argmax(1))
@@ -235,7 +238,7 @@ def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int6
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
 
 
-def _reader(records: Labelled, device: torch.device) -> Callable[[Tensor], Tensor]:
+def reader(records: Labelled, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Normalised inputs on ``device`` by position."""
     labels = records.labels
     if records.inputs(slice(0, 1)).nbytes * len(labels) > _KEPT_BYTES:
@@ -244,12 +247,13 @@ def _reader(records: Labelled, device: torch.device) -> Callable[[Tensor], Tenso
     return lambda batch: kept.index_select(0, batch)
 
 
-def _draw_seed(rng: torch.Generator) -> int:
+def draw_seed(rng: torch.Generator) -> int:
+    """A seed for another stream, the next value of ``rng``."""
     return int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
 
 
 @contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+def mode_of(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Train or eval mode inside the block, each module's own mode after it."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)

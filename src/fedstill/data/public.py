@@ -1,0 +1,117 @@
+"""Public data: images that everybody holds, in the form of the task they help with."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fedstill.data import sources
+from fedstill.records import Normalisation, Records
+from fedstill.seeds import stream
+
+_CHUNK_BYTES = 64 * 2**20
+"""How much is converted at a time, counted in float32."""
+_LUMINANCE = (0.299, 0.587, 0.114)
+"""Of red, green and blue, ITU-R BT.601."""
+_UNLABELED = ":unlabeled"
+
+
+def load(
+    spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation, cache_dir: Path | None = None
+) -> Records:
+    """The train and the test images of a data set, one behind the other, as images of another task.
+
+    Gray becomes three equal channels, colours become their luminance; another size comes from bilinear interpolation
+    with antialiasing. What falls between two of the 256 values is rounded once, at the end.
+
+    Args:
+        spec: ``noise`` or ``noise=N`` for 10,000 or N made-up images (level sets of smooth noise, the same for
+            everybody, without labels); or what `fedstill.data.sources.load` takes, with ``:unlabeled`` behind it for
+            the images alone: all labels are 0 then and there is 1 class. That drops labels; it adds no images, not even
+            where a data set has a split of its own without labels (STL-10), since sources are read by their train and
+            test splits.
+        like_shape: the task's channels (1 or 3), height and width.
+        normalisation: the task's, which the images get in place of their own.
+        cache_dir: where decoded data are kept; ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
+
+    Raises:
+        ValueError: there is no such data set, or it can't be brought to the task's channels.
+    """
+    name = spec.removesuffix(_UNLABELED)
+    if name.split("=")[0] == "noise":
+        return _noise(name, like_shape, normalisation)
+    data = sources.load(name, cache_dir=cache_dir)
+    channels = data.train.shape[0]
+    if {channels, like_shape[0]} - {1, 3} and channels != like_shape[0]:
+        raise ValueError(
+            f"the public images {name!r} have {channels} channels and the task has {like_shape[0]}; only gray (1) and "
+            "colour (3) can be turned into each other"
+        )
+    parts = (data.train, data.test)
+    images = torch.empty(sum(map(len, parts)), *like_shape, dtype=torch.uint8)
+    largest = max(data.train.images[0].numel(), images[0].numel())
+    chunk = max(1, _CHUNK_BYTES // (4 * largest))
+    done = 0
+    for part in parts:
+        for some in torch.split(part.images, chunk):
+            images[done : done + len(some)] = _converted(some, like_shape)
+            done += len(some)
+    if name != spec:
+        return Records(images, torch.zeros(len(images), dtype=torch.int64), 1, normalisation)
+    labels = torch.cat([part.labels for part in parts])
+    return Records(images, labels, data.train.num_classes, normalisation)
+
+
+def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) -> UInt8[Tensor, "n c2 h2 w2"]:
+    channels, *size = shape
+    if images.shape[1] > channels:
+        x = _luminance(images.float())
+    elif list(images.shape[2:]) == size:
+        return images.expand(-1, channels, -1, -1)
+    else:
+        x = images.float()
+    if list(x.shape[2:]) != size:
+        x = interpolate(x, size=size, mode="bilinear", antialias=True)
+    return x.round_().clamp_(0, 255).to(torch.uint8).expand(-1, channels, -1, -1)
+
+
+def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
+    """Shapes at four scales on a dark ground: ``|smooth noise| < 0.5`` in a round window, in colours if there are any.
+
+    That structured noise can stand in for images when features are learnt is Baradad et al. 2021 (arXiv:2106.05963).
+    """
+    _, equals, number = name.partition("=")
+    if equals and not (number.isdecimal() and 0 < int(number) <= 10**6):
+        raise ValueError(f"public data {name!r} asks for {number!r} images; write noise=N with N from 1 to 1000000")
+    count = int(number) if equals else 10_000
+    channels, height, width = shape
+    rng = stream(0, "public noise")
+    images = torch.empty(count, *shape, dtype=torch.uint8)
+    y, x = (torch.linspace(-1, 1, n) for n in (height, width))
+    window = (y[:, None] ** 2 + x[None, :] ** 2 < 1).float()
+    for start in range(0, count, 1000):
+        some = images[start : start + 1000]
+        scale = 2.0 ** torch.randint(4, (len(some), 1, 1, 1), generator=rng) * max(height, width) / 28
+        field = _smooth(torch.randn(len(some), 1, height, width, generator=rng), scale)
+        shapes = (field.abs() < 0.5).float() * (window if channels == 1 else 1.0)
+        if channels > 1:
+            inside, outside = torch.rand(2, len(some), channels, 1, 1, generator=rng)
+            texture = _smooth(torch.randn(len(some), channels, height, width, generator=rng), scale)
+            shapes = shapes * inside + (1 - shapes) * outside + 0.1 * texture
+        some[:] = (shapes * 255).round().clamp(0, 255).to(torch.uint8)
+    return Records(images, torch.zeros(count, dtype=torch.int64), 1, normalisation)
+
+
+def _smooth(noise: Float[Tensor, "n c h w"], scale: Float[Tensor, "n 1 1 1"]) -> Float[Tensor, "n c h w"]:
+    """Noise blurred by a Gaussian of 0.7 * ``scale`` pixels, to variance 1."""
+    y, x = (torch.fft.fftfreq(n) for n in noise.shape[2:])
+    low = torch.exp(-2 * (torch.pi * 0.7 * scale) ** 2 * (y[:, None] ** 2 + x[None, :] ** 2))
+    field: Tensor = torch.fft.ifft2(torch.fft.fft2(noise) * low).real
+    return field / field.flatten(1).std(1)[:, None, None, None].clamp_min(1e-6)
+
+
+def _luminance(x: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 1 h w"]:
+    red, green, blue = (x[:, i : i + 1] for i in range(3))
+    return _LUMINANCE[0] * red + _LUMINANCE[1] * green + _LUMINANCE[2] * blue

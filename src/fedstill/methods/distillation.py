@@ -1,0 +1,130 @@
+"""What methods share that distil their clients' heads into one network on public images, weighted by certainty or not.
+
+Sattler et al. 2021 (FedAUX, arXiv:2102.02514), sections 3.1 and 3.2.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float32
+from pydantic import PositiveFloat
+from torch import Tensor, nn
+
+from fedstill import seeds
+from fedstill.distill.ensemble import Distillation, Ensemble
+from fedstill.methods.heads import (
+    Epsilon,
+    Head,
+    HeadMethod,
+    HeadModel,
+    Share,
+    Space,
+    final,
+    mean_head,
+    needed,
+    noise,
+    published_epsilon,
+)
+from fedstill.privacy.logistic import BinaryHead, PublishedBinaryHead, extend
+from fedstill.privacy.mechanisms import Mechanism
+from fedstill.protocol import Client, Federation, Records, Released, Settings
+
+Start = Literal["mean", "fresh"]
+FLOOR = 1e-8
+"""Added to every certainty, so that no image is without a teacher."""
+
+
+class ScoreTraining(Settings):
+    """The head whose certainty weighs a client: its records against public negatives."""
+
+    share: Share = 1 / 6
+    """Of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published (0.1 of 0.6 in the paper)."""
+    penalty: PositiveFloat = 25.0
+    """Lambda beside the sum of losses: the sensitivity is 1 / Lambda."""
+
+
+class DistillingMethod(HeadMethod):
+    """A method with private heads and a student of them."""
+
+    distillation: Distillation = Distillation()
+    """The student's training."""
+    student: Start = "mean"
+    """The student's head at the start: the mean of the clients' heads, or fresh (zeros), as in the paper."""
+    negatives: Share = 0.2
+    """Share of the public images that stand against a client's records; the student learns on the rest."""
+
+    def begin(self, fed: Federation, here: Space, replies: Sequence[Head]) -> HeadModel:
+        """The student before its training: the whole network will be trained."""
+        head = mean_head(replies)
+        start = head if self.student == "mean" else torch.zeros_like(head)
+        return final(fed, here, start, self.head.bias, self.published)
+
+    def distil(
+        self, fed: Federation, here: Space, model: HeadModel, teachers: Iterable[tuple[Tensor, Tensor | None]]
+    ) -> nn.Module:
+        """Train ``model`` on what the teachers say about the public images; returns it.
+
+        Args:
+            fed: the federation.
+            here: the features that heads live on.
+            model: the student.
+            teachers: class head ``(classes, d + 1)`` and score head ``(d + 1,)`` of every client; None weighs 1.
+        """
+        public = needed(fed.public, type(self).__name__)
+        images, _ = split_public(public, self.negatives)
+        some = public[images]
+        rows = here.rows(model.trunk, some)
+        x = extend(rows, None if self.published else here.radius, self.head.bias)
+        ensemble = Ensemble(self.distillation.outputs)
+        for head, score in teachers:
+            weight = 1.0 if score is None else (x @ score.to(x)).sigmoid() + FLOOR  # s_k(x)
+            ensemble.add(x @ head.to(x).T, weight)  # f_k(x)
+        rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
+        self.distillation.fit(model, some, ensemble.targets(), rng, on_epoch=progress)
+        return model
+
+
+def score_head(
+    client: Client,
+    here: Space,
+    settings: ScoreTraining,
+    method: DistillingMethod,
+    epsilon: Epsilon,
+    share: float,
+) -> Released[Float32[Tensor, " coefficients"]]:
+    """The client's score head, released; ``share`` of the budget ``epsilon`` goes into it."""
+    public = needed(client.public, type(method).__name__)
+    model = client.new_model(here.weights)
+    rows = here.rows(model, client.train)
+    _, index = split_public(public, method.negatives)
+    negatives = here.rows(model, public[index])
+    mechanism: Mechanism[Float[Tensor, "n d"], Tensor]
+    if method.published:
+        mechanism = PublishedBinaryHead(
+            lam=method.head.lam,
+            epsilon=published_epsilon(epsilon) * share,
+            delta=client.delta,
+            bias=method.head.bias,
+            scaling=method.head.scaling,
+            negatives=negatives,
+        )
+    else:
+        mechanism = BinaryHead(
+            penalty=settings.penalty,
+            radius=here.radius,
+            noise_multiplier=noise(epsilon, client.delta, share),
+            bias=method.head.bias,
+            negatives=negatives,
+        )
+    return client.release(mechanism, rows).map(lambda head: head.float().cpu())
+
+
+def split_public(public: Records, negatives: float) -> tuple[Tensor, Tensor]:
+    """Positions of the distillation images and of the negatives: one permutation, cut in two; disjoint.
+
+    Everybody who holds the public images makes the same cut.
+    """
+    order = torch.randperm(len(public), generator=seeds.stream(0, "public split")).to(public.labels.device)
+    cut = min(max(1, round(len(order) * (1 - negatives))), len(order) - 1)
+    return order[:cut], order[cut:]

@@ -1,0 +1,54 @@
+"""ResNet-8, the network of FedAUX's main experiments: one basic block a stage.
+
+He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016 (arXiv:1512.03385), blocks and first
+weights as in torchvision; stem and number of blocks as in FedAUX's code (fedl-repo/fedaux, ``models.py``).
+"""
+
+from jaxtyping import Float
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from fedstill.models.backbone import Backbone, conv_norm
+
+
+class ResNet8(Backbone):
+    """A 3x3 stem without pooling, then four basic blocks of 1, 2, 4 and 8 times ``width`` channels, three of stride 2.
+
+    At width 64: 512 features; 4,903,242 parameters and 5,772 values in buffers for (3, 32, 32) and 10 classes.
+
+    Args:
+        shape: channels, height and width of one image, at least 8 pixels a side.
+        num_classes: number of outputs.
+        width: channels of the stem and the first stage; features are 8 times as many.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 64) -> None:
+        channels = width
+        stages: list[nn.Module] = []
+        for filters, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+            stages.append(_Block(channels, filters, stride))
+            channels = filters
+        body = nn.Sequential(*conv_norm(shape[0], width, 3), nn.ReLU(), *stages)
+        super().__init__("resnet8", shape, body, channels, num_classes)
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *conv_norm(channels, filters, 3, stride=stride), nn.ReLU(), *conv_norm(filters, filters, 3)
+        )
+        same = stride == 1 and channels == filters
+        self.shortcut = nn.Sequential(*([] if same else conv_norm(channels, filters, 1, stride=stride)))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c2 h2 w2"]:
+        return relu(self.residual(x) + self.shortcut(x))

@@ -1,0 +1,112 @@
+"""Wavelet scattering: features that nobody has to train, so nothing private can be in them.
+
+Bruna, Mallat 2013 (arXiv:1203.1513), two orders, as in front of a private linear classifier (Tramer, Boneh 2021,
+arXiv:2011.11660), who also normalise groups of channels. The filters are Morlet wavelets made by formula.
+"""
+
+import math
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Complex, Float
+from torch import Tensor, nn
+from torch.nn.functional import group_norm
+
+
+class Scattering(nn.Module):
+    """Moduli of wavelet transforms, smoothed and sampled at every ``2^scales``-th pixel, and a linear classifier.
+
+    With J scales and L angles each image channel gives ``1 + J L + L^2 J (J - 1) / 2`` feature maps.
+
+    Args:
+        shape: channels, height and width of an image.
+        num_classes: number of outputs.
+        scales: J, octaves of wavelets.
+        angles: L, their directions in half a turn.
+        groups: feature maps are normalised to mean 0 and variance 1 in so many groups; 0 for not at all.
+
+    Raises:
+        ValueError: the images are smaller than the largest wavelet, or the maps can't be shared out in ``groups``.
+    """
+
+    filters: Tensor
+    smooth: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        scales: Annotated[int, Ge(1), Le(4)] = 2,
+        angles: Annotated[int, Ge(1), Le(16)] = 8,
+        groups: Annotated[int, Ge(0)] = 27,
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < 2 ** (scales + 1):
+            raise ValueError(
+                f"images of {height} x {width} are too small for {scales} scales of wavelets; they must be at least "
+                f"{2 ** (scales + 1)} pixels wide"
+            )
+        maps = 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
+        if groups and maps * channels % groups:
+            raise ValueError(
+                f"groups={groups} does not divide the {maps * channels} feature maps; choose 0 or a divisor"
+            )
+        self.groups = groups
+        self.step = 2**scales
+        waves = [
+            [_morlet(height, width, 0.8 * 2**j, math.pi * i / angles, 0.75 * math.pi / 2**j) for i in range(angles)]
+            for j in range(scales)
+        ]
+        self.register_buffer("filters", torch.stack([torch.stack(row) for row in waves]), persistent=False)
+        self.register_buffer("smooth", _gaussian(height, width, 0.8 * 2**scales), persistent=False)
+        size = -(-height // self.step) * -(-width // self.step)
+        self.classifier = nn.Linear(maps * channels * size, num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        """The scattering coefficients."""
+        waves = self.filters
+        spectrum = torch.fft.fft2(x)
+        found = [self._low(spectrum)]
+        for j in range(len(waves)):
+            for wave in waves[j]:
+                first = torch.fft.fft2(torch.fft.ifft2(spectrum * wave).abs())
+                found.append(self._low(first))
+                for wider in waves[j + 1 :].flatten(0, 1):
+                    found.append(self._low(torch.fft.fft2(torch.fft.ifft2(first * wider).abs())))
+        maps = torch.stack(found, 2).flatten(1, 2)
+        return (group_norm(maps, self.groups) if self.groups else maps).flatten(1)
+
+    def _low(self, spectrum: Complex[Tensor, "n c h w"]) -> Float[Tensor, "n c h2 w2"]:
+        smooth: Tensor = torch.fft.ifft2(spectrum * self.smooth).real
+        return smooth[..., :: self.step, :: self.step]
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def _grid(height: int, width: int) -> tuple[Tensor, Tensor]:
+    y, x = (torch.arange(n, dtype=torch.float64) - n // 2 for n in (height, width))
+    return y[:, None], x[None, :]
+
+
+def _morlet(height: int, width: int, sigma: float, angle: float, frequency: float) -> Complex[Tensor, "h w"]:
+    """The spectrum of a Morlet wavelet of mean 0: a wave under a Gaussian window that is twice as long across it."""
+    y, x = _grid(height, width)
+    along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
+    window = torch.exp(-(along**2 + (across / 2) ** 2) / (2 * sigma**2))
+    wave = window * torch.exp(1j * frequency * along)
+    wave = wave - window * (wave.sum() / window.sum())
+    spectrum: Tensor = torch.fft.fft2(torch.fft.ifftshift(wave / window.sum()))
+    return spectrum.to(torch.complex64)
+
+
+def _gaussian(height: int, width: int, sigma: float) -> Complex[Tensor, "h w"]:
+    y, x = _grid(height, width)
+    window = torch.exp(-(x**2 + y**2) / (2 * sigma**2))
+    spectrum: Tensor = torch.fft.fft2(torch.fft.ifftshift(window / window.sum()))
+    return spectrum.to(torch.complex64)

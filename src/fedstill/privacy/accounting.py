@@ -1,0 +1,208 @@
+"""What releases cost together: events, their composition and the noise that meets a target.
+
+Composition is dp-accounting's: privacy loss distributions (Doroshenko et al. 2022), which are exact up to a
+discretisation that is rounded to the safe side. Single Gaussians have a closed form.
+"""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import dp_accounting
+import numpy as np
+from annotated_types import Gt, Le
+from dp_accounting.pld import PLDAccountant
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from scipy.optimize import brentq
+from scipy.special import gammaln, log_ndtr, logsumexp
+
+Unit = Literal["record", "label"]
+"""What changes between neighbouring data sets: one record is added or removed, or one record's label is another."""
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Gaussian(_Event):
+    """Gaussian noise of ``noise_multiplier`` times the sensitivity, ``count`` times, each on a Poisson sample."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    noise_multiplier: PositiveFloat
+    sampling: Annotated[float, Gt(0), Le(1)] = 1.0
+    count: PositiveInt = 1
+
+
+class Pure(_Event):
+    """Any mechanism that is ``epsilon``-DP with delta 0."""
+
+    kind: Literal["pure"] = "pure"
+    epsilon: PositiveFloat
+
+
+class Unbounded(_Event):
+    """A release that no epsilon bounds, and why."""
+
+    kind: Literal["none"] = "none"
+    reason: Annotated[str, Field(max_length=1000)]
+
+
+Event = Annotated[Gaussian | Pure | Unbounded, Field(discriminator="kind")]
+
+
+def dp_event(event: Gaussian | Pure | Unbounded) -> dp_accounting.DpEvent:
+    """The event in dp-accounting's terms.
+
+    A pure mechanism stands as binary randomised response of its epsilon, which dominates every epsilon-DP mechanism
+    (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2): with probability ``p = 2 / (1 + e^epsilon)`` a fair coin.
+    """
+    if isinstance(event, Pure):
+        return dp_accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
+    if isinstance(event, Unbounded):
+        return dp_accounting.NonPrivateDpEvent()
+    once: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(event.noise_multiplier)
+    if event.sampling < 1:
+        once = dp_accounting.PoissonSampledDpEvent(event.sampling, once)
+    return once if event.count == 1 else dp_accounting.SelfComposedDpEvent(once, event.count)
+
+
+def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: Unit) -> float:
+    """The epsilon of all ``events`` together at ``delta``; infinite when one of them is unbounded.
+
+    Neighbours differ by one record that is added or removed for ``unit`` "record" (noise multipliers are then relative
+    to that sensitivity), by one label that is replaced for "label".
+
+    Raises:
+        ValueError: ``delta`` is not in (0, 1), or an event has no accountant for this unit.
+    """
+    return _epsilon(tuple(events), delta, unit)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit: Unit) -> float:
+    _check_delta(delta)
+    if any(isinstance(event, Unbounded) for event in events):
+        return math.inf
+    if all(isinstance(event, Pure) for event in events) and len(events) <= 1:
+        return sum(event.epsilon for event in events if isinstance(event, Pure))
+    relation = dp_accounting.NeighboringRelation
+    accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
+    for event in events:
+        if not accountant.supports(dp_event(event)):
+            raise ValueError(f"{event} has no accountant for the unit '{unit}'")
+        accountant.compose(dp_event(event))
+    return float(accountant.get_epsilon(delta))
+
+
+def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+    """The smallest delta of one Gaussian release (Balle, Wang 2018, arXiv:1805.06530, theorem 8).
+
+    With ``mu = 1 / noise_multiplier``: ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)``.
+    """
+    mu = 1 / noise_multiplier
+    first = math.exp(log_ndtr(mu / 2 - epsilon / mu))
+    second = math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+    return max(0.0, first - second)
+
+
+def gaussian_noise(epsilon: float, delta: float) -> float:
+    """The smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
+
+    Raises:
+        ValueError: epsilon is not positive or delta not in (0, 1).
+    """
+    _check_delta(delta)
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon is {epsilon}; it must be a positive number")
+
+    def excess(log_noise: float) -> float:
+        return gaussian_delta(math.exp(log_noise), epsilon) - delta
+
+    low, high = -10.0, 25.0
+    found = math.exp(brentq(excess, low, high, xtol=1e-12, rtol=1e-14))
+    while gaussian_delta(found, epsilon) > delta:  # the root, on its safe side
+        found *= 1 + 1e-12
+    return float(found)
+
+
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """The smallest epsilon of one Gaussian release at ``delta``; the inverse of `gaussian_noise`."""
+    _check_delta(delta)
+    if gaussian_delta(noise_multiplier, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(noise_multiplier, high) > delta:
+        high *= 2
+    return float(brentq(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high, xtol=1e-12))
+
+
+def split_gaussian(noise_multiplier: float, shares: Iterable[float]) -> tuple[float, ...]:
+    """Noise multipliers of several Gaussian releases that cost together what one of ``noise_multiplier`` costs.
+
+    Gaussians compose by ``1/s^2 = sum_i 1/s_i^2`` (Dong, Roth, Su 2019, arXiv:1905.02383, corollary 3.3); release i
+    takes ``shares[i]`` of ``1/s^2``.
+
+    Raises:
+        ValueError: the shares are not positive or sum to more than 1.
+    """
+    found = tuple(shares)
+    if min(found) <= 0 or sum(found) > 1 + 1e-12:
+        raise ValueError(f"shares {found} must be positive and sum to at most 1")
+    return tuple(noise_multiplier / math.sqrt(share) for share in found)
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is {delta}; it must lie between 0 and 1")
+
+
+class RdpFilter:
+    """Stops releases whose noise is chosen adaptively before they cost more than (epsilon, delta) together.
+
+    For adaptively chosen noise, composing what was spent is not a guarantee; a filter is (Feldman, Zrnic 2021,
+    arXiv:2008.11193, theorem 3.1; Lecuyer 2021, arXiv:2103.01379). At one Renyi order, fixed beforehand, the
+    divergences of all releases may sum to at most ``bound``; then everything released is (epsilon, delta)-DP by the
+    conversion of Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, proposition 12).
+
+    Attributes:
+        order: the Renyi order; the integer that leaves Gaussians most room.
+        bound: the largest sum of divergences at that order.
+    """
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        _check_delta(delta)
+        self.order, self.bound = max(
+            ((order, _room(order, epsilon, delta)) for order in range(2, 1025)), key=lambda pair: pair[1] / pair[0]
+        )
+
+    def allows(self, events: Iterable[Gaussian | Pure | Unbounded]) -> bool:
+        """Whether all ``events`` together stay within the bound."""
+        return sum(renyi(event, self.order) for event in events) <= self.bound
+
+
+def _room(order: int, epsilon: float, delta: float) -> float:
+    """The divergence at ``order`` that implies (epsilon, delta)-DP."""
+    return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def renyi(event: Gaussian | Pure | Unbounded, order: int) -> float:
+    """The Renyi divergence of an event at an integer order of 2 or more.
+
+    Gaussian: ``a / 2s^2`` (Mironov 2017, arXiv:1702.07476, proposition 7). On a Poisson sample (Mironov, Talwar, Zhang
+    2019, arXiv:1908.10530, section 3.3): ``1/(a-1) ln sum_i C(a,i) (1-q)^(a-i) q^i e^((i^2-i)/2s^2)``. Pure: of binary
+    randomised response.
+    """
+    if isinstance(event, Unbounded):
+        return math.inf
+    if isinstance(event, Pure):
+        keep, swap = 1 / (1 + math.exp(-event.epsilon)), 1 / (1 + math.exp(event.epsilon))
+        terms = [order * math.log(a) + (1 - order) * math.log(b) for a, b in ((keep, swap), (swap, keep))]
+        return float(logsumexp(terms)) / (order - 1)
+    q, variance = event.sampling, event.noise_multiplier**2
+    if q == 1:
+        return event.count * order / (2 * variance)
+    i = np.arange(order + 1)
+    choose = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1)
+    terms = choose + (order - i) * math.log1p(-q) + i * math.log(q) + (i * i - i) / (2 * variance)
+    return event.count * float(logsumexp(terms)) / (order - 1)

@@ -1,0 +1,105 @@
+"""A client's ledger: what it released, at what cost, and whether one more release fits its budget."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from fedstill import files
+from fedstill.privacy import accounting
+from fedstill.privacy.accounting import Event, RdpFilter, Unbounded, Unit
+
+
+class BudgetExceeded(ValueError):
+    """A release that the budget does not cover; nothing was released."""
+
+
+class Entry(BaseModel):
+    """One release. It holds public facts only: the mechanism's parameters, never a value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    exchange: NonNegativeInt
+    """The server's question, counted from 0."""
+    step: Annotated[str, Field(max_length=200)]
+    """The step that released."""
+    index: NonNegativeInt
+    """The release's number within that step, from 0."""
+    mechanism: Annotated[str, Field(max_length=200)]
+    """The mechanism's name."""
+    unit: Unit
+    """What it protects."""
+    event: Event
+    """What it costs."""
+    theorem: Annotated[str, Field(max_length=1000)]
+    """Why it costs that."""
+    adaptive: bool = False
+    """Whether its noise was chosen from earlier releases, so that a filter has to watch over the sum."""
+
+
+class Ledger:
+    """The releases of one client, kept on disk before anything is released.
+
+    Args:
+        place: a file of one JSON line per release.
+        delta: the delta that the budget is stated at, in (0, 1).
+        budget: the largest epsilon (of each unit) that all releases may cost together; None for no limit.
+        repeatable: whether noise is that of a simulation: a step that is run again then makes the same release again,
+            which costs nothing new. Real noise is new each time and is charged each time.
+    """
+
+    def __init__(self, place: Path, *, delta: float, budget: float | None = None, repeatable: bool = False) -> None:
+        self._place = place
+        self._delta = delta
+        self._budget = budget
+        self._repeatable = repeatable
+        self.entries: list[Entry] = []
+        for line in files.read_json_lines(place):
+            try:
+                self.entries.append(Entry(**line))
+            except (ValidationError, TypeError) as error:
+                # a ledger that can't be read must not be taken for an empty one
+                raise files.Damaged(f"{place} is damaged; nothing more is released from here") from error
+
+    def charge(self, entry: Entry) -> None:
+        """Write ``entry`` down; call this before the release is made.
+
+        Raises:
+            BudgetExceeded: when the budget does not cover it; nothing is charged then.
+            ValueError: when its noise is chosen adaptively and there is no budget that a filter could keep.
+        """
+        if self._repeatable and entry in self.entries:
+            return
+        if entry.adaptive and self._budget is None:
+            raise ValueError(f"{entry.mechanism} chooses its noise from earlier releases; that needs a --budget")
+        if self._budget is not None:
+            self._check(entry, self._budget)
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        files.append_json(self._place, entry.model_dump(mode="json"))
+        self.entries.append(entry)
+
+    def _check(self, entry: Entry, budget: float) -> None:
+        same = [*(e for e in self.entries if e.unit == entry.unit), entry]
+        events = [e.event for e in same]
+        if any(e.adaptive for e in same):
+            fits = RdpFilter(budget, self._delta).allows(events)
+            total = math.inf
+        else:
+            total = accounting.epsilon(events, self._delta, entry.unit)
+            fits = total <= budget
+        if not fits:
+            what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
+            raise BudgetExceeded(
+                f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
+                f"budget of {budget:g} at delta {self._delta:g}{what}; nothing was released (raise --budget or noise)"
+            )
+
+    def of_exchange(self, exchange: int) -> list[dict[str, Any]]:
+        """The releases made for one question, as they go into its reply."""
+        return [e.model_dump(mode="json") for e in self.entries if e.exchange == exchange]
+
+
+def is_unbounded(entry: Entry) -> bool:
+    """Whether no epsilon bounds the release."""
+    return isinstance(entry.event, Unbounded)

@@ -1,0 +1,245 @@
+"""Logistic regression heads on frozen features: those whose noise a theorem covers, and the published ones.
+
+The sound heads differ from FedAUXfdp's (Hoech, Rischke, Mueller, Samek 2022): a fixed public penalty beside the sum of
+losses, clipping instead of division by the data's own norm, a public class list, and a sensitivity without the class
+count. The published ones are there for comparison and guarantee nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from fedstill.privacy.accounting import Event, Unbounded
+from fedstill.privacy.mechanisms import ROUNDING, Mechanism, Rows, Value, check_noise, clipped, gaussian_event
+from fedstill.privacy.solver import check_labels, check_positive, solve, solve_binary
+from fedstill.seeds import Noise
+
+Labelled = tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]]
+
+
+def extend(h: Float[Tensor, "n p"], radius: float | None, bias: float) -> Float64[Tensor, "n p+1"]:
+    """Rows ``(min(1, R/|h|) h/R sqrt(1 - b^2), b)``, of length at most 1; ``(h, b)`` without a radius."""
+    if h.ndim != 2:
+        raise ValueError(f"features of shape {tuple(h.shape)}; they must be (records, features)")
+    wide = h.to(torch.float64) if radius is None else clipped(h, radius) * (math.sqrt(1 - bias**2) / radius)
+    return torch.cat([wide, wide.new_full((len(wide), 1), bias)], 1)
+
+
+def logits(
+    head: Float[Tensor, "*classes p+1"], h: Float[Tensor, "n p"], radius: float | None, bias: float
+) -> Float64[Tensor, "n *classes"]:
+    """What a released head says of features ``(n, p)``: ``(n, classes)``, or ``(n,)`` of a `BinaryHead`.
+
+    ``radius`` and ``bias`` are the mechanism's; a published head has no radius.
+    """
+    wide = head.to(torch.float64)
+    return extend(h, radius, bias) @ (wide.T if wide.ndim == 2 else wide)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Head(Mechanism[Rows, Value]):
+    """What both sound heads share: the objective's constants, and Chaudhuri's lemma."""
+
+    steepness: ClassVar[float]  # |p - e_y| at most: the length of one loss's gradient by |x|
+    penalty: float
+    radius: float
+    noise_multiplier: float
+    bias: float = 0.1
+    tolerance: float = 1e-9
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier)
+        for name in ("penalty", "radius", "tolerance"):
+            check_positive(name, getattr(self, name))
+        _check_bias(self.bias)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record, added or removed, moves the coefficients at most.
+
+        Lemma 7 of Chaudhuri, Monteleoni, Sarwate 2011 (JMLR 12): the objective J is penalty-strongly convex. Let
+        J' = J + CE_new, with minimisers beta and beta'. As grad J(beta') = -grad CE_new(beta'),
+        |beta - beta'| <= |grad CE_new(beta')| / penalty. That gradient is (p - e_y) (x) x. For several classes
+        |p - e_y|^2 <= 2; for one vector |sigmoid - y| <= 1; and |x| <= 1. Each of the two solutions found is within
+        tolerance / penalty of its minimiser.
+        """
+        return (self.steepness + 2 * self.tolerance) / self.penalty * ROUNDING
+
+    @property
+    def event(self) -> Event:
+        """See `Mechanism.event`."""
+        return gaussian_event(self.noise_multiplier)
+
+    @property
+    def theorem(self) -> str:
+        """See `Mechanism.theorem`."""
+        return (
+            f"one record adds a loss of slope at most {self.steepness:.4g} to a {self.penalty:g}-strongly convex "
+            f"objective and so moves its minimiser, the solver's residual included, by at most {self.sensitivity:.4g}, "
+            "the sensitivity (Chaudhuri, Monteleoni, Sarwate 2011, lemma 7); Gaussian mechanism (Balle, Wang 2018, "
+            "theorem 8)"
+        )
+
+    def extended(self, h: Float[Tensor, "n p"]) -> Float64[Tensor, "n p+1"]:
+        """Features as the head sees them: clipped, with the constant feature; of length at most 1."""
+        return extend(h, self.radius, self.bias)
+
+    def _noised(self, beta: Tensor, noise: Noise) -> Tensor:
+        return beta + self.noise_multiplier * self.sensitivity * noise.gaussian(beta.shape).to(beta.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
+    """A multinomial logistic regression on clipped features, with Gaussian noise.
+
+    Attributes:
+        num_classes: rows of the release; the class list is public, whether a class occurs or not.
+        penalty: of half the squared length of all coefficients, beside the SUM of losses. Positive, public.
+        radius: largest length of a feature row; longer ones are scaled down. Positive, public.
+        noise_multiplier: standard deviation of the noise by ``sensitivity``.
+        bias: the constant feature, in ``[0, 1)``.
+        tolerance: norm of the gradient that the solver reaches.
+    """
+
+    steepness: ClassVar[float] = math.sqrt(2)
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_classes(self.num_classes)
+
+    def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
+        """Features ``(n, p)`` and classes ``(n,)`` to coefficients ``(num_classes, p + 1)``, the constant's last."""
+        x = self.extended(rows[0])
+        return self._noised(solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance), noise)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BinaryHead(_Head[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
+    """A logistic regression that tells private records from public ones: ``P[private | x] = sigmoid(logit)``.
+
+    Attributes:
+        negatives: features ``(m, p)`` of the PUBLIC records, which must not depend on anything private.
+        penalty: as the others, see `LogisticHead`.
+    """
+
+    steepness: ClassVar[float] = 1.0
+    negatives: Float[Tensor, "m p"]
+
+    def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:
+        """Private features ``(n, p)`` to coefficients ``(p + 1,)``, the constant's last."""
+        x, labels = _against(rows, self.negatives)
+        return self._noised(solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance), noise)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _PublishedHead(Mechanism[Rows, Value]):
+    """The heads as published, without a guarantee.
+
+    Hoech, Rischke, Mueller, Samek 2022 ("FedAUXfdp"), equation 2 and theorem 1: mean loss plus ``lam/2 |beta|^2``,
+    features divided by the data's own longest, the classic formula's noise.
+
+    Attributes:
+        lam: the paper's lambda.
+        epsilon: what the classic formula is asked for.
+        delta: what the classic formula is asked for.
+        scaling: "paper" penalises the sum of losses by ``n lam``, "repository" by ``lam``, as FedAUX's code does.
+    """
+
+    lam: float
+    epsilon: float
+    delta: float
+    bias: float = 0.1
+    scaling: Literal["paper", "repository"] = "paper"
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "epsilon", "delta"):
+            check_positive(name, getattr(self, name))
+        if self.delta >= 1 or self.scaling not in ("paper", "repository"):
+            raise ValueError(f"delta is {self.delta}, scaling '{self.scaling}'; below 1, 'paper' or 'repository'")
+        _check_bias(self.bias)
+
+    @property
+    def event(self) -> Event:
+        """See `Mechanism.event`."""
+        scaled = "the penalty lacks its factor n, so one record moves the head about 20 times the claimed bound; "
+        return Unbounded(
+            reason=("" if self.scaling == "paper" else scaled)
+            + "features are divided by the private data's own maximum norm, so one record changes every feature and "
+            "the released scale without bound; the number of records enters the noise" + self._leaks
+        )
+
+    _leaks: ClassVar[str] = ""
+
+    @property
+    def theorem(self) -> str:
+        """See `Mechanism.theorem`."""
+        return f"none holds: {self.event.reason}" if isinstance(self.event, Unbounded) else ""
+
+    def _released(self, h: Tensor, labels: Tensor, classes: int | None, claimed: float, noise: Noise) -> Tensor:
+        """The head on data divided by its longest row, as it applies to features that are not divided."""
+        if len(h) == 0:
+            raise ValueError("a published head has 0 records; it needs at least 1")
+        h = torch.where(torch.isfinite(h).all(1, keepdim=True), h, 0.0).to(torch.float64)
+        longest = max(float(h.norm(dim=1).max()), 1e-300)
+        x, penalty = extend(h, longest, self.bias), self.lam * (len(h) if self.scaling == "paper" else 1)
+        beta = solve_binary(x, labels, penalty) if classes is None else solve(x, labels, classes, penalty)
+        # the classic formula (Dwork, Roth 2014, theorem A.1), as the paper has it for every epsilon
+        std = claimed / (self.lam * len(h)) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+        beta = beta + std * noise.gaussian(beta.shape).to(beta.device)
+        return torch.cat([beta[..., :-1] * (math.sqrt(1 - self.bias**2) / longest), beta[..., -1:]], -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedLogisticHead(_PublishedHead[Labelled, Float64[Tensor, "classes p+1"]]):
+    """The published class head; its noise claims sensitivity ``2 sqrt(C_k) / (lam n)`` of ``C_k`` local classes."""
+
+    num_classes: int
+    _leaks = ", and so does the number of local classes; classes that do not occur show as rows of zeros"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_classes(self.num_classes)
+
+    def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
+        """Features ``(n, p)`` and classes ``(n,)`` to coefficients for `logits` without a radius."""
+        h, labels = rows
+        check_labels(h, labels, self.num_classes)
+        local, within = torch.unique(labels, return_inverse=True)
+        head = torch.zeros(self.num_classes, h.shape[1] + 1, dtype=torch.float64, device=h.device)
+        head[local] = self._released(h, within, len(local), 2 * math.sqrt(len(local)), noise)
+        return head
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublishedBinaryHead(_PublishedHead[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
+    """The published score head against ``negatives`` ``(m, p)``; it claims ``2 / (lam n)``, ``n`` counting both."""
+
+    negatives: Float[Tensor, "m p"]
+
+    def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:
+        """Private features ``(n, p)`` to coefficients for `logits` without a radius."""
+        x, labels = _against(rows, self.negatives)
+        return self._released(x, labels, None, 2.0, noise)
+
+
+def _against(rows: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Private rows with label 1, public ones with label 0."""
+    if rows.ndim != 2 or negatives.ndim != 2 or rows.shape[1] != negatives.shape[1]:
+        raise ValueError(f"rows {tuple(rows.shape)} and negatives {tuple(negatives.shape)}; both must be (any, p)")
+    x = torch.cat([rows, negatives.to(rows)])
+    return x, (torch.arange(len(x), device=x.device) < len(rows)).to(torch.int64)
+
+
+def _check_classes(num_classes: int) -> None:
+    if num_classes < 2:
+        raise ValueError(f"num_classes is {num_classes}; a head needs at least 2")
+
+
+def _check_bias(bias: float) -> None:
+    if not 0 <= bias < 1:
+        raise ValueError(f"bias is {bias}; it must lie in [0, 1), as the constant feature of rows of length 1")

@@ -1,0 +1,221 @@
+"""Penalised logistic regression, solved to the bottom: what a solver leaves undone, a private head has to cover.
+
+Preconditioned L-BFGS in float64, with products in float32 between exact corrections.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from fedstill.seeds import stream
+
+RANK, MEMORY, STEPS = 32, 20, 2000  # of the preconditioner, of the quasi-Newton method; its limit
+
+
+class NotConverged(ValueError):
+    """The solver stopped above its tolerance, so no sensitivity holds for what it found."""
+
+
+class _Pairs:
+    """The last steps and what they changed in the gradient: L-BFGS in its compact form.
+
+    Byrd, Nocedal, Schnabel 1994, equation (2.6), arranged so that the initial inverse Hessian is applied once.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.steps = like.new_zeros(2 * MEMORY, like.numel())
+        self.changes = torch.zeros_like(self.steps)
+        self.products = like.new_zeros(2 * MEMORY, 2 * MEMORY)  # steps by changes
+        self.end = 0
+
+    def add(self, step: Tensor, change: Tensor) -> None:
+        if self.end == 2 * MEMORY:
+            for kept in (self.steps, self.changes):
+                kept[:MEMORY] = kept[MEMORY:].clone()
+            self.products[:MEMORY, :MEMORY] = self.products[MEMORY:, MEMORY:].clone()
+            self.end = MEMORY
+        self.steps[self.end], self.changes[self.end] = step.flatten(), change.flatten()
+        self.end += 1
+        self.products[: self.end, self.end - 1] = self.steps[: self.end] @ self.changes[self.end - 1]
+
+    def direction(self, gradient: Tensor, kronecker: "_Kronecker") -> Tensor:
+        """Minus the gradient by the approximate inverse Hessian."""
+        if not self.end:
+            return -kronecker.solve(gradient)
+        recent = slice(max(0, self.end - MEMORY), self.end)
+        steps, changes, upper = self.steps[recent], self.changes[recent], self.products[recent, recent].triu()
+        a = torch.linalg.solve_triangular(upper, (steps @ gradient.flatten())[:, None], upper=True)
+        r = kronecker.solve(gradient - (a[:, 0] @ changes).view_as(gradient))
+        b = upper.diagonal()[:, None] * a - (changes @ r.flatten())[:, None]
+        b = torch.linalg.solve_triangular(upper.T, b, upper=False)
+        direction: Tensor = -(r + (b[:, 0] @ steps).view_as(gradient))
+        return direction
+
+
+class _Kronecker:
+    """The Hessian ``sum_i (diag p_i - p_i p_i') (x) x_i x_i' + penalty I``, its sum as one Kronecker product.
+
+    As in K-FAC: the sum of class matrices times the weighted mean over features. Of the latter only the top
+    eigenvectors (Halko, Martinsson, Tropp 2011, algorithm 4.4 with one pass).
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "n d"],
+        p: Float64[Tensor, "classes n"],
+        penalty: float,
+        every: int = 1,
+    ) -> None:
+        """The features see every ``every``-th row alone."""
+        x = x[::every]
+        d = x.shape[1]
+        self.penalty = penalty
+        weights = (1 - p[:, ::every].square().sum(0)).to(x.dtype)  # traces of the class matrices
+        if d <= RANK:
+            q = torch.eye(d, dtype=x.dtype, device=x.device)
+        else:
+            sketch = torch.randn(RANK, d, generator=stream(0, "range finder")).to(x)
+            q = torch.linalg.qr((((sketch @ x.T) * weights) @ x).T).Q
+        inner = q.T @ x.T
+        values, vectors = torch.linalg.eigh((inner * weights) @ inner.T)
+        self.features = (q @ vectors).to(torch.float64)
+        self.values = values.clamp_min(0).to(torch.float64) / weights.sum(dtype=torch.float64).clamp_min(1e-300)
+        self.update(p)
+
+    def update(self, p: Float64[Tensor, "classes n"]) -> None:
+        values, self.classes = torch.linalg.eigh(torch.diag(p.sum(1)) - p @ p.T)
+        self.scale = 1 / (values.clamp_min(0)[:, None] * self.values + self.penalty) - 1 / self.penalty
+
+    def solve(self, g: Float64[Tensor, "classes d"]) -> Float64[Tensor, "classes d"]:
+        inner = self.classes.T @ g @ self.features * self.scale
+        solved: Tensor = self.classes @ inner @ self.features.T + g / self.penalty
+        return solved
+
+
+def solve(
+    features: Float64[Tensor, "n d"],
+    labels: Int64[Tensor, " n"],
+    num_classes: int,
+    penalty: float,
+    *,
+    tolerance: float = 1e-9,
+    start: Float64[Tensor, "classes d"] | None = None,
+) -> Float64[Tensor, "classes d"]:
+    """The minimiser of ``sum_i CE(softmax(beta x_i), y_i) + penalty/2 |beta|^2``, every coordinate penalised.
+
+    L-BFGS that starts from `_Kronecker`. Products with the features are in float32 but only ever give changes of logits
+    and gradient, which add up in float64; the float64 gradient is taken anew whenever it fell a millionfold, and in the
+    end, so the tolerance holds for it.
+
+    Args:
+        features: ``(n, d)``, finite; ``n`` may be 0.
+        labels: ``(n,)``, in ``[0, num_classes)``.
+        num_classes: rows of the result, whether they occur or not.
+        penalty: positive.
+        tolerance: largest Euclidean norm of the gradient at the result.
+        start: ``(num_classes, d)``, where to start; 0 otherwise.
+
+    Returns:
+        ``(num_classes, d)``, at most ``tolerance / penalty`` from the exact minimiser.
+
+    Raises:
+        ValueError: shapes differ, or a label or the penalty is out of range.
+        NotConverged: the tolerance is out of reach.
+    """
+    check_labels(features, labels, num_classes)
+    check_positive("penalty", penalty)
+    x, narrow = features, features.to(torch.float32)
+    beta = x.new_zeros(num_classes, x.shape[1]) if start is None else start.to(x)
+    pairs, first, synced, size = _Pairs(beta), math.inf, math.inf, 0.0
+    for done in range(STEPS):
+        if size <= max(tolerance, 1e-6 * synced):  # the true gradient
+            logits = beta @ x.T if beta.any() else x.new_zeros(num_classes, len(x))
+            p = logits.softmax(0)
+            gradient = p.scatter_add(0, labels[None], -torch.ones_like(p[:1])) @ x + penalty * beta
+            size = synced = float(gradient.norm())
+            first = min(first, synced)
+        if size <= tolerance:
+            return beta
+        if not math.isfinite(size):
+            break
+        if done in (0, 16):  # a sample of rows will do for the first; a long search deserves today's probabilities
+            kronecker = _Kronecker(narrow, p, penalty, 1 if done else max(1, len(x) // (20 * RANK)))
+        elif size > 1e-4 * first:
+            kronecker.update(p)
+        step = pairs.direction(gradient, kronecker)
+        change = (step.to(torch.float32) @ narrow.T).to(torch.float64)
+        length, after = _line_search(
+            logits, p, change, float((gradient * step).sum()), penalty * float(step.norm()) ** 2
+        )
+        step = length * step
+        moved = ((after - p).to(torch.float32) @ narrow).to(torch.float64) + penalty * step
+        beta, logits, p, gradient = beta + step, logits + length * change, after, gradient + moved
+        size = float(gradient.norm())
+        if float((step * moved).sum()) > 0:
+            pairs.add(step, moved)
+    raise NotConverged(
+        f"the gradient's norm is {size:.3g} after {STEPS} steps, the limit is {tolerance:g}; raise the penalty "
+        f"({penalty:g}) or scale the features down"
+    )
+
+
+def _line_search(
+    logits: Float64[Tensor, "classes n"],
+    p: Float64[Tensor, "classes n"],
+    change: Float64[Tensor, "classes n"],
+    slope: float,
+    curvature: float,
+) -> tuple[float, Float64[Tensor, "classes n"]]:
+    """A length of step where the convex objective's slope is at most a fifth of ``slope``, and the probabilities there.
+
+    The slope at ``t`` is ``slope + <softmax(logits + t change) - p, change> + t curvature``: a bracketed secant.
+    """
+    t, low, low_slope, high = 1.0, 0.0, slope, math.inf
+    for _ in range(30):
+        after = (logits + t * change).softmax(0)
+        here = slope + float(((after - p) * change).sum()) + t * curvature
+        if abs(here) <= 0.2 * abs(slope):
+            break
+        secant = t - here * (t - low) / (here - low_slope) if here != low_slope else math.inf
+        if here < 0:
+            low, low_slope = t, here
+        else:
+            high = t
+        edge = 0.1 * (min(high, 8 * t) - low)
+        t = min(max(secant, low + edge), min(high, 8 * t) - edge)
+    return t, after
+
+
+def solve_binary(
+    features: Float64[Tensor, "n d"],
+    labels: Bool[Tensor, " n"] | Int64[Tensor, " n"],
+    penalty: float,
+    *,
+    tolerance: float = 1e-9,
+    start: Float64[Tensor, " d"] | None = None,
+) -> Float64[Tensor, " d"]:
+    """The minimiser of ``sum_i log(1 + exp(-s_i beta x_i)) + penalty/2 |beta|^2``, ``s_i`` +1 for label 1, -1 for 0.
+
+    It is the difference of the two rows of `solve` at twice the penalty; its gradient is half the difference of theirs,
+    so no longer than ``tolerance``. Arguments and errors are `solve`'s, with ``(d,)`` for ``(classes, d)``.
+    """
+    rows = None if start is None else torch.stack([-start / 2, start / 2])
+    two = solve(features, labels.to(torch.int64), 2, 2 * penalty, tolerance=tolerance, start=rows)
+    return two[1] - two[0]
+
+
+def check_labels(features: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Raise ValueError unless there is one class in ``[0, num_classes)`` for each row of features."""
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(f"features {tuple(features.shape)}, labels {tuple(labels.shape)}; must be (n, d) and (n,)")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        found = f"{int(labels.min())} to {int(labels.max())}"
+        raise ValueError(f"labels run from {found}; with {num_classes} classes they must lie in 0 to {num_classes - 1}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise ValueError unless ``value`` is a finite number above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}; it must be a positive number")

@@ -1,0 +1,414 @@
+"""SimCLR: features of images learned without labels, from two random views of each.
+
+Chen, Kornblith, Norouzi, Hinton, "A simple framework for contrastive learning of visual representations", ICML 2020
+(arXiv:2002.05709), algorithm 1; the defaults are those FedAUX pretrains with (leftthomas/SimCLR).
+
+Differs from the paper: Adam in place of LARS at a constant learning rate, no blur among the views (as the paper does
+for CIFAR-10, appendix B.9), the four changes of colour in an order drawn once a batch.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt, Le
+from jaxtyping import Float
+from pydantic import AfterValidator, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from fedstill import files, models, wire
+from fedstill.protocol import Settings, load, state
+from fedstill.records import Records
+from fedstill.seeds import derive, isolated, stream
+from fedstill.train.local import Diverged, draw_seed, mode_of
+
+__all__ = ["SimCLR", "Views", "fingerprint", "knn_accuracy", "nt_xent"]
+
+Images = Float[Tensor, "n c h w"]
+PerImage = Float[Tensor, " n"]
+Probability = Annotated[float, Ge(0), Le(1)]
+
+_BATCH = 512
+"""Images at once where that changes no result."""
+_CHECKPOINT_SECONDS = 60.0
+"""Checkpoints are at least this far apart, but for the last."""
+_CROPS = 10
+"""How many crops are tried, as in torchvision; the first that fits into the image is taken."""
+_LUMINANCE = (0.299, 0.587, 0.114)
+"""Of red, green and blue, ITU-R BT.601."""
+
+
+def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
+    if limits[0] > limits[1]:
+        raise ValueError(f"the limits {limits[0]:g} and {limits[1]:g} are in the wrong order; give the smaller first")
+    return limits
+
+
+class Views(Settings):
+    """A random view of an image: crop and resize, flip, change of colours, gray (arXiv:2002.05709, appendix A).
+
+    Images of another number of channels than 3 have no colours: saturation, hue and gray leave them as they are.
+    """
+
+    scale: Annotated[
+        tuple[Annotated[float, Gt(0), Le(1)], Annotated[float, Gt(0), Le(1)]], AfterValidator(_ordered)
+    ] = (0.08, 1.0)
+    """Smallest and largest share of the image's area that a crop covers, before it is resized to the whole."""
+    ratio: Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_ordered)] = (3 / 4, 4 / 3)
+    """Smallest and largest width of a crop as a multiple of its height."""
+    flip: Probability = 0.5
+    """How often a view is flipped left to right; 0 for digits and letters."""
+    jitter: Probability = 0.8
+    """How often a view's colours change."""
+    brightness: Probability = 0.4
+    """b: pixels times a factor in [1 - b, 1 + b]."""
+    contrast: Probability = 0.4
+    """c: distances from the image's mean luminance times a factor in [1 - c, 1 + c]."""
+    saturation: Probability = 0.4
+    """s: distances from each pixel's luminance times a factor in [1 - s, 1 + s]."""
+    hue: Annotated[float, Ge(0), Le(0.5)] = 0.1
+    """h: hues move by up to h turns of the colour circle either way."""
+    gray: Probability = 0.2
+    """How often a view loses its colours."""
+
+    def __call__(self, pixels: Images, rng: torch.Generator) -> Images:
+        """One view of each image, of the same shape.
+
+        Args:
+            pixels: in [0, 1]; so are the views.
+            rng: a CPU generator, whatever device the images are on; parameters are drawn for every image.
+        """
+        n, channels, height, width = pixels.shape
+        device = pixels.device
+        top, left, rows, columns = (v.to(device) for v in self._crops(n, height, width, rng))
+        flips, jitters, grays, *factors = torch.rand(7, n, generator=rng).to(device)
+        order = torch.randperm(4, generator=rng).tolist()
+
+        down = _places(top, rows, height)
+        across = _places(left, columns, width)
+        across = torch.where((flips < self.flip)[:, None], across.flip(1), across)
+        x = _weights(down, height)[:, None] @ pixels @ _weights(across, width)[:, None].mT
+
+        jittered = jitters < self.jitter  # of the others the factors change nothing
+        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
+        drawn = [(2 * u - 1) * s * jittered for u, s in zip(factors, strengths, strict=True)]
+        for index in order:
+            x = (_brighten, _contrast, _saturate, _turn)[index](x, drawn[index])
+        if channels != 3:
+            return x
+        return torch.where((grays < self.gray)[:, None, None, None], _luminance(x), x)
+
+    def _crops(self, n: int, height: int, width: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Top, left, height and width of a crop of each image, in whole pixels, ``(n,)`` each."""
+        low, high = self.ratio
+        shares = self.scale[0] + (self.scale[1] - self.scale[0]) * torch.rand(n, _CROPS, generator=rng)
+        ratios = torch.exp(math.log(low) + math.log(high / low) * torch.rand(n, _CROPS, generator=rng))
+        corners = torch.rand(n, 2, generator=rng)
+        rows = (height * width * shares / ratios).sqrt().round()
+        columns = (height * width * shares * ratios).sqrt().round()
+        fits = (rows >= 1) & (rows <= height) & (columns >= 1) & (columns <= width)
+        first = fits.int().argmax(1, keepdim=True)  # the first of equals
+        # Where none fits, the largest crop of a permitted ratio from the middle.
+        whole = min(float(height), round(width / low)), min(float(width), round(height * high))
+        some = fits.any(1)
+        rows = torch.where(some, rows.gather(1, first)[:, 0], whole[0])
+        columns = torch.where(some, columns.gather(1, first)[:, 0], whole[1])
+        corners = torch.where(some[:, None], corners, 0.5)
+        top = (corners[:, 0] * (height - rows + 1)).floor().minimum(height - rows)
+        left = (corners[:, 1] * (width - columns + 1)).floor().minimum(width - columns)
+        return top, left, rows, columns
+
+
+class SimCLR(Settings):
+    """Pretraining by SimCLR: Adam on the normalised, temperature-scaled cross-entropy of two views of each image."""
+
+    epochs: PositiveInt = 100
+    """Passes over the images."""
+    batch_size: Annotated[int, Ge(2)] = 512
+    """Images per step, with two views each; all other images' views are a view's negatives."""
+    temperature: PositiveFloat = 0.5
+    """tau: similarities are divided by it."""
+    lr: PositiveFloat = 1e-3
+    """Adam's learning rate."""
+    weight_decay: NonNegativeFloat = 1e-6
+    """Multiple of the weights added to their gradients."""
+    projection: tuple[PositiveInt, PositiveInt] = (512, 128)
+    """Hidden and output units of the projection head, which is thrown away after pretraining."""
+    views: Views = Views()
+    """The random views."""
+
+    def fit(
+        self,
+        model: nn.Module,
+        images: Records,
+        rng: torch.Generator,
+        *,
+        on_epoch: Callable[[int, int], None] | None = None,
+        checkpoint: Path | None = None,
+    ) -> float:
+        """Train in place what ``models.features(model, x)`` runs; a classifier behind it stays as it is.
+
+        The result depends on the arguments only (and on the device): every epoch has streams of its own for shuffles
+        and views and for dropout, so one that starts from a checkpoint ends with the same bits; torch's global
+        generator is left as it was. Both views of a batch go through the model together, as in algorithm 1.
+
+        Args:
+            model: trained in train mode on its own device; every module gets its mode back afterwards.
+            images: at least 2; labels are not looked at.
+            rng: gives one seed, from which all streams come.
+            on_epoch: called after each epoch with the number of epochs done and the number of all.
+            checkpoint: a file that is written after an epoch, at most once a minute and after the last one, and from
+                which a later call with the same arguments goes on. It stays; delete it when the result is safe.
+
+        Returns:
+            The last epoch's mean loss.
+
+        Raises:
+            ValueError: if there are fewer than 2 images, if no trainable parameter moves the features, or if the
+                checkpoint is of another pretraining or damaged.
+            Diverged: if the loss, parameters or buffers are not finite.
+        """
+        if len(images) < 2:
+            raise ValueError(f"SimCLR compares images with each other, so {len(images)} are too few; give at least 2")
+        seed = draw_seed(rng)
+        facts = {"recipe": self.model_dump(mode="json"), "seed": seed}
+        kept = checkpoint and _Checkpoint(checkpoint, fingerprint(model, images, facts))
+        with mode_of(model, training=True):
+            with isolated(derive(seed, "start")):
+                training = _Training(self, model, images)
+            done, mean = kept.resume(training) if kept else (0, math.nan)
+            for epoch in range(done + 1, self.epochs + 1):
+                with isolated(derive(seed, "epoch", epoch, "model")):
+                    mean = training.epoch(stream(seed, "epoch", epoch))
+                finite = all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers()))
+                if not (finite and math.isfinite(mean)):
+                    raise Diverged(
+                        f"pretraining with lr={self.lr:g} left weights that are not finite after epoch {epoch}; use a "
+                        f"smaller learning rate, for example {self.lr / 10:g}"
+                    )
+                if kept:
+                    kept.after(epoch, mean, training, last=epoch == self.epochs)
+                if on_epoch is not None:
+                    on_epoch(epoch, self.epochs)
+        return mean
+
+
+def nt_xent(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"], temperature: float) -> Float[Tensor, ""]:
+    """The normalised, temperature-scaled cross-entropy of ``n`` positive pairs, mean over the 2n views.
+
+    With unit vectors z of all views, view i and its partner j: ``-log(exp(z_i z_j / tau) / sum_{k != i} exp(z_i z_k /
+    tau))`` (arXiv:2002.05709, eq. 1).
+    """
+    n = len(first)
+    z = normalize(torch.cat([first, second]))
+    similar = (z @ z.T / temperature).fill_diagonal_(-math.inf)
+    partners = torch.arange(2 * n, device=z.device).roll(n)
+    return cross_entropy(similar, partners)
+
+
+def knn_accuracy(model: nn.Module, train: Records, test: Records, k: int = 200, temperature: float = 0.5) -> float:
+    """Accuracy in [0, 1] of a vote among the ``k`` train records with the most similar features.
+
+    A neighbour's vote for its class weighs ``exp(s / temperature)`` at cosine similarity s (Wu et al. 2018,
+    arXiv:1805.01978, section 3.4). The model runs in eval mode; every module gets its mode back afterwards.
+
+    Args:
+        model: judged by ``models.features``.
+        train: records that vote; where there are fewer than ``k``, all do.
+        test: records to classify.
+        k: number of neighbours.
+        temperature: the larger, the more equal the votes.
+
+    Raises:
+        ValueError: if ``train`` or ``test`` has no records.
+    """
+    if not (len(train) and len(test)):
+        raise ValueError(f"kNN needs records on both sides, not {len(train)} to vote and {len(test)} to classify")
+    voters = torch.cat(list(_directions(model, train)))
+    labels = train.labels.to(voters.device)
+    right = 0
+    for start, z in enumerate(_directions(model, test)):
+        similar, nearest = (z @ voters.T).topk(min(k, len(voters)))
+        votes = torch.zeros(len(z), train.num_classes, device=z.device)
+        votes.scatter_add_(1, labels[nearest], (similar / temperature).exp())
+        batch = test.labels[start * _BATCH : (start + 1) * _BATCH]
+        right += int((votes.argmax(1).cpu() == batch.cpu()).sum())
+    return right / len(test)
+
+
+def fingerprint(model: nn.Module, images: Records, facts: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a pretraining starts from: the model and where it is, the images, ``facts`` as JSON."""
+    start = {
+        **facts,
+        "model": repr(model),
+        "device": next((p.device.type for p in model.parameters()), "cpu"),
+        "images": list(images.images.shape),
+        "normalisation": asdict(images.normalisation),
+    }
+    digest = hashlib.sha256(wire.pack(state(model), start))
+    for some in torch.split(images.images, _BATCH):
+        digest.update(some.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
+
+
+class _Training:
+    """A model and its projection head while they are trained."""
+
+    def __init__(self, settings: SimCLR, model: nn.Module, images: Records) -> None:
+        self.settings, self.model, self.images = settings, model, images
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = parameters[0].device if parameters else torch.device("cpu")
+        with mode_of(model, training=False):
+            found = models.features(model, images.inputs(slice(0, 1)).to(self.device))
+            if not (parameters and found.requires_grad):
+                raise ValueError(
+                    f"the features of {type(model).__name__} have no trainable parameters; set requires_grad on some"
+                )
+            moved = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+        hidden, out = settings.projection
+        self.head = nn.Sequential(
+            nn.Linear(found.shape[1], hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, out)
+        ).to(self.device)
+        self.weights = [p for p, g in zip(parameters, moved, strict=True) if g is not None]
+        self.weights += self.head.parameters()
+        self.adam = torch.optim.Adam(self.weights, lr=settings.lr, weight_decay=settings.weight_decay)
+
+    def epoch(self, rng: torch.Generator) -> float:
+        """One pass over the images; its mean loss."""
+        total, seen = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        order = torch.randperm(len(self.images), generator=rng)
+        for batch in torch.split(order, self.settings.batch_size):
+            if len(batch) < 2:  # one image alone has no negatives
+                continue
+            pixels = self.images.pixels(batch.to(self.images.images.device)).to(self.device)
+            views = torch.cat([self.settings.views(pixels, rng) for _ in range(2)])
+            z = self.head(models.features(self.model, self.images.normalisation.apply(views)))
+            loss = nt_xent(z[: len(batch)], z[len(batch) :], self.settings.temperature)
+            gradients = torch.autograd.grad(loss, self.weights)
+            for weight, gradient in zip(self.weights, gradients, strict=True):
+                weight.grad = gradient
+            self.adam.step()
+            total += loss.detach() * len(batch)
+            seen += len(batch)
+        for weight in self.weights:
+            weight.grad = None
+        return float(total) / seen
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes, by name."""
+        moments = self.adam.state_dict()["state"]
+        return {
+            **{f"model/{name}": value for name, value in state(self.model).items()},
+            **{f"head/{name}": value for name, value in state(self.head).items()},
+            **{f"adam/{i}/{name}": value for i, entry in moments.items() for name, value in entry.items()},
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go back to where `tensors` was called."""
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "adam":
+                index, _, key = rest.partition("/")
+                moments.setdefault(int(index), {})[key] = value
+            else:
+                load(self.model if kind == "model" else self.head, {rest: value})
+        self.adam.load_state_dict({**self.adam.state_dict(), "state": moments})
+
+
+class _Checkpoint:
+    """A file with a training's tensors and how far it is."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path, self.identity = path, identity
+        self.written = time.monotonic()
+
+    def resume(self, training: _Training) -> tuple[int, float]:
+        """Epochs done and the last one's loss; 0 where there is no file."""
+        if not self.path.exists():
+            return 0, math.nan
+        remedy = "delete it and start again"
+        tensors, header = wire.unpack(files.read_checked(self.path, remedy))
+        if header.get("identity") != self.identity:
+            raise ValueError(f"{self.path} is the checkpoint of another pretraining; {remedy}, or name another file")
+        training.restore(tensors)
+        return header["epoch"], header["loss"]
+
+    def after(self, epoch: int, loss: float, training: _Training, *, last: bool) -> None:
+        """Write the file, unless that was done a short while ago."""
+        if last or time.monotonic() - self.written >= _CHECKPOINT_SECONDS:
+            header = {"identity": self.identity, "epoch": epoch, "loss": loss}
+            files.write_checked(self.path, wire.pack(training.tensors(), header))
+            self.written = time.monotonic()
+
+
+@torch.no_grad()
+def _directions(model: nn.Module, records: Records) -> Iterator[Float[Tensor, "m d"]]:
+    """Features of unit length, batch by batch."""
+    device = next((t.device for t in chain(model.parameters(), model.buffers())), records.labels.device)
+    for start in range(0, len(records), _BATCH):
+        x = records.inputs(slice(start, start + _BATCH)).to(device)
+        with mode_of(model, training=False):
+            found = normalize(models.features(model, x))
+        yield found
+
+
+def _places(start: PerImage, size: PerImage, out: int) -> Float[Tensor, "n out"]:
+    """Where the centres of ``out`` pixels spread over ``size`` lie, in pixels, kept inside the crop."""
+    steps = (torch.arange(out, device=start.device) + 0.5) / out
+    places = steps * size[:, None] - 0.5
+    return start[:, None] + places.clamp(min=0).minimum(size[:, None] - 1)
+
+
+def _weights(places: Float[Tensor, "n out"], size: int) -> Float[Tensor, "n out size"]:
+    """What each of ``size`` pixels adds to the values between them, linearly."""
+    return (1 - (places[:, :, None] - torch.arange(size, device=places.device)).abs()).clamp(min=0)
+
+
+def _luminance(x: Images) -> Float[Tensor, "n 1 h w"]:
+    if x.shape[1] != 3:
+        return x.mean(1, keepdim=True)
+    red, green, blue = (x[:, i : i + 1] for i in range(3))
+    return _LUMINANCE[0] * red + _LUMINANCE[1] * green + _LUMINANCE[2] * blue
+
+
+def _brighten(x: Images, change: PerImage) -> Images:
+    return (x * (1 + change[:, None, None, None])).clamp(0, 1)
+
+
+def _contrast(x: Images, change: PerImage) -> Images:
+    mean = _luminance(x).mean((1, 2, 3), keepdim=True)
+    return (mean + (x - mean) * (1 + change[:, None, None, None])).clamp(0, 1)
+
+
+def _saturate(x: Images, change: PerImage) -> Images:
+    if x.shape[1] != 3:
+        return x
+    gray = _luminance(x)
+    return (gray + (x - gray) * (1 + change[:, None, None, None])).clamp(0, 1)
+
+
+def _turn(x: Images, turns: PerImage) -> Images:
+    """Move each pixel's hue by ``turns`` of the colour circle, from RGB to HSV and back."""
+    if x.shape[1] != 3:
+        return x
+    red, green, blue = (x[:, i : i + 1] for i in range(3))
+    value = x.amax(1, keepdim=True)
+    chroma = value - x.amin(1, keepdim=True)
+    sixth = torch.where(chroma > 0, chroma, 1)
+    hue = torch.where(
+        value == red,
+        (green - blue) / sixth,
+        torch.where(value == green, 2 + (blue - red) / sixth, 4 + (red - green) / sixth),
+    )
+    # k: sixths of the circle from where a channel begins to fall from value; it lacks chroma from 1 to 3.
+    offsets = torch.tensor((5.0, 3.0, 1.0), device=x.device)[:, None, None]
+    k = (offsets + hue + 6 * turns[:, None, None, None]) % 6
+    return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -1,0 +1,172 @@
+"""Private values leave through ``client.release`` only: charged, capped, repeated never, and told truthfully."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import small
+import torch
+from census import Census
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from fedstill import schema, wire
+from fedstill.engines.inprocess import Inline
+from fedstill.engines.server import Arrival, ServerFederation, TooFewReplies, _spent
+from fedstill.engines.site import Site
+from fedstill.protocol import Method, Public, Released, Reply
+
+
+def run(method: Method, data: Any, folder: Path, **facts: Any) -> tuple[nn.Module, ServerFederation]:
+    agreement = replace(small.agreement(method, data.train), **facts)
+    make = small.site(method, data.train, folder)
+    site = make()
+    site.agreement = agreement
+    fed = ServerFederation(agreement, Inline(site), num_clients=4, folder=folder, test=data.test)
+    return method.server(fed), fed
+
+
+def test_what_was_released_makes_the_guarantee(digits: Any, tmp_path: Path) -> None:
+    _, fed = run(Census(), digits, tmp_path)
+    found = fed.guarantee()
+    assert found.holds
+    assert found.unit == "record"
+    # an independent computation: delta of a Gaussian of mu = 1/2 at that epsilon is 1e-5
+    phi = torch.distributions.Normal(0.0, 1.0).cdf
+    mu, eps = 0.5, float(found.epsilon or 0)
+    delta = phi(torch.tensor(mu / 2 - eps / mu).double()) - math.exp(eps) * phi(
+        torch.tensor(-mu / 2 - eps / mu).double()
+    )
+    assert float(delta) == pytest.approx(1e-5, rel=0.02)
+    assert "sensitivity" in found.reason
+    twice = run(Census(times=2), digits, tmp_path / "2")[1].guarantee()
+    assert float(twice.epsilon or 0) > 1.3 * eps
+
+
+def test_the_engines_agree_and_a_resumed_run_is_charged_once(digits: Any, tmp_path: Path) -> None:
+    model, fed = run(Census(), digits, tmp_path / "one")
+    other, _ = small.run(Census(), digits, tmp_path / "two", workers=2, shuffle=True)
+    assert small.weights(model) == small.weights(other)
+    for reply in (tmp_path / "one" / "journal").glob("*/00002.reply"):
+        reply.unlink()  # as if the server had died before it was written
+    again, fed2 = run(Census(), digits, tmp_path / "one")
+    assert small.weights(again) == small.weights(model)
+    assert fed2.guarantee() == fed.guarantee()
+    assert {client: len(entries) for client, entries in fed2.journal.spent().items()} == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+def test_a_raw_value_in_a_released_field_never_leaves(digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(TooFewReplies, match="'counts' is declared released, but its value is not from client.release"):
+        run(Census(wrong="raw"), digits, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["raise", "nan"])
+def test_what_was_charged_is_told_even_when_the_reply_fails(wrong: str, digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(TooFewReplies):
+        run(Census(wrong=wrong), digits, tmp_path)
+    again = ServerFederation(
+        small.agreement(Census(), digits.train),
+        Inline(None),
+        num_clients=4,
+        folder=tmp_path,
+        test=digits.test,  # type: ignore[arg-type]
+    )
+    assert sum(map(len, again.journal.spent().values())) == 4
+
+
+def test_a_budget_stops_the_release_that_would_exceed_it(digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(TooFewReplies, match=r"above the budget of 2 at delta 1e-05.*nothing was released"):
+        run(Census(times=2), digits, tmp_path, budget=2.0)
+    assert not list((tmp_path / "journal").glob("000001-*/*.reply"))
+    with pytest.raises(TooFewReplies, match="budget"):
+        run(Census(noise=0.0), digits, tmp_path / "none", budget=100.0)
+
+
+def test_adaptive_noise_is_stated_at_the_budget(digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(TooFewReplies, match="needs a --budget"):
+        run(Census(adaptive=True), digits, tmp_path)
+    _, fed = run(Census(adaptive=True), digits, tmp_path / "budget", budget=5.0)
+    assert fed.guarantee().epsilon == 5.0
+    assert "filter" in str(fed.guarantee().accountant)
+
+
+def test_no_noise_no_guarantee(digits: Any, tmp_path: Path) -> None:
+    _, fed = run(Census(noise=0.0), digits, tmp_path)
+    assert not fed.guarantee().holds
+    assert "carries no noise" in fed.guarantee().reason
+
+
+def test_real_noise_is_drawn_once_and_given_again(digits: Any, tmp_path: Path) -> None:
+    agreement = replace(small.agreement(Census(), digits.train), simulated_noise=False)
+    site: Site = small.site(Census(), digits.train, tmp_path)()
+    site.agreement = agreement
+    request = wire.encode({}, Census.count.request, agreement.facts, {"step": "count", "exchange": 0})
+    first = site.answer(1, request)
+    assert site.answer(1, request) == first
+    other: Site = small.site(Census(), digits.train, tmp_path / "other")()
+    other.agreement = agreement
+    assert other.answer(1, request) != first
+    other.agreement = replace(agreement, simulated_noise=True)
+    simulated = other.answer(2, request)
+    assert other.answer(2, request) == simulated
+
+
+def test_a_reply_without_its_list_of_releases_is_refused(digits: Any, tmp_path: Path) -> None:
+    class Mute(Inline):
+        def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+            for arrival in super().exchange(request, clients, sent):
+                tensors, header = wire.unpack(arrival.reply)
+                header.pop("spent")
+                yield arrival._replace(reply=wire.pack(tensors, header))
+
+    site = small.site(Census(), digits.train, tmp_path)()
+    fed = ServerFederation(site.agreement, Mute(site), num_clients=4, folder=tmp_path, test=digits.test)
+    with pytest.raises(TooFewReplies, match="lists no release"):
+        Census().server(fed)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_any_other_list_of_releases_is_refused(spent: Any) -> None:
+    if spent == []:
+        return
+    with pytest.raises(schema.Refused, match="its list of releases"):
+        _spent({"spent": spent}, "count", 0)
+
+
+def test_forged_epsilons_are_refused(digits: Any, tmp_path: Path) -> None:
+    _, fed = run(Census(), digits, tmp_path)
+    entry = fed.journal.spent()[0][0].model_dump(mode="json")
+    assert _spent({"spent": [entry]}, "count", 0)
+    for change in (
+        {"epsilon": 0.1},
+        {"event": {"kind": "gaussian", "noise_multiplier": math.inf}},
+        {"event": {"kind": "gaussian", "noise_multiplier": -1}},
+        {"event": {"kind": "pure", "epsilon": 0}},
+        {"unit": "nothing"},
+        {"step": "other"},
+        {"exchange": 3},
+    ):
+        with pytest.raises(schema.Refused, match="its list of releases"):
+            _spent({"spent": [entry | change]}, "count", 0)
+
+
+def test_public_and_released_fields_in_one_reply(digits: Any, tmp_path: Path) -> None:
+    class Both(Reply):
+        counts: Released[Float64[Tensor, " classes"]]
+        version: Annotated[int, Public()]
+
+    assert [f.is_public or f.is_released for f in Both.schema] == [True, True]
+    assert Both.closed({"counts": torch.ones(10), "version": 1}).opened()["version"] == 1

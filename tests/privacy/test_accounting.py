@@ -1,0 +1,148 @@
+"""The accounting against dp-accounting itself, closed forms and published numbers."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.privacy import accounting
+from fedstill.privacy.accounting import Gaussian, Pure, RdpFilter, Unbounded
+
+
+def test_200_random_sequences_cost_what_dp_accounting_says() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        events, theirs = [], PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        for _ in range(rng.integers(1, 3)):
+            noise, count = float(rng.uniform(1.5, 8)), int(rng.integers(1, 4))
+            sampling = float(rng.choice([1.0, 0.3, 0.05], p=[0.8, 0.1, 0.1]))
+            events.append(Gaussian(noise_multiplier=noise, count=count, sampling=sampling))
+            one = dp_accounting.GaussianDpEvent(noise)
+            theirs.compose(one if sampling == 1 else dp_accounting.PoissonSampledDpEvent(sampling, one), count)
+        delta = float(10 ** -rng.uniform(2, 8))
+        assert accounting.epsilon(events, delta, "record") == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
+
+
+def test_full_gaussians_compose_to_one_gaussian() -> None:
+    events = [Gaussian(noise_multiplier=3.0), Gaussian(noise_multiplier=4.0, count=2)]
+    together = 1 / math.sqrt(1 / 9 + 2 / 16)
+    found = accounting.epsilon(events, 1e-5, "record")
+    assert found == pytest.approx(accounting.gaussian_epsilon(together, 1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0, 10.0])
+def test_calibrated_noise_gives_back_its_epsilon(epsilon: float, delta: float) -> None:
+    noise = accounting.gaussian_noise(epsilon, delta)
+    event = Gaussian(noise_multiplier=noise)
+    assert accounting.gaussian_delta(noise, epsilon) <= delta
+    assert accounting.gaussian_delta(noise * 0.999, epsilon) > delta
+    assert accounting.gaussian_epsilon(noise, delta) == pytest.approx(epsilon, rel=1e-6)
+    assert accounting.epsilon([event], delta, "record") == pytest.approx(epsilon, rel=1e-3)
+    parts = accounting.split_gaussian(noise, (0.25, 0.75))
+    split = [Gaussian(noise_multiplier=part) for part in parts]
+    assert accounting.epsilon(split, delta, "record") == pytest.approx(epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "noise"), [(0.01, 244), (0.1, 30.8), (0.5, 7.03), (1, 3.73), (5, 0.89), (10, 0.500)]
+)
+def test_the_noise_is_that_of_the_published_table(epsilon: float, noise: float) -> None:
+    """spec: sigma by Delta at delta 1e-5 with the analytic Gaussian mechanism."""
+    assert accounting.gaussian_noise(epsilon, 1e-5) == pytest.approx(noise, rel=6e-3)
+
+
+def test_the_classic_formula_is_wrong_above_1() -> None:
+    classic = math.sqrt(2 * math.log(1.25 / 1e-5)) / 10
+    assert accounting.gaussian_delta(classic, 10) == pytest.approx(2.3e-5, rel=0.05)
+
+
+def test_delta_against_numerical_integration() -> None:
+    noise, epsilon = 1.7, 0.8
+    x = np.linspace(-30, 30, 2_000_001)
+    p = np.exp(-((x - 1) ** 2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
+    q = np.exp(-(x**2) / (2 * noise**2)) / (noise * math.sqrt(2 * math.pi))
+    expected = np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), x)
+    assert accounting.gaussian_delta(noise, epsilon) == pytest.approx(expected, abs=1e-9)
+
+
+def test_pure_releases() -> None:
+    assert accounting.epsilon([Pure(epsilon=1.5)], 1e-5, "label") == 1.5
+    twice = accounting.epsilon([Pure(epsilon=0.5)] * 2, 1e-9, "label")
+    assert 0.9 < twice <= 1.0 + 1e-3
+    many = accounting.epsilon([Pure(epsilon=0.1)] * 50, 1e-5, "label")
+    assert many < 5  # advanced composition
+
+
+def test_unbounded_is_unbounded_whatever_stands_beside_it() -> None:
+    events = [Gaussian(noise_multiplier=5.0), Unbounded(reason="no noise")]
+    assert accounting.epsilon(events, 1e-5, "record") == math.inf
+    assert accounting.renyi(events[1], 8) == math.inf
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    noise=st.floats(0.5, 10),
+    sampling=st.sampled_from([1.0, 0.5, 0.1, 0.01]),
+    count=st.integers(1, 200),
+    order=st.integers(2, 64),
+)
+def test_renyi_divergences_are_those_of_dp_accounting(noise: float, sampling: float, count: int, order: int) -> None:
+    accountant = RdpAccountant(orders=[float(order)])
+    accountant.compose(accounting.dp_event(Gaussian(noise_multiplier=noise, sampling=sampling)), count)
+    delta = 1e-12
+    epsilon = accountant.get_epsilon(delta)  # = divergence + log1p(-1/a) - (ln delta + ln a) / (a - 1)
+    expected = epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
+    found = accounting.renyi(Gaussian(noise_multiplier=noise, sampling=sampling, count=count), order)
+    if epsilon > 0:
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_renyi_divergence_of_pure_releases_is_below_theirs() -> None:
+    for epsilon in (0.1, 1.0, 5.0):
+        for order in (2, 8, 200):
+            assert 0 < accounting.renyi(Pure(epsilon=epsilon), order) <= epsilon
+    assert accounting.renyi(Pure(epsilon=1.0), 900) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_filter_stops_before_its_bound_and_never_later_than_the_truth() -> None:
+    watch = RdpFilter(2.0, 1e-5)
+    events: list[Gaussian] = []
+    rng = np.random.default_rng(1)
+    while True:
+        following = [*events, Gaussian(noise_multiplier=float(rng.uniform(5, 15)))]
+        if not watch.allows(following):
+            break
+        events = following
+    spent = accounting.epsilon(events, 1e-5, "record")
+    assert 1.5 < spent <= 2.0  # close to what exact composition of fixed noise would allow, on its safe side
+    assert not watch.allows([Unbounded(reason="x")])
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
+def test_impossible_deltas(delta: float) -> None:
+    for call in (
+        lambda: accounting.gaussian_noise(1, delta),
+        lambda: accounting.epsilon([], delta, "record"),
+        lambda: RdpFilter(1, delta),
+    ):
+        with pytest.raises(ValueError, match="must lie between 0 and 1"):
+            call()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_impossible_epsilons(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="must be a positive number"):
+        accounting.gaussian_noise(epsilon, 1e-5)
+
+
+def test_shares_of_a_gaussian() -> None:
+    with pytest.raises(ValueError, match="sum to at most 1"):
+        accounting.split_gaussian(1.0, (0.5, 0.6))
+    with pytest.raises(ValueError, match="positive"):
+        accounting.split_gaussian(1.0, (0.0, 0.6))

@@ -1,0 +1,110 @@
+"""Ledgers: charged before the release, refusing beyond the budget, surviving on disk; and what a run guarantees."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedstill import files
+from fedstill.privacy import accounting, guarantee
+from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
+
+
+def entry(event: Event, exchange: int = 0, index: int = 0, unit: Unit = "record", adaptive: bool = False) -> Entry:
+    return Entry(
+        exchange=exchange,
+        step="s",
+        index=index,
+        mechanism="Noisy",
+        unit=unit,
+        event=event,
+        theorem="a theorem",
+        adaptive=adaptive,
+    )
+
+
+ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))
+
+
+def test_a_ledger_refuses_before_it_is_overdrawn_and_charges_nothing_then(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.2)
+    ledger.charge(entry(ONE))
+    with pytest.raises(
+        BudgetExceeded, match=r"above the budget of 1.2 at delta 1e-05; it would come to 1\.\d+.*--budget"
+    ):
+        ledger.charge(entry(ONE, index=1))
+    assert len(ledger.entries) == 1
+    assert len(Ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.2).entries) == 1
+    with pytest.raises(BudgetExceeded):
+        ledger.charge(entry(Unbounded(reason="no noise"), index=1))
+
+
+def test_a_ledger_survives_a_restart_and_refuses_when_it_is_damaged(tmp_path: Path) -> None:
+    place = tmp_path / "ledger.jsonl"
+    Ledger(place, delta=1e-5).charge(entry(ONE))
+    with place.open("a") as file:
+        file.write('{"half a li')  # a crash before the release: nothing was released
+    assert Ledger(place, delta=1e-5).entries == [entry(ONE)]
+    place.write_text('{"exchange": 0}\n')
+    with pytest.raises(files.Damaged, match="nothing more is released"):
+        Ledger(place, delta=1e-5)
+
+
+def test_simulated_noise_repeats_and_costs_once_but_real_noise_costs_again(tmp_path: Path) -> None:
+    for repeatable, count in ((True, 1), (False, 2)):
+        ledger = Ledger(tmp_path / f"{repeatable}", delta=1e-5, repeatable=repeatable)
+        ledger.charge(entry(ONE))
+        ledger.charge(entry(ONE))
+        assert len(ledger.entries) == count
+        ledger.charge(entry(Gaussian(noise_multiplier=2.0)))  # another release under the same number is another one
+        assert len(ledger.entries) == count + 1
+
+
+def test_adaptive_noise_goes_through_a_filter(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a --budget"):
+        Ledger(tmp_path / "a", delta=1e-5).charge(entry(ONE, adaptive=True))
+    ledger = Ledger(tmp_path / "b", delta=1e-5, budget=2.0)
+    releases = 0
+    with pytest.raises(BudgetExceeded):
+        while True:
+            ledger.charge(entry(Gaussian(noise_multiplier=8.0 + releases % 5), index=releases, adaptive=True))
+            releases += 1
+    assert releases > 5
+    spent = accounting.epsilon([e.event for e in ledger.entries], 1e-5, "record")
+    assert spent <= 2.0
+    assert guarantee.derive([], {0: ledger.entries}, 1e-5, budget=2.0).epsilon == 2.0
+
+
+def test_the_guarantee_is_that_of_the_client_who_spent_most() -> None:
+    two = Gaussian(noise_multiplier=accounting.gaussian_noise(2.0, 1e-5))
+    found = guarantee.derive([], {0: [entry(ONE)], 1: [entry(two)], 2: []}, 1e-5)
+    assert found.holds
+    assert found.unit == "record"
+    assert found.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert found.delta == 1e-5
+    assert "simulation" in found.reason
+    assert "simulation" not in guarantee.derive([], {0: [entry(ONE)]}, 1e-5, simulated=False).reason
+
+
+def test_no_guarantee_and_why() -> None:
+    released = {0: [entry(ONE)]}
+    assert (
+        guarantee.derive(["field 'x' of step 's'"], released, 1e-5).reason
+        == "field 'x' of step 's' is released unprotected"
+    )
+    broken = {0: [entry(ONE)], 1: [entry(Unbounded(reason="the noise is missing"))]}
+    assert "the noise is missing" in guarantee.derive([], broken, 1e-5).reason
+    mixed = {0: [entry(ONE), entry(Pure(epsilon=1.0), index=1, unit="label")]}
+    found = guarantee.derive([], mixed, 1e-5)
+    assert not found.holds
+    assert "different adjacencies" in found.reason
+
+
+def test_labels_and_public_fields() -> None:
+    labels = guarantee.derive([], {0: [entry(Pure(epsilon=1.0), unit="label")]}, 1e-5)
+    assert (labels.unit, labels.epsilon, labels.delta) == ("label", 1.0, 0.0)
+    assert "label" in str(labels.adjacency)
+    nothing = guarantee.derive([], {}, 1e-5)
+    assert (nothing.holds, nothing.epsilon) == (True, 0.0)
+    assert not math.isnan(nothing.epsilon or 0)
