@@ -5,6 +5,7 @@ with a weight for every teacher and image.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,10 +14,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
-from fedstill.protocol import Settings
 from fedstill.records import Records
-from fedstill.seeds import isolated
-from fedstill.train.local import Diverged, draw_seed, mode_of, reader
+from fedstill.train.adam import Adam
 
 
 class Ensemble:
@@ -56,19 +55,36 @@ class Ensemble:
         return mean.softmax(1) if self._outputs == "logits" else mean
 
 
-class Distillation(Settings):
-    """How the student is trained on the public images (FedAUX's protocol)."""
+@dataclass(frozen=True)
+class Taught:
+    """Images with what their teachers say in place of labels.
 
-    epochs: PositiveInt = 10
-    """Passes over the public images."""
+    Attributes:
+        images: the records; their own labels are not looked at.
+        labels: probabilities ``(n, classes)``.
+    """
+
+    images: Records
+    labels: Float[Tensor, "n classes"]
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "k c h w"]:
+        """Normalised images."""
+        return self.images.inputs(index)
+
+
+class Distillation(Adam):
+    """How the student is trained on the public images: Adam on the mean of ``KL(target || student)``."""
+
     lr: PositiveFloat = 5e-5
-    """Adam's learning rate."""
+    """Learning rate."""
     batch_size: PositiveInt = 128
     """Images per step."""
+    epochs: PositiveInt = 10
+    """Passes over the public images."""
     outputs: Literal["logits", "probabilities"] = "logits"
     """What of the clients' outputs is averaged; absent classes make this matter (a logit of 0, a probability of 0)."""
 
-    def fit(
+    def distil(
         self,
         student: nn.Module,
         images: Records,
@@ -76,24 +92,9 @@ class Distillation(Settings):
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Train ``student`` in place to say ``targets``: Adam on the mean of ``KL(target || student)``.
+        """Train ``student`` in place to say ``targets`` about ``images``; raises `Diverged` if that fails."""
+        self.fit(student, Taught(images, targets.float()), rng, loss=_divergence, on_epoch=on_epoch)
 
-        Raises:
-            Diverged: its weights are not finite at the end.
-        """
-        weights = [p for p in student.parameters() if p.requires_grad]
-        device = weights[0].device
-        inputs, targets = reader(images, device), targets.to(device, torch.float32)
-        adam = torch.optim.Adam(weights, lr=self.lr)
-        with mode_of(student, training=True), isolated(draw_seed(rng)):
-            for epoch in range(1, self.epochs + 1):
-                order = torch.randperm(len(targets), generator=rng).to(device)
-                for batch in torch.split(order, self.batch_size):
-                    loss = kl_div(log_softmax(student(inputs(batch)), 1), targets[batch], reduction="batchmean")
-                    adam.zero_grad()
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    adam.step()
-                if on_epoch is not None:
-                    on_epoch(epoch, self.epochs)
-        if not all(torch.isfinite(p).all() for p in student.parameters()):
-            raise Diverged(f"distillation with lr={self.lr:g} left weights that are not finite; use a smaller one")
+
+def _divergence(logits: Tensor, targets: Tensor) -> Tensor:
+    return kl_div(log_softmax(logits, 1), targets, reduction="batchmean")

@@ -11,9 +11,12 @@ TABLE = {
     "scaffold": "fedstill.methods.scaffold:Scaffold",
     "real": "fedstill.methods.real:Real",
     "fedgm": "fedstill.methods.fedgm:FedGM",
+    "fedgm-records": "fedstill.methods.fedgm_records:FedGMRecords",
     "fedavg-p": "fedstill.methods.fedavg_p:FedAvgP",
     "fedd-p": "fedstill.methods.fedd_p:FedDP",
     "fedauxfdp": "fedstill.methods.fedauxfdp:FedAUXfdp",
+    "fedaux-f": "fedstill.methods.fedaux_f:FedAUXF",
+    "fedaux": "fedstill.methods.fedaux:FedAUX",
 }
 """Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/."""
 

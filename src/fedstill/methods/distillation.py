@@ -3,7 +3,7 @@
 Sattler et al. 2021 (FedAUX, arXiv:2102.02514), sections 3.1 and 3.2.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -15,7 +15,6 @@ from fedstill import seeds
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.methods.heads import (
     Epsilon,
-    Head,
     HeadMethod,
     HeadModel,
     Share,
@@ -54,9 +53,9 @@ class DistillingMethod(HeadMethod):
     negatives: Share = 0.2
     """Share of the public images that stand against a client's records; the student learns on the rest."""
 
-    def begin(self, fed: Federation, here: Space, replies: Sequence[Head]) -> HeadModel:
+    def begin(self, fed: Federation, here: Space, heads: Iterable[Tensor]) -> HeadModel:
         """The student before its training: the whole network will be trained."""
-        head = mean_head(replies)
+        head = mean_head(heads)
         start = head if self.student == "mean" else torch.zeros_like(head)
         return final(fed, here, start, self.head.bias, self.published)
 
@@ -75,23 +74,18 @@ class DistillingMethod(HeadMethod):
         images, _ = split_public(public, self.negatives)
         some = public[images]
         rows = here.rows(model.trunk, some)
-        x = extend(rows, None if self.published else here.radius, self.head.bias)
+        x = extend(rows, self.scale(here), self.head.bias)
         ensemble = Ensemble(self.distillation.outputs)
         for head, score in teachers:
             weight = 1.0 if score is None else (x @ score.to(x)).sigmoid() + FLOOR  # s_k(x)
             ensemble.add(x @ head.to(x).T, weight)  # f_k(x)
         rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
-        self.distillation.fit(model, some, ensemble.targets(), rng, on_epoch=progress)
+        self.distillation.distil(model, some, ensemble.targets(), rng, on_epoch=progress)
         return model
 
 
 def score_head(
-    client: Client,
-    here: Space,
-    settings: ScoreTraining,
-    method: DistillingMethod,
-    epsilon: Epsilon,
-    share: float,
+    client: Client, here: Space, settings: ScoreTraining, method: DistillingMethod, epsilon: Epsilon, share: float = 1.0
 ) -> Released[Float32[Tensor, " coefficients"]]:
     """The client's score head, released; ``share`` of the budget ``epsilon`` goes into it."""
     public = needed(client.public, type(method).__name__)

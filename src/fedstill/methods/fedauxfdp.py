@@ -37,8 +37,8 @@ class FedAUXfdp(DistillingMethod):
         """Send the extractor, distil the weighted heads into one network."""
         here = space(fed, self.extractor, self.space, "fedauxfdp")  # h_0
         replies = fed.ask(self.train_heads, **here.payload)  # beta_k, alpha_k
-        teachers = ((r.head.value, r.score.value) for r in replies)
-        return self.distil(fed, here, self.begin(fed, here, replies), teachers)
+        model = self.begin(fed, here, (r.head.value for r in replies))
+        return self.distil(fed, here, model, ((r.head.value, r.score.value) for r in replies))
 
     @step
     def train_heads(

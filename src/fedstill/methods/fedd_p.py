@@ -21,4 +21,5 @@ class FedDP(DistillingMethod):
         """Send the extractor, distil the heads into one network."""
         here = space(fed, self.extractor, self.space, "fedd-p")  # h_0
         replies = fed.ask(self.train_head, **here.payload)  # beta_k
-        return self.distil(fed, here, self.begin(fed, here, replies), ((r.head.value, None) for r in replies))
+        model = self.begin(fed, here, (r.head.value for r in replies))
+        return self.distil(fed, here, model, ((r.head.value, None) for r in replies))

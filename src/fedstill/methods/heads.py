@@ -1,7 +1,7 @@
 """What methods share whose clients send private classifier heads on public features: map, heads, final model."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -234,10 +234,10 @@ def final(fed: Federation, here: Space, head: Tensor, bias: float, published: bo
     return HeadModel(trunk, here, head.to(fed.device), bias, published).to(fed.device)
 
 
-def mean_head(replies: Sequence[Head]) -> Float32[Tensor, "classes coefficients"]:
+def mean_head(heads: Iterable[Tensor]) -> Float32[Tensor, "classes coefficients"]:
     """The plain mean of the clients' heads."""
-    total = sum(reply.head.value.double() for reply in replies)
-    return torch.as_tensor(total / len(replies)).float()
+    held = [head.double() for head in heads]
+    return (torch.stack(held).sum(0) / len(held)).float()
 
 
 class HeadMethod(Method):
@@ -253,6 +253,10 @@ class HeadMethod(Method):
     """What is done to them."""
     head: HeadTraining = HeadTraining()
     """How a client trains on them."""
+
+    def scale(self, here: Space) -> float | None:
+        """The radius that heads expect rows to be clipped to; None where they take rows as they are."""
+        return None if self.published else here.radius
 
     @property
     def published(self) -> bool:

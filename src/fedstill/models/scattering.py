@@ -27,7 +27,8 @@ class Scattering(nn.Module):
         groups: feature maps are normalised to mean 0 and variance 1 in so many groups; 0 for not at all.
 
     Raises:
-        ValueError: the images are smaller than the largest wavelet, or the maps can't be shared out in ``groups``.
+        ValueError: the images' sides are no multiples of ``2^scales`` or too short, or the maps can't be shared out in
+            ``groups``.
     """
 
     filters: Tensor
@@ -44,10 +45,10 @@ class Scattering(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < 2 ** (scales + 1):
+        if min(height, width) < 2 ** (scales + 1) or height % 2**scales or width % 2**scales:
             raise ValueError(
-                f"images of {height} x {width} are too small for {scales} scales of wavelets; they must be at least "
-                f"{2 ** (scales + 1)} pixels wide"
+                f"images of {height} x {width} do not fit {scales} scales of wavelets; both sides must be multiples of "
+                f"{2**scales} from {2 ** (scales + 1)} on"
             )
         maps = 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
         if groups and maps * channels % groups:
@@ -62,31 +63,55 @@ class Scattering(nn.Module):
         ]
         self.register_buffer("filters", torch.stack([torch.stack(row) for row in waves]), persistent=False)
         self.register_buffer("smooth", _gaussian(height, width, 0.8 * 2**scales), persistent=False)
-        size = -(-height // self.step) * -(-width // self.step)
+        size = height // self.step * (width // self.step)
         self.classifier = nn.Linear(maps * channels * size, num_classes)
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The scattering coefficients."""
-        waves = self.filters
-        spectrum = torch.fft.fft2(x)
-        found = [self._low(spectrum)]
-        for j in range(len(waves)):
-            for wave in waves[j]:
-                first = torch.fft.fft2(torch.fft.ifft2(spectrum * wave).abs())
-                found.append(self._low(first))
-                for wider in waves[j + 1 :].flatten(0, 1):
-                    found.append(self._low(torch.fft.fft2(torch.fft.ifft2(first * wider).abs())))
-        maps = torch.stack(found, 2).flatten(1, 2)
+        return torch.cat([self._scatter(some) for some in torch.split(x, 32)])  # such a batch stays in the cache
+
+    def _scatter(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        spectrum = torch.fft.fft2(x)[:, :, None]
+        found = [self._low(spectrum, 0)]
+        for j, waves in enumerate(self.filters):
+            first = self._modulus(spectrum, waves, 0, j)  # (n, c, angles, h, w)
+            found.append(self._low(first, j))
+            for wider in range(j + 1, len(self.filters)):
+                others = _coarse(self.filters[wider], 2**j)
+                second = self._modulus(first[:, :, :, None], others, j, wider)  # (n, c, angles, angles, h, w)
+                found.append(self._low(second, wider).flatten(2, 3))
+        maps = torch.cat(found, 2).flatten(1, 2)
         return (group_norm(maps, self.groups) if self.groups else maps).flatten(1)
 
-    def _low(self, spectrum: Complex[Tensor, "n c h w"]) -> Float[Tensor, "n c h2 w2"]:
-        smooth: Tensor = torch.fft.ifft2(spectrum * self.smooth).real
-        return smooth[..., :: self.step, :: self.step]
+    def _modulus(
+        self, spectrum: Complex[Tensor, "n c *k h w"], wave: Complex[Tensor, "*k h w"], at: int, scale: int
+    ) -> Complex[Tensor, "n c *k h2 w2"]:
+        """The spectrum of ``|x * wave|``, from one sampled at every ``2^at``-th pixel to every ``2^scale``-th."""
+        found: Tensor = torch.fft.fft2(torch.fft.ifft2(_fold(spectrum * wave, 2 ** (scale - at))).abs())
+        return found
+
+    def _low(self, spectrum: Complex[Tensor, "n c *k h w"], at: int) -> Float[Tensor, "n c *k h2 w2"]:
+        smooth: Tensor = torch.fft.ifft2(_fold(spectrum * _coarse(self.smooth, 2**at), self.step // 2**at)).real
+        return smooth
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """Logits."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
+
+
+def _fold(spectrum: Complex[Tensor, "*n h w"], by: int) -> Complex[Tensor, "*n h2 w2"]:
+    """The spectrum of what is left when every ``by``-th pixel is kept in both directions (as kymatio samples)."""
+    *rest, height, width = spectrum.shape
+    if by == 1:
+        return spectrum
+    folded: Tensor = spectrum.reshape(*rest, by, height // by, by, width // by).mean((-4, -2))
+    return folded
+
+
+def _coarse(wave: Complex[Tensor, "*k h w"], by: int) -> Complex[Tensor, "*k h2 w2"]:
+    """A filter's spectrum on the grid of every ``by``-th pixel."""
+    return _fold(wave, by) * by**2
 
 
 def _grid(height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,64 @@
+"""FedAUX+F: FedAUX with a frozen extractor: class heads without noise, certainty scores with it.
+
+Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Federated Distillation", 2022
+(arXiv:2205.14960), section 4.
+
+Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedstill.methods.fedauxfdp`; the class heads
+leave without protection, so the guarantee is "none" whatever the scores cost.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from fedstill.methods.distillation import DistillingMethod, ScoreTraining, score_head
+from fedstill.methods.heads import Mean, Projection, Space, Weights, space
+from fedstill.privacy.logistic import extend
+from fedstill.protocol import Client, Federation, Released, Reply, step
+from fedstill.train.adam import Adam
+
+
+class OpenHead(Reply):
+    """A class head as it was trained, which may tell anything, and a private score head."""
+
+    head: Float32[Tensor, "classes coefficients"]
+    score: Released[Float32[Tensor, " coefficients"]]
+
+
+class FedAUXF(DistillingMethod):
+    """FedAUXfdp without its protection of the class heads, which Adam trains."""
+
+    local: Adam = Adam(epochs=40)
+    """A client's training of its class head."""
+    scores: ScoreTraining = ScoreTraining()
+    """The heads behind the weights; they have the budget to themselves, whatever their share."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        """Send the extractor, distil the weighted heads into one network."""
+        here = space(fed, self.extractor, self.space, "fedaux-f")  # h_0
+        replies = fed.ask(self.train_open, **here.payload)  # beta_k, alpha_k
+        model = self.begin(fed, here, (r.head for r in replies))
+        return self.distil(fed, here, model, ((r.head, r.score.value) for r in replies))
+
+    @step
+    def train_open(
+        self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float
+    ) -> OpenHead:
+        """beta_k by Adam on the frozen extractor; alpha_k private."""
+        here = Space(weights, mean, projection, radius)
+        x = extend(here.rows(client.new_model(weights), client.train), self.scale(here), self.head.bias).float()
+        head = nn.Linear(x.shape[1], client.train.num_classes, bias=False).to(client.device)
+        nn.init.zeros_(head.weight)
+        self.local.fit(head, _Rows(x, client.train.labels), client.rng("batches"))
+        score = score_head(client, here, self.scores, self, self.epsilon)
+        return OpenHead(head=head.weight.detach().cpu(), score=score)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    x: Tensor
+    labels: Tensor
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
+        return self.x[index]

@@ -1,0 +1,59 @@
+"""Training by Adam: local training of FedAUX, and distillation."""
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedstill.protocol import Settings
+from fedstill.seeds import isolated
+from fedstill.train.local import Diverged, Labelled, Loss, draw_seed, mode_of, reader
+
+
+class Adam(Settings):
+    """Adam (Kingma, Ba 2015, arXiv:1412.6980) on mini-batches: shuffled anew each epoch, the last partial one kept."""
+
+    lr: PositiveFloat = 1e-3
+    """Learning rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Multiple of the weights added to their gradients."""
+    batch_size: PositiveInt = 32
+    """Records per step."""
+    epochs: PositiveInt = 1
+    """Passes over the records."""
+
+    def fit(
+        self,
+        model: nn.Module,
+        records: Labelled,
+        rng: torch.Generator,
+        *,
+        loss: Loss = cross_entropy,
+        on_epoch: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Train ``model`` in place on ``records``; the arguments are those of `fedstill.train.local.SGD.fit`.
+
+        Raises:
+            Diverged: parameters or buffers are not finite at the end.
+        """
+        weights = [p for p in model.parameters() if p.requires_grad]
+        device = weights[0].device
+        inputs, labels = reader(records, device), records.labels.to(device)
+        adam = torch.optim.Adam(weights, lr=self.lr, weight_decay=self.weight_decay)
+        with mode_of(model, training=True), isolated(draw_seed(rng)):
+            for epoch in range(1, self.epochs + 1):
+                order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
+                for batch in torch.split(order, self.batch_size):
+                    adam.zero_grad()
+                    loss(model(inputs(batch)), labels[batch]).backward()  # type: ignore[no-untyped-call]
+                    adam.step()
+                if on_epoch is not None:
+                    on_epoch(epoch, self.epochs)
+        if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
+            raise Diverged(
+                f"training with lr={self.lr:g} left weights that are not finite; use a smaller learning rate, for "
+                f"example {self.lr / 10:g}"
+            )
