@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedstill import seeds
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.methods.heads import (
-    Epsilon,
     HeadMethod,
     HeadModel,
     Share,
@@ -83,35 +82,46 @@ class DistillingMethod(HeadMethod):
         self.distillation.distil(model, some, ensemble.targets(), rng, on_epoch=progress)
         return model
 
+    def score_head(
+        self,
+        client: Client,
+        here: Space,
+        model: nn.Module,
+        rows: Float[Tensor, "n d"],
+        penalty: float,
+        share: float = 1.0,
+    ) -> Released[Float32[Tensor, " coefficients"]]:
+        """The client's score head, released.
 
-def score_head(
-    client: Client, here: Space, settings: ScoreTraining, method: DistillingMethod, epsilon: Epsilon, share: float = 1.0
-) -> Released[Float32[Tensor, " coefficients"]]:
-    """The client's score head, released; ``share`` of the budget ``epsilon`` goes into it."""
-    public = needed(client.public, type(method).__name__)
-    model = client.new_model(here.weights)
-    rows = here.rows(model, client.train)
-    _, index = split_public(public, method.negatives)
-    negatives = here.rows(model, public[index])
-    mechanism: Mechanism[Float[Tensor, "n d"], Tensor]
-    if method.published:
-        mechanism = PublishedBinaryHead(
-            lam=method.head.lam,
-            epsilon=published_epsilon(epsilon) * share,
-            delta=client.delta,
-            bias=method.head.bias,
-            scaling=method.head.scaling,
-            negatives=negatives,
-        )
-    else:
-        mechanism = BinaryHead(
-            penalty=settings.penalty,
-            radius=here.radius,
-            noise_multiplier=noise(epsilon, client.delta, share),
-            bias=method.head.bias,
-            negatives=negatives,
-        )
-    return client.release(mechanism, rows).map(lambda head: head.float().cpu())
+        Args:
+            client: releases it.
+            here: the features.
+            model: the extractor, for the negatives.
+            rows: the client's records there.
+            penalty: Lambda beside the sum of losses.
+            share: of the budget: of ``1 / sigma^2`` for sound noise, of epsilon for published.
+        """
+        public = needed(client.public, type(self).__name__)
+        negatives = here.rows(model, public[split_public(public, self.negatives)[1]])
+        mechanism: Mechanism[Float[Tensor, "n d"], Tensor]
+        if self.published:
+            mechanism = PublishedBinaryHead(
+                lam=self.head.lam,
+                epsilon=published_epsilon(self.epsilon) * share,
+                delta=client.delta,
+                bias=self.head.bias,
+                scaling=self.head.scaling,
+                negatives=negatives,
+            )
+        else:
+            mechanism = BinaryHead(
+                penalty=penalty,
+                radius=here.radius,
+                noise_multiplier=noise(self.epsilon, client.delta, share),
+                bias=self.head.bias,
+                negatives=negatives,
+            )
+        return client.release(mechanism, rows).map(lambda head: head.float().cpu())
 
 
 def split_public(public: Records, negatives: float) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedstill.distill.ensemble import Ensemble
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.distillation import FLOOR, DistillingMethod, ScoreTraining, score_head, split_public
+from fedstill.methods.distillation import FLOOR, DistillingMethod, ScoreTraining, split_public
 from fedstill.methods.heads import Mean, Projection, Space, Weights, needed, space
 from fedstill.privacy.logistic import logits
 from fedstill.protocol import Client, Federation, Public, Records, Released, Reply, State, load, state, step
@@ -90,7 +90,9 @@ class FedAUX(DistillingMethod):
     def train_score(self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float) -> Score:
         """alpha_k, private."""
         here = Space(weights, mean, projection, radius)
-        return Score(client=client.id, score=score_head(client, here, self.scores, self, self.epsilon))
+        model = client.new_model(weights)
+        rows = here.rows(model, client.train)
+        return Score(client=client.id, score=self.score_head(client, here, model, rows, self.scores.penalty))
 
     @step
     def update(self, client: Client, weights: State) -> Update:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from fedstill.methods.distillation import DistillingMethod, ScoreTraining, score_head
+from fedstill.methods.distillation import DistillingMethod, ScoreTraining
 from fedstill.methods.heads import Mean, Projection, Space, Weights, space
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Released, Reply, step
@@ -47,11 +47,13 @@ class FedAUXF(DistillingMethod):
     ) -> OpenHead:
         """beta_k by Adam on the frozen extractor; alpha_k private."""
         here = Space(weights, mean, projection, radius)
-        x = extend(here.rows(client.new_model(weights), client.train), self.scale(here), self.head.bias).float()
+        model = client.new_model(weights)
+        rows = here.rows(model, client.train)
+        x = extend(rows, self.scale(here), self.head.bias).float()
         head = nn.Linear(x.shape[1], client.train.num_classes, bias=False).to(client.device)
         nn.init.zeros_(head.weight)
         self.local.fit(head, _Rows(x, client.train.labels), client.rng("batches"))
-        score = score_head(client, here, self.scores, self, self.epsilon)
+        score = self.score_head(client, here, model, rows, self.scores.penalty)
         return OpenHead(head=head.weight.detach().cpu(), score=score)
 
 

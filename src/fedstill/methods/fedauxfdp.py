@@ -16,8 +16,8 @@ Differs from the paper (docs/methods/fedauxfdp.md has the whole list):
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from fedstill.methods.distillation import DistillingMethod, ScoreTraining, score_head
-from fedstill.methods.heads import Head, Mean, Projection, Space, Weights, class_head, space
+from fedstill.methods.distillation import DistillingMethod, ScoreTraining
+from fedstill.methods.heads import Head, Mean, Projection, Space, Weights, space
 from fedstill.protocol import Client, Federation, Released, step
 
 
@@ -46,7 +46,9 @@ class FedAUXfdp(DistillingMethod):
     ) -> TwoHeads:
         """Both heads of the client, within one budget."""
         here, share = Space(weights, mean, projection, radius), self.scores.share
+        model = client.new_model(weights)
+        rows = here.rows(model, client.train)
         return TwoHeads(
-            head=class_head(client, here, self.head, self.epsilon, self.published, 1 - share),
-            score=score_head(client, here, self.scores, self, self.epsilon, share),
+            head=self.class_head(client, here, rows, 1 - share),
+            score=self.score_head(client, here, model, rows, self.scores.penalty, share),
         )

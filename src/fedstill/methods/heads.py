@@ -148,42 +148,6 @@ def _features(model: nn.Module, records: Records, batch_size: int = 500) -> list
         ]
 
 
-def class_head(
-    client: Client, here: Space, settings: HeadTraining, epsilon: Epsilon, published: bool, share: float = 1.0
-) -> Released[Tensor]:
-    """The client's head, released.
-
-    Args:
-        client: releases it.
-        here: the features.
-        settings: the objective.
-        epsilon: what all releases of the client may cost together at ``client.delta``; None adds no noise.
-        published: use the paper's mechanism, whose claim does not hold.
-        share: of the budget: of ``1 / sigma^2`` for sound noise, of epsilon for published.
-    """
-    rows = here.rows(client.new_model(here.weights), client.train)
-    classes = client.train.num_classes
-    mechanism: Mechanism[tuple[Tensor, Tensor], Tensor]
-    if published:
-        mechanism = PublishedLogisticHead(
-            num_classes=classes,
-            lam=settings.lam,
-            epsilon=published_epsilon(epsilon) * share,
-            delta=client.delta,
-            bias=settings.bias,
-            scaling=settings.scaling,
-        )
-    else:
-        mechanism = LogisticHead(
-            num_classes=classes,
-            penalty=settings.penalty,
-            radius=here.radius,
-            noise_multiplier=noise(epsilon, client.delta, share),
-            bias=settings.bias,
-        )
-    return client.release(mechanism, (rows, client.train.labels)).map(lambda head: head.float().cpu())
-
-
 def published_epsilon(epsilon: Epsilon) -> float:
     """What the classic formula is asked for: next to no noise where there is to be none."""
     return 1e12 if epsilon is None else epsilon
@@ -267,4 +231,36 @@ class HeadMethod(Method):
     def train_head(self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float) -> Head:
         """beta_k = argmin sum CE + Lambda/2 |beta|^2, and noise."""
         here = Space(weights, mean, projection, radius)
-        return Head(head=class_head(client, here, self.head, self.epsilon, self.published))
+        return Head(head=self.class_head(client, here, here.rows(client.new_model(weights), client.train)))
+
+    def class_head(
+        self, client: Client, here: Space, rows: Float[Tensor, "n d"], share: float = 1.0
+    ) -> Released[Float32[Tensor, "classes coefficients"]]:
+        """The client's class head, released.
+
+        Args:
+            client: releases it.
+            here: the features.
+            rows: the client's records there.
+            share: of the budget: of ``1 / sigma^2`` for sound noise, of epsilon for published.
+        """
+        classes = client.train.num_classes
+        mechanism: Mechanism[tuple[Tensor, Tensor], Tensor]
+        if self.published:
+            mechanism = PublishedLogisticHead(
+                num_classes=classes,
+                lam=self.head.lam,
+                epsilon=published_epsilon(self.epsilon) * share,
+                delta=client.delta,
+                bias=self.head.bias,
+                scaling=self.head.scaling,
+            )
+        else:
+            mechanism = LogisticHead(
+                num_classes=classes,
+                penalty=self.head.penalty,
+                radius=here.radius,
+                noise_multiplier=noise(self.epsilon, client.delta, share),
+                bias=self.head.bias,
+            )
+        return client.release(mechanism, (rows, client.train.labels)).map(lambda head: head.float().cpu())
