@@ -21,6 +21,7 @@ commands:
   report RUN ...             a table and a page of finished runs
   methods                    what there is to run
   data list | show           data sets, and who would hold what
+  privacy RUN | plan         what a run's clients released at what cost, or what a release would cost
   --version
 
 example:
@@ -247,10 +248,34 @@ def _data(words: list[str]) -> None:
         raise Bad(f"there is no 'data {words[0]}'; choose list or show")
 
 
+# --------------------------------------------------------------------------------------------------------- privacy
+
+
+def _privacy(words: list[str]) -> None:
+    usage = (
+        "usage: fedstill privacy RUN        what each client released, when, at what cost, composed how\n"
+        "       fedstill privacy plan [--epsilon 1] [--delta 1e-5] [--records 2500] [--classes 10] [--clients 10]"
+    )
+    if not words or words[0] in ("-h", "--help"):
+        print(usage)
+        return
+    from fedstill.experiment import ledgers
+
+    if words[0] == "plan":
+        from fedstill import flags
+
+        settings = flags.parse_plan("fedstill privacy plan", words[1:], ledgers.Plan())
+        _console().print(*ledgers.plan(settings), sep="\n")
+    else:
+        _no_more(words[1:])
+        _console().print(*ledgers.show(Path(words[0])), sep="\n")
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": _run,
     "compare": _compare,
     "report": _report,
     "methods": _methods,
     "data": _data,
+    "privacy": _privacy,
 }

@@ -111,6 +111,13 @@ def parse_show(program: str, words: Sequence[str]) -> ShowFlags:
     return ShowFlags(_settings(Experiment(), found.experiment, "--"), found.out)
 
 
+def parse_plan(program: str, words: Sequence[str], settings: S) -> S:
+    """Flags of ``fedstill privacy plan``."""
+    usage = "What a release would cost, before anybody makes one."
+    found = _parse(program, usage, words, {"plan": (_plain(settings), "")}, [])
+    return _settings(settings, found.plan, "--")
+
+
 def _word(label: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in label).strip("-") or "mine"
 

@@ -52,11 +52,13 @@ class Journal:
         self.bytes_down = 0
         self.bytes_up = 0
         self._up: set[tuple[int, int]] = set()
+        self._times: dict[tuple[int, int], float] = {}
         seconds = 0.0
         for line in files.read_json_lines(self._meter):
             try:
                 seconds = float(line.pop("seconds"))
                 self._count(**line)
+                self._times[line["exchange"], line["client"]] = seconds
             except (KeyError, TypeError, ValueError) as error:
                 raise self._damaged(self._meter) from error
         self._began = time.perf_counter() - seconds
@@ -92,6 +94,10 @@ class Journal:
         """Keep what a client says it released for a question."""
         spent = [entry.model_dump(mode="json") for entry in entries]
         files.append_json(self._spent, {"exchange": exchange, "client": client, "spent": spent})
+
+    def times(self) -> dict[tuple[int, int], float]:
+        """Seconds since the run's start of the last message to or from a client, by (exchange, client), as opened."""
+        return dict(self._times)
 
     def spent(self) -> dict[int, list[Entry]]:
         """What each client has released, in order; a question that was asked again counts as its last answer says."""

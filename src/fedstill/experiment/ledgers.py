@@ -1,0 +1,178 @@
+"""``fedstill privacy``: what each client of a run released, and what a release would cost before anybody makes one."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import PositiveFloat, PositiveInt
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedstill import seeds
+from fedstill.experiment import tables
+from fedstill.experiment.record import read_run
+from fedstill.journal import Journal
+from fedstill.privacy import accounting
+from fedstill.privacy.accounting import Pure, Unbounded
+from fedstill.privacy.ledger import Entry
+from fedstill.privacy.logistic import LogisticHead
+from fedstill.protocol import Settings
+
+_MOST = 12
+"""Clients that get lines of their own when their ledgers differ."""
+
+
+def show(folder: Path) -> Iterator[Table | Text]:
+    """The ledger of a run: who released what, when, at what cost, composed how.
+
+    Raises:
+        ValueError: when ``folder`` holds no run.
+    """
+    record = read_run(folder)
+    found = record.summary["guarantee"]
+    journal = Journal(folder / "journal")
+    spent = journal.spent()
+    yield Text(f"{record.label}, seed {record.summary['seed']}: {tables.guarantee_words(found)}", style="bold")
+    if tables.holds(found):
+        yield Text(f"neighbours: {found.get('adjacency') or '-'}\nholds against: {found['adversary']}")
+        yield Text(f"composed by: {found.get('accountant') or '-'}")
+    yield Text(f"because: {found['reason']}")
+    if not spent:
+        yield Text("No client released anything through a mechanism.")
+        return
+    yield _table(spent, journal.times())
+    yield from _sums(spent, record.config["experiment"])
+
+
+def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("client", "question", "step", "mechanism", "protects", "cost", "at second"):
+        table.add_column(heading, justify="right" if heading in ("question", "at second") else "left", overflow="fold")
+    alike = len({tuple(entries) for entries in spent.values()}) == 1
+    clients = sorted(spent)
+    shown = clients[:1] if alike else clients[:_MOST]
+    for client in shown:
+        for entry in spent[client]:
+            at = [times[entry.exchange, c] for c in (clients if alike else [client]) if (entry.exchange, c) in times]
+            when = f"{min(at):.1f}" + (f" to {max(at):.1f}" if len(at) > 1 else "") if at else "-"
+            who = f"each of {len(clients)}" if alike else str(client)
+            cells = (who, str(entry.exchange), entry.step, entry.mechanism, entry.unit, cost_words(entry), when)
+            table.add_row(*cells)
+    if len(shown) < len(clients) and not alike:
+        table.caption = f"and {len(clients) - len(shown)} more clients"
+    return table
+
+
+def _sums(spent: dict[int, list[Entry]], experiment: dict[str, object]) -> Iterator[Text]:
+    delta = float(str(experiment.get("delta", 1e-5)))
+    for unit in ("record", "label"):
+        totals = []
+        for entries in spent.values():
+            events = [entry.event for entry in entries if entry.unit == unit]
+            if events:
+                totals.append(accounting.epsilon(events, delta, unit))
+        if totals:
+            low, high = min(totals), max(totals)
+            words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
+            yield Text(f"together, per {unit} of one client: epsilon {words} at delta {delta:g}")
+
+
+def _number(epsilon: float) -> str:
+    return "unbounded" if math.isinf(epsilon) else tables.round_up(epsilon)
+
+
+def cost_words(entry: Entry) -> str:
+    """The cost of a release in a few words."""
+    event = entry.event
+    if isinstance(event, Pure):
+        return f"epsilon {event.epsilon:g}"
+    if isinstance(event, Unbounded):
+        return "no bound"
+    words = f"Gaussian, noise {event.noise_multiplier:.4g} x sensitivity"
+    words += f", on a {event.sampling:g} sample" if event.sampling < 1 else ""
+    return words + (f", {event.count} times" if event.count > 1 else "") + (", adaptive" if entry.adaptive else "")
+
+
+class Plan(Settings):
+    """What a release would cost."""
+
+    epsilon: PositiveFloat = 1.0
+    """What a client is ready to spend."""
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    """At which probability more may be lost."""
+    records: PositiveInt = 2500
+    """Records of a client."""
+    classes: Annotated[int, Ge(2), Le(1000)] = 10
+    """Classes of the task."""
+    clients: PositiveInt = 10
+    """Clients whose heads the server averages."""
+    penalty: PositiveFloat = 5.0
+    """Lambda of the class heads."""
+    dims: Annotated[int, Ge(2), Le(4096)] = 128
+    """Features that heads see."""
+
+
+def plan(settings: Plan) -> Iterator[Table | Text]:
+    """The noise of every mechanism at this budget, and what it does to accuracy on a reference task."""
+    noise = accounting.gaussian_noise(settings.epsilon, settings.delta)
+    keep = 1 / (1 + (settings.classes - 1) * math.exp(-settings.epsilon))
+    yield Text(
+        f"epsilon {settings.epsilon:g}, delta {settings.delta:g}, one record added or removed: Gaussian noise of "
+        f"{noise:.4g} x the sensitivity (the classic formula would take {_classic(settings):.4g})"
+    )
+    table = Table("release", "sensitivity", "noise", "by one client's signal", box=SIMPLE_HEAD, pad_edge=False)
+    per_class = settings.records / settings.classes
+    head = math.sqrt(2) / settings.penalty
+    rows = (
+        ("class head, a logit", f"sqrt(2)/{settings.penalty:g} = {head:.3g}", head * noise, "logits of 1 to 10"),
+        ("score head (Lambda 25), a logit", "1/25", noise / 25, "logits of 1 to 10"),
+        ("class sums, a coordinate", "1", noise, f"sums of {per_class:.4g} rows of length 1"),
+        ("class counts", "1", noise, f"counts of {per_class:.4g}"),
+    )
+    for name, sensitivity, std, signal in rows:
+        table.add_row(name, sensitivity, f"{std:.3g}", signal)
+    table.add_row("labels (randomised response)", "-", f"keeps {100 * keep:.3g} %", "label-DP only, features public")
+    yield table
+    clean, noisy = reference(settings, noise)
+    yield Text(
+        f"Reference task (a mixture of {settings.classes} Gaussians in {settings.dims} dimensions, {settings.clients} "
+        f"clients with {settings.records} records each, mean of their heads): {100 * clean:.1f} % without noise, "
+        f"{100 * noisy:.1f} % with it. Real data differ; try --epsilon None and a value in a simulation first."
+    )
+
+
+def _classic(settings: Plan) -> float:
+    return math.sqrt(2 * math.log(1.25 / settings.delta)) / settings.epsilon
+
+
+def reference(settings: Plan, noise_multiplier: float) -> tuple[float, float]:
+    """Accuracies without and with noise of averaged heads on a made-up task; at most three clients are computed.
+
+    Records are ``m_y + e`` with random class means m of length 2.5 and standard normal e, clipped to the radius
+    ``sqrt(dims)``. The mean over ``clients`` heads has ``1 / clients`` of the noise's variance.
+    """
+    rng = seeds.stream(0, "reference task")
+    means = torch.randn(settings.classes, settings.dims, generator=rng, dtype=torch.float64)
+    means *= 2.5 / means.norm(dim=1, keepdim=True)
+
+    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.randint(settings.classes, (n,), generator=rng)
+        return means[labels] + torch.randn(n, settings.dims, generator=rng, dtype=torch.float64), labels
+
+    radius = math.sqrt(settings.dims)
+    exact = LogisticHead(num_classes=settings.classes, penalty=settings.penalty, radius=radius, noise_multiplier=0.0)
+    heads = [exact(draw(min(settings.records, 10_000)), seeds.Simulated(rng)) for _ in range(min(settings.clients, 3))]
+    head = torch.stack(heads).mean(0)
+    x, labels = draw(5000)
+    std = noise_multiplier * exact.sensitivity / math.sqrt(settings.clients)
+    noisy = [head + std * torch.randn(head.shape, generator=rng, dtype=torch.float64) for _ in range(5)]
+    return _accuracy(exact, [head], x, labels), _accuracy(exact, noisy, x, labels)
+
+
+def _accuracy(head: LogisticHead, released: Sequence[torch.Tensor], x: torch.Tensor, labels: torch.Tensor) -> float:
+    rows = head.extended(x)
+    return sum(float(((rows @ beta.T).argmax(1) == labels).double().mean()) for beta in released) / len(released)
