@@ -26,7 +26,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data"),
+        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, privacy"),
         (["run", "fedsum"], "there is no method 'fedsum'; choose fedavg, fedprox"),
         (["run", "nowhere:Thing"], "method 'nowhere:Thing' cannot be loaded: No module named 'nowhere'"),
         (["run", "json:JSONDecoder"], "'json:JSONDecoder' is no method"),
@@ -99,7 +99,9 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
         "method", "data", "partition", "clients", "rounds", "seed", "accuracy", "bytes_up", "bytes_down",
         "bytes_up_per_client", "seconds", "guarantee",
     }  # fmt: skip
-    assert summary["guarantee"].keys() == {"holds", "unit", "epsilon", "delta", "adversary", "reason"}
+    assert summary["guarantee"].keys() == {
+        "holds", "unit", "adjacency", "epsilon", "delta", "adversary", "accountant", "reason",
+    }  # fmt: skip
     assert summary["bytes_up_per_client"] * 10 == summary["bytes_up"]
     before = (out / "summary.json").stat().st_mtime_ns
     main(words)

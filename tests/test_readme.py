@@ -20,6 +20,14 @@ SMALL = {
     "scaffold": "rounds 2",
     "real": "training.epochs 2",
     "fedgm": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
+    "fedgm-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3",
+    "fedgm-labels": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
+    "ldp-fedavg": "rounds 1",
+    "fedavg-p": "extractor.pretrain none",
+    "fedd-p": "extractor.pretrain none --{}distillation.epochs 1",
+    "fedauxfdp": "extractor.pretrain none --{}distillation.epochs 1",
+    "fedaux-f": "extractor.pretrain none --{}distillation.epochs 1",
+    "fedaux": "extractor.pretrain none --{}distillation.epochs 1 --{}rounds 1",
 }
 
 
@@ -40,7 +48,7 @@ def small(words: list[str], out: Path) -> list[str]:
         del words[at : at + 2]
     if words[0] == "run":
         name = Path(words[1]).suffix and "fedgm" or words[1]
-        words += ("--" + SMALL[name].format("", "")).split()
+        words += ("--" + SMALL[name].replace("{}", "")).split()
     if words[0] == "compare":
         if "--seeds" in words:
             at = words.index("--seeds")
@@ -49,9 +57,9 @@ def small(words: list[str], out: Path) -> list[str]:
         for entry in [w for w in words[1:] if w.rpartition("=")[2] in methods.TABLE and not w.startswith("-")]:
             label, _, name = entry.rpartition("=")
             prefix = f"{label or name}."
-            words += f"--{prefix}{SMALL[name].format(prefix, prefix)}".split()
+            words += f"--{prefix}{SMALL[name].replace('{}', prefix)}".split()
     if words[0] in ("run", "compare"):
-        words += ["--limit", "400", "--workers", "0", "--model", "convnet:width=8,depth=2"]
+        words += ["--limit", "400", "--workers", "0", "--model", "convnet:width=8,depth=2", "--public", "noise=64"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
 
 

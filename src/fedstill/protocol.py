@@ -163,7 +163,9 @@ class Client(ABC):
     delta: float
 
     @abstractmethod
-    def release(self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False) -> Released[Value]:
+    def release(
+        self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: str | None = None
+    ) -> Released[Value]:
         """Send ``rows`` through a privacy mechanism; the only way for private values to leave.
 
         The client's ledger is charged before anything is computed. What comes back may be post-processed
@@ -173,6 +175,10 @@ class Client(ABC):
             mechanism: bounds each record's influence, adds noise and knows its cost (see `fedstill.privacy`).
             rows: what it takes, one entry per record.
             adaptive: whether the mechanism's noise was chosen from earlier releases.
+            part: public name of the part of the records that ``rows`` are from, where a method splits them into
+                disjoint parts before it looks at any label. A label lies in one part only, so of all parts the
+                costliest counts. For mechanisms that protect labels. Nothing here can check that the parts of a run
+                are disjoint: that is a promise of the method's author, as the one about `Released.map` is.
 
         Raises:
             BudgetExceeded: when the budget of the ledger does not cover it; nothing is released then.

@@ -11,7 +11,14 @@ from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
 
 
-def entry(event: Event, exchange: int = 0, index: int = 0, unit: Unit = "record", adaptive: bool = False) -> Entry:
+def entry(
+    event: Event,
+    exchange: int = 0,
+    index: int = 0,
+    unit: Unit = "record",
+    adaptive: bool = False,
+    part: str | None = None,
+) -> Entry:
     return Entry(
         exchange=exchange,
         step="s",
@@ -21,6 +28,7 @@ def entry(event: Event, exchange: int = 0, index: int = 0, unit: Unit = "record"
         event=event,
         theorem="a theorem",
         adaptive=adaptive,
+        part=part,
     )
 
 
@@ -108,3 +116,55 @@ def test_labels_and_public_fields() -> None:
     nothing = guarantee.derive([], {}, 1e-5)
     assert (nothing.holds, nothing.epsilon) == (True, 0.0)
     assert not math.isnan(nothing.epsilon or 0)
+
+
+def label(event: Event, index: int, part: str | None = None, adaptive: bool = False) -> Entry:
+    return entry(event, index=index, unit="label", part=part, adaptive=adaptive)
+
+
+def test_of_disjoint_parts_the_costliest_counts() -> None:
+    one, two = Pure(epsilon=1.0), Pure(epsilon=2.0)
+    split = [label(one, 0, "first"), label(two, 1, "second")]
+    found = guarantee.derive([], {0: split}, 1e-5)
+    assert (found.epsilon, found.delta) == (2.0, 0.0)
+    assert "parallel composition" in str(found.accountant)
+    whole = guarantee.derive([], {0: [label(one, 0), label(two, 1)]}, 1e-5)
+    assert float(whole.epsilon or 0) > 2.9  # the same without parts adds up
+    # what is made from all records adds to every part, and one part twice adds up
+    common = guarantee.derive([], {0: [*split, label(one, 2)]}, 1e-5)
+    assert common.epsilon == pytest.approx(accounting.epsilon([two, one], 1e-5, "label"))
+    assert common.delta == 1e-5
+    again = guarantee.derive([], {0: [*split, label(one, 2, "first"), label(two, 3, "first")]}, 1e-5)
+    assert again.epsilon == pytest.approx(accounting.epsilon([one, one, two], 1e-5, "label"))
+
+
+def test_a_budget_holds_for_each_part(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.0)
+    ledger.charge(label(Pure(epsilon=1.0), 0, "first"))
+    ledger.charge(label(Pure(epsilon=1.0), 1, "second"))
+    assert Ledger(tmp_path / "ledger.jsonl", delta=1e-5).entries == ledger.entries
+    for part in ("first", "second", None):
+        with pytest.raises(BudgetExceeded):
+            ledger.charge(label(Pure(epsilon=0.1), 2, part))
+    ledger.charge(label(Pure(epsilon=0.9), 2, "third"))
+
+
+def test_a_filter_watches_over_each_part(tmp_path: Path) -> None:
+    def number(parts: tuple[str | None, ...]) -> int:
+        ledger = Ledger(tmp_path / f"{len(parts)}", delta=1e-5, budget=3.0)
+        for index in range(1000):
+            try:
+                ledger.charge(label(Pure(epsilon=0.2), index, parts[index % len(parts)], adaptive=True))
+            except BudgetExceeded:
+                return index
+        raise AssertionError("the filter never stops")
+
+    alone = number((None,))
+    assert alone > 5
+    assert number(("a", "b")) == 2 * alone
+
+
+def test_parts_are_for_labels_only() -> None:
+    # whoever adds a record may move others into another part
+    with pytest.raises(ValueError, match="parts are for mechanisms that protect labels"):
+        entry(ONE, part="first")

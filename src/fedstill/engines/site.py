@@ -149,7 +149,9 @@ class SiteClient(Client):
         self._ledger = ledger
         self._releases = 0
 
-    def release(self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False) -> Released[Value]:
+    def release(
+        self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: str | None = None
+    ) -> Released[Value]:
         """See `Client.release`."""
         index, self._releases = self._releases, self._releases + 1
         entry = Entry(
@@ -161,6 +163,7 @@ class SiteClient(Client):
             event=mechanism.event,
             theorem=mechanism.theorem,
             adaptive=adaptive,
+            part=part,
         )
         self._ledger.charge(entry)
         noise: seeds.Noise = seeds.Entropy()

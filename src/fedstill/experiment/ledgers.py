@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -16,8 +16,8 @@ from fedstill import seeds
 from fedstill.experiment import tables
 from fedstill.experiment.record import read_run
 from fedstill.journal import Journal
-from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Pure, Unbounded
+from fedstill.privacy import accounting, guarantee
+from fedstill.privacy.accounting import Pure, Unbounded, Unit
 from fedstill.privacy.ledger import Entry
 from fedstill.privacy.logistic import LogisticHead
 from fedstill.protocol import Settings
@@ -67,14 +67,15 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
     return table
 
 
-def _sums(spent: dict[int, list[Entry]], experiment: dict[str, object]) -> Iterator[Text]:
-    delta = float(str(experiment.get("delta", 1e-5)))
-    for unit in ("record", "label"):
+def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any]) -> Iterator[Text]:
+    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
+    units: tuple[Unit, ...] = ("record", "label")
+    for unit in units:
         totals = []
         for entries in spent.values():
-            events = [entry.event for entry in entries if entry.unit == unit]
-            if events:
-                totals.append(accounting.epsilon(events, delta, unit))
+            same = [entry for entry in entries if entry.unit == unit]
+            if same:
+                totals.append(guarantee.of_client(same, delta, unit, budget)[0])
         if totals:
             low, high = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
@@ -89,12 +90,13 @@ def cost_words(entry: Entry) -> str:
     """The cost of a release in a few words."""
     event = entry.event
     if isinstance(event, Pure):
-        return f"epsilon {event.epsilon:g}"
+        return f"epsilon {event.epsilon:g}" + (f", part '{entry.part}'" if entry.part else "")
     if isinstance(event, Unbounded):
         return "no bound"
     words = f"Gaussian, noise {event.noise_multiplier:.4g} x sensitivity"
     words += f", on a {event.sampling:g} sample" if event.sampling < 1 else ""
-    return words + (f", {event.count} times" if event.count > 1 else "") + (", adaptive" if entry.adaptive else "")
+    words += f", {event.count} times" if event.count > 1 else ""
+    return words + (", adaptive" if entry.adaptive else "")
 
 
 class Plan(Settings):

@@ -17,6 +17,8 @@ TABLE = {
     "fedauxfdp": "fedstill.methods.fedauxfdp:FedAUXfdp",
     "fedaux-f": "fedstill.methods.fedaux_f:FedAUXF",
     "fedaux": "fedstill.methods.fedaux:FedAUX",
+    "fedgm-labels": "fedstill.methods.fedgm_labels:FedGMLabels",
+    "ldp-fedavg": "fedstill.methods.ldp_fedavg:LDPFedAvg",
 }
 """Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/."""
 

@@ -5,7 +5,7 @@ Algorithm 1.
 
 Differs from the paper (docs/methods/fedgm.md has the whole list):
 
-* the label step (Algorithm 4) is not part of it yet, so the guarantee is "none";
+* the label step (Algorithm 4) is a method of its own, `fedstill.methods.fedgm_labels`; the guarantee here is "none";
 * many fresh networks with a step or two each in place of 300 networks with 100 steps: the gradient of one class
   vanishes after a few updates and carries no signal then;
 * the distance, which the paper leaves open, is DC's grouped cosine; the squared error is an option;

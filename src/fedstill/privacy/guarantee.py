@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import Unit
-from fedstill.privacy.ledger import Entry, is_unbounded
+from fedstill.privacy.ledger import Entry, is_unbounded, touching
 
 ADJACENCY = {
     "record": "one record of one client is added or removed",
@@ -99,7 +99,7 @@ def derive(
         unit=unit,
         adjacency=ADJACENCY[unit],
         epsilon=epsilon,
-        delta=0.0 if pure and all(len(each) <= 1 for each in spent.values()) else delta,
+        delta=0.0 if pure and all(len(path) <= 1 for each in spent.values() for path in touching(each)) else delta,
         adversary="the server, and whoever sees what it makes of the replies",
         accountant=accountant,
         reason=reason,
@@ -108,9 +108,14 @@ def derive(
 
 def of_client(entries: Sequence[Entry], delta: float, unit: Unit, budget: float | None) -> tuple[float, str]:
     """One client's epsilon at ``delta``, and how it was found."""
-    events = [entry.event for entry in entries]
     if any(entry.adaptive for entry in entries):
         return (math.inf if budget is None else budget), "Renyi filter (Feldman, Zrnic 2021)"
-    if len(events) == 1 and isinstance(events[0], accounting.Pure):
-        return events[0].epsilon, "a single release"
-    return accounting.epsilon(events, delta, unit), "privacy loss distributions (dp-accounting)"
+    paths = [[entry.event for entry in path] for path in touching(entries)]
+    epsilon = max(accounting.epsilon(events, delta, unit) for events in paths)
+    if any(len(events) > 1 or not isinstance(events[0], accounting.Pure) for events in paths if events):
+        how = "privacy loss distributions (dp-accounting)"
+    else:
+        how = "a single release"
+    if len(paths) > 1:
+        how += f", the costliest of {len(paths)} disjoint parts of the records (parallel composition)"
+    return epsilon, how
