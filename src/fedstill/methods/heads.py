@@ -65,8 +65,10 @@ class PublicMap(Settings):
 class HeadTraining(Settings):
     """A client's class head."""
 
-    penalty: PositiveFloat = 5.0
-    """Lambda beside the sum of losses: the sensitivity is sqrt(2) / Lambda, whatever number of records."""
+    penalty: PositiveFloat | None = None
+    """Lambda beside the sum of losses; the sensitivity is sqrt(2) / Lambda. By default what ``logit_noise`` asks for."""
+    logit_noise: PositiveFloat = 1.0
+    """Standard deviation of the noise that reaches a logit: Lambda is sqrt(2) noise multipliers by this, or 0.3."""
     bias: Annotated[float, Ge(0), Lt(1)] = 0.1
     """The constant feature, which makes the penalised bias."""
     lam: PositiveFloat = 0.01
@@ -261,11 +263,12 @@ class HeadMethod(Method):
                 scaling=self.head.scaling,
             )
         else:
+            multiplier = noise(self.epsilon, client.delta, share)
             mechanism = LogisticHead(
                 num_classes=classes,
-                penalty=self.head.penalty,
+                penalty=self.head.penalty or max(0.3, math.sqrt(2) * multiplier / self.head.logit_noise),
                 radius=here.radius,
-                noise_multiplier=noise(self.epsilon, client.delta, share),
+                noise_multiplier=multiplier,
                 bias=self.head.bias,
             )
         return client.release(mechanism, (rows, client.train.labels)).map(lambda head: head.float().cpu())
