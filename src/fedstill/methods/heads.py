@@ -68,7 +68,7 @@ class HeadTraining(Settings):
     penalty: PositiveFloat | None = None
     """Lambda beside the sum of losses; the sensitivity is sqrt(2) / Lambda. By default what ``logit_noise`` asks for."""
     logit_noise: PositiveFloat = 1.0
-    """Standard deviation of the noise that reaches a logit: Lambda is sqrt(2) noise multipliers by this, or 0.3."""
+    """Standard deviation of the noise in a logit: Lambda is sqrt(2) noise multipliers by this, at least 0.3."""
     bias: Annotated[float, Ge(0), Lt(1)] = 0.1
     """The constant feature, which makes the penalised bias."""
     lam: PositiveFloat = 0.01
@@ -161,8 +161,11 @@ def published_epsilon(epsilon: Epsilon) -> float:
 
 
 def noise(epsilon: Epsilon, delta: float, share: float = 1.0) -> float:
-    """The noise multiplier of a release that takes ``share`` of ``1 / sigma^2`` of an (epsilon, delta) budget."""
-    return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) / math.sqrt(share)
+    """The noise multiplier of a release that takes ``share`` of ``1 / sigma^2`` of an (epsilon, delta) budget.
+
+    A trifle more than the formula's: accountants round to the safe side, and a budget of epsilon must be enough.
+    """
+    return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) * (1 + 1e-5) / math.sqrt(share)
 
 
 class HeadModel(nn.Module):

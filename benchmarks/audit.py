@@ -1,0 +1,334 @@
+"""Audits of every mechanism, and of builds that are broken on purpose: what attacks on the code itself prove.
+
+A lower bound above the claimed epsilon proves a claim false. "One run" plants many canaries in one release, each by a
+fair coin; "many runs" releases anew with one canary and without it, some thousand times each; "as Gaussian" are the
+same runs against the claim that the mechanism is a Gaussian one. Every bound holds with probability `--confidence`, so
+that no sound build is refuted by chance, but those of one run with a delta: there what a delta could hide, 2 m delta
+alpha, leaves nothing to prove at more than 0.95, and the bounds are far below the truth anyhow.
+
+Usage: python benchmarks/audit.py
+"""
+
+import argparse
+import datetime
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedstill.evaluate import audit
+from fedstill.evaluate.audit import AuditResult, Canaries, ManyRunsResult
+from fedstill.privacy.accounting import Gaussian, Pure, epsilon, gaussian_noise, split_gaussian
+from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend
+from fedstill.privacy.mechanisms import ClassSums, Histogram, NoisySum
+from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior
+from fedstill.privacy.solver import solve
+from fedstill.seeds import Noise, Simulated, stream
+
+# an audit of a Gaussian needs runs by 1 / epsilon^2; the code of a mechanism is the same for every epsilon
+EPSILON, LABEL_EPSILON, DELTA, CLASSES = 4.0, 1.0, 1e-5, 10
+SIGMA = gaussian_noise(EPSILON, DELTA)
+HALVES = split_gaussian(SIGMA, (0.5, 0.5))
+Make = Callable[[int, Noise], Canaries[Any]]
+
+
+@dataclass(frozen=True)
+class Build:
+    """One mechanism as built.
+
+    Attributes:
+        name: what the table calls it.
+        sound: whether its claim should hold.
+        claim: the events that it says it costs.
+        make: its canaries, from their number and the noise.
+        lone: the same for many runs, where another canary is worse than ``make(1, noise)``.
+        fitted: whether each release solves for a head, which takes a millisecond.
+    """
+
+    name: str
+    sound: bool
+    claim: tuple[Gaussian | Pure, ...]
+    make: Make
+    lone: Make | None = None
+    fitted: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the audits found of one build."""
+
+    build: str
+    sound: bool
+    claimed: float
+    gaussian: bool
+    one_run: AuditResult
+    many_runs: ManyRunsResult
+    seconds: float
+
+    @property
+    def bound(self) -> float:
+        """The largest of the three lower bounds."""
+        return max(self.one_run.epsilon, self.many_runs.epsilon, self.many_runs.gaussian)
+
+    @property
+    def verdict(self) -> str:
+        """What the bounds say of the claim."""
+        return "REFUTED" if self.bound > self.claimed else "holds"
+
+
+# --- sound builds
+
+
+def eye(count: int) -> Tensor:
+    return torch.eye(count, dtype=torch.float64)
+
+
+def noisy_sum(count: int, noise: Noise) -> Canaries[Any]:
+    return audit.rows_apart(NoisySum(radius=1.0, noise_multiplier=SIGMA), eye(count), noise)
+
+
+def class_sums(count: int, noise: Noise) -> Canaries[Any]:
+    return audit.class_sums(ClassSums(CLASSES, radius=1.0, noise_multiplier=SIGMA), CLASSES, eye(count), noise)
+
+
+def twice(count: int, noise: Noise) -> Canaries[Any]:
+    """Two rounds of class sums over the same records, each at half the budget."""
+    parts = [audit.class_sums(ClassSums(CLASSES, 1.0, sigma), CLASSES, eye(count), noise) for sigma in HALVES]
+    return audit.together(parts, [1.0, 1.0])
+
+
+def histogram(count: int, noise: Noise) -> Canaries[Any]:
+    return audit.rows_apart(Histogram(count, SIGMA), torch.arange(count), noise)
+
+
+def head(sigma: float, penalty: float) -> LogisticHead:
+    return LogisticHead(num_classes=CLASSES, penalty=penalty, radius=1.0, noise_multiplier=sigma, bias=0.0)
+
+
+def surroundings(count: int) -> tuple[float, Tensor]:
+    """A penalty and other rows that give a lone canary nearly the largest influence, and many a good one cheaply."""
+    return (0.3, audit.opponents(1, 128, 0.03)) if count == 1 else (30.0, audit.opponents(count, 1, 0.0)[:1])
+
+
+def class_head(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
+    penalty, others = surroundings(count)
+    return audit.class_heads(head(sigma, penalty), eye(count), others, noise)
+
+
+def score_head(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
+    penalty, others = (0.05, audit.opponents(1, 512, 0.005)) if count == 1 else surroundings(count)
+    mechanism = BinaryHead(negatives=others, penalty=penalty, radius=1.0, noise_multiplier=sigma, bias=0.0)
+    return audit.rows_apart(mechanism, eye(count), noise)
+
+
+def both_heads(count: int, noise: Noise) -> Canaries[Any]:
+    """FedAUXfdp's reply."""
+    parts = [class_head(count, noise, HALVES[0]), score_head(count, noise, HALVES[1])]
+    # a canary moves either by nearly its sensitivity, and the noise is a fixed multiple of that
+    penalties = (0.3, 0.05) if count == 1 else (30.0, 30.0)
+    return audit.together(parts, [penalties[0] / math.sqrt(2), penalties[1]])
+
+
+def randomized_response(count: int, noise: Noise) -> Canaries[Any]:
+    return audit.labels(RandomizedResponse(CLASSES, LABEL_EPSILON), count, noise)
+
+
+def with_prior(count: int, noise: Noise) -> Canaries[Any]:
+    prior = torch.tensor([0.3, 0.4] + [0.3 / (CLASSES - 2)] * (CLASSES - 2)).expand(count, -1)
+    return audit.labels(RRWithPrior(LABEL_EPSILON, prior), count, noise)
+
+
+# --- broken builds
+
+
+def silent(count: int, noise: Noise) -> Canaries[Any]:
+    """The noise is forgotten."""
+    return audit.rows_apart(NoisySum(1.0, 0.0), eye(count), noise)
+
+
+def half(count: int, noise: Noise) -> Canaries[Any]:
+    """Half the noise."""
+    return audit.rows_apart(NoisySum(1.0, SIGMA / 2), eye(count), noise)
+
+
+def wrong_penalty(count: int, noise: Noise) -> Canaries[Any]:
+    """The penalty is lam, while the noise is for n lam: FedAUX's C = 1 / lam beside the sum of losses."""
+    lam, others = surroundings(count)
+
+    def release(rows: Labelled, noise: Noise) -> Tensor:
+        return head(SIGMA / len(rows[1]), lam)(rows, noise)  # sensitivities fall with 1 / penalty
+
+    return audit.class_heads(release, eye(count), others, noise)
+
+
+def own_maximum(rows: Labelled, noise: Noise) -> Tensor:
+    """Features are divided by the data's own longest row; the noise is the clipped head's."""
+    h, labels = rows
+    clipping = head(SIGMA, penalty=5.0)
+    beta = solve(extend(h, max(float(h.norm(dim=1).max()), 1e-300), 0.0), labels, CLASSES, clipping.penalty)
+    return beta + SIGMA * clipping.sensitivity * noise.gaussian(beta.shape)
+
+
+def outlier(mechanism: Callable[[Labelled, Noise], Tensor], noise: Noise) -> Canaries[Any]:
+    """A canary a thousand times as long as 200 rows of two classes; scored along what it changes without noise."""
+    h = torch.zeros(201, 2, dtype=torch.float64)
+    h[:100, 0], h[100:200, 0], h[200, 1] = 1.0, -1.0, 1000.0
+    labels = torch.arange(201) // 100 % 2
+
+    def release(included: Tensor, noise: Noise = noise) -> Tensor:
+        n = 200 + int(included)
+        return mechanism((h[:n], labels[:n]), noise)
+
+    inside, outside = (release(torch.tensor([included]), audit.Silence()) for included in (True, False))
+    return Canaries(1, release, lambda value: (value * (inside - outside)).sum()[None])
+
+
+def maximum_norm(count: int, noise: Noise) -> Canaries[Any]:
+    return audit.class_heads(own_maximum, eye(count), surroundings(count)[1], noise)
+
+
+def published(scaling: Any, bias: float = 0.1) -> PublishedLogisticHead:
+    return PublishedLogisticHead(
+        num_classes=CLASSES, lam=0.01, epsilon=EPSILON, delta=DELTA, scaling=scaling, bias=bias
+    )
+
+
+def published_build(scaling: str) -> Build:
+    def make(count: int, noise: Noise) -> Canaries[Any]:
+        return audit.class_heads(published(scaling, bias=0.0), eye(count), surroundings(count)[1], noise)
+
+    name = f"published class head, '{scaling}' scaling"
+    return Build(name, False, GAUSSIAN, make, lambda _, noise: outlier(published(scaling), noise), fitted=True)
+
+
+def same_seed(count: int, noise: Noise) -> Canaries[Any]:
+    """Class sums before and after the canaries join, with noise from one seed."""
+    mechanism, each = ClassSums(CLASSES, 1.0, HALVES[0]), torch.arange(count)
+
+    def release(included: Tensor) -> Tensor:
+        seed = int(float(noise.uniform((1,))) * 2**53)
+        before, after = (
+            mechanism((eye(count)[mask], each[mask] % CLASSES), Simulated(stream(seed)))
+            for mask in (torch.zeros_like(included), included)
+        )
+        return after - before
+
+    return Canaries(count, release, lambda value: value[each % CLASSES, each])
+
+
+def charged_once(count: int, noise: Noise) -> Canaries[Any]:
+    """Labels are randomised anew in each of four rounds, and charged for in one."""
+    return audit.together([randomized_response(count, noise) for _ in range(4)], [1.0] * 4)
+
+
+GAUSSIAN = (Gaussian(noise_multiplier=SIGMA),)
+PAIR = tuple(Gaussian(noise_multiplier=sigma) for sigma in HALVES)
+PURE = (Pure(epsilon=LABEL_EPSILON),)
+BUILDS = [
+    Build("NoisySum", True, GAUSSIAN, noisy_sum),
+    Build("ClassSums", True, GAUSSIAN, class_sums),
+    Build("ClassSums, two rounds", True, PAIR, twice),
+    Build("Histogram", True, GAUSSIAN, histogram),
+    Build("LogisticHead", True, GAUSSIAN, class_head, fitted=True),
+    Build("BinaryHead", True, GAUSSIAN, score_head, fitted=True),
+    Build("both heads (FedAUXfdp)", True, PAIR, both_heads, fitted=True),
+    Build("RandomizedResponse", True, PURE, randomized_response),
+    Build("RRWithPrior", True, PURE, with_prior),
+    Build("no noise", False, GAUSSIAN, silent),
+    Build("half the noise", False, GAUSSIAN, half),
+    Build("penalty lam, noise for n lam", False, GAUSSIAN, wrong_penalty, fitted=True),
+    Build(
+        "maximum norm, not clipping",
+        False,
+        GAUSSIAN,
+        maximum_norm,
+        lambda _, noise: outlier(own_maximum, noise),
+        fitted=True,
+    ),
+    published_build("paper"),
+    published_build("repository"),
+    Build("two rounds, one seed", False, PAIR, same_seed),
+    Build("labels in four rounds, charged once", False, PURE, charged_once),
+]
+
+
+def run(build: Build, confidence: float = 0.999, fast: bool = False) -> Row:
+    """Both audits of one build."""
+    began = time.process_time()
+    label = any(isinstance(event, Pure) for event in build.claim)
+    delta = 0.0 if label else DELTA  # a pure claim is one of delta 0
+    claimed = epsilon(build.claim, DELTA, "label" if label else "record")
+    canaries = (400 if build.fitted else 1000) if fast else 2000
+    runs = (800 if build.fitted else 4000) if fast else (6000 if build.fitted else 30_000)
+    noise = Simulated(stream(0, build.name, "noise"))
+    one = audit.one_run(
+        build.make(canaries, noise),
+        guesses=canaries // 5,
+        rng=stream(0, build.name, "coins"),
+        delta=delta,
+        confidence=0.95 if delta else confidence,
+    )
+    lone = (build.lone or build.make)(1, noise)
+    many = audit.many_runs(lone.alone, runs if build.sound else runs // 4, delta=delta, confidence=confidence)
+    return Row(build.name, build.sound, claimed, not label, one, many, time.process_time() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--confidence", type=float, default=0.999)
+    parser.add_argument("--fast", action="store_true", help="fewer canaries and runs")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "audit.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table("mechanism or build", "claimed", "one run", "many runs", "as Gaussian", "claim", "should", "CPU s")
+    found = []
+    for build in BUILDS:
+        row = run(build, args.confidence, args.fast)
+        numbers = (row.claimed, row.one_run.epsilon, row.many_runs.epsilon, row.many_runs.gaussian)
+        table.add_row(
+            row.build,
+            *(f"{number:.2f}" for number in numbers[:3]),
+            f"{numbers[3]:.2f}" if row.gaussian else "-",
+            row.verdict,
+            "hold" if row.sound else "be refuted",
+            f"{row.seconds:.0f}",
+        )
+        found.append(
+            {
+                "build": row.build,
+                "sound": row.sound,
+                "claimed_epsilon": row.claimed,
+                "one_run": vars(row.one_run),
+                "many_runs": vars(row.many_runs) if row.gaussian else {"epsilon": row.many_runs.epsilon},
+                "verdict": row.verdict,
+                "seconds": round(row.seconds, 1),
+            }
+        )
+    Console(width=120).print(table)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "delta": DELTA,
+        "confidence": args.confidence,
+        "table": found,
+    }
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    wrong = [row["build"] for row in found if (row["verdict"] == "holds") != row["sound"]]
+    if wrong:
+        raise SystemExit(f"not as it should be: {', '.join(map(str, wrong))}")
+
+
+if __name__ == "__main__":
+    main()

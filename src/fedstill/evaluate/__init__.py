@@ -1,0 +1,1 @@
+"""What runs are judged by from outside: whether a mechanism keeps its promise."""

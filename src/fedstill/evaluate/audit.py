@@ -1,0 +1,249 @@
+"""Audits: lower bounds on epsilon that attacks on a mechanism's own code prove.
+
+A bound above the claim proves the claim false. Two audits: one run with many canaries (cheap enough for a training, but
+far below the truth) and many runs with one canary (close to it). Both see a mechanism as `Canaries` only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from numpy.typing import NDArray
+from scipy.special import expit, ndtri
+from scipy.stats import beta, binom
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedstill.privacy.accounting import gaussian_epsilon
+from fedstill.seeds import Noise
+
+V = TypeVar("V")
+Floats = NDArray[np.float64]
+Labelled = tuple[Float64[Tensor, "n d"], Int64[Tensor, " n"]]
+
+
+@dataclass(frozen=True)
+class Canaries(Generic[V]):
+    """Records whose presence an attacker who knows all the others tries to tell from a release.
+
+    Attributes:
+        count: how many there are, m.
+        release: from a mask ``(m,)`` of those included to what the mechanism releases, with fresh noise each time.
+        score: from a release to ``(m,)``, larger for canaries that look included.
+    """
+
+    count: int
+    release: Callable[[Bool[Tensor, " m"]], V]
+    score: Callable[[V], Float[Tensor, " m"]]
+
+    def alone(self, included: bool) -> float:
+        """The first canary's score in a release with it alone, or with none: what `many_runs` asks for."""
+        mask = torch.zeros(self.count, dtype=torch.bool)
+        mask[0] = included
+        return float(self.score(self.release(mask))[0])
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What one run proved: a lower bound on epsilon, from how many guesses and right ones."""
+
+    epsilon: float
+    guesses: int
+    correct: int
+
+
+@dataclass(frozen=True)
+class ManyRunsResult:
+    """What many runs proved: lower bounds for any mechanism, and for one that claims to be a Gaussian one."""
+
+    epsilon: float
+    gaussian: float
+
+
+def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """How likely an (epsilon, delta)-DP mechanism lets ``correct`` or more of ``guesses`` on ``m`` canaries be right.
+
+    Steinke, Nasr, Jagielski 2023 (arXiv:2305.08846), theorem 5.2: with ``W ~ Bin(r, e^epsilon / (1 + e^epsilon))`` at
+    most ``P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i``. Not capped at 1.
+    """
+    if correct == 0:
+        return 1.0
+    tail = binom.sf(np.arange(-1, correct), guesses, expit(epsilon))  # P[W >= 0 .. v]
+    inside = (tail[-2::-1] - tail[-1]) / np.arange(1, correct + 1)
+    return float(tail[-1] + 2 * m * delta * inside.max())
+
+
+def lower_bound(m: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon that ``correct`` right ones of ``guesses`` guesses on ``m`` canaries rule out.
+
+    Args:
+        m: canaries, each included by a fair coin of its own.
+        guesses: fixed before the scores were seen.
+        correct: right guesses.
+        delta: of the claim, in ``[0, 1)``.
+        confidence: that the bound is below the truth; for the best of k guesses, ``1 - (1 - confidence) / k`` each.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    if not (0 <= correct <= guesses <= m and 0 <= delta < 1 and 0 < confidence < 1):
+        given = f"{correct} right of {guesses} guesses on {m} canaries, delta {delta}, confidence {confidence}"
+        raise ValueError(f"{given}; counts must be at most the next, delta in [0, 1), confidence in (0, 1)")
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(m, guesses, correct, epsilon, delta) <= 1 - confidence
+
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def one_run(
+    canaries: Canaries[V], guesses: int, rng: torch.Generator, *, delta: float, confidence: float = 0.95
+) -> AuditResult:
+    """Audit by one release: the ``guesses / 2`` highest scores are guessed to be in, as many of the lowest to be out.
+
+    Args:
+        canaries: the mechanism; one canary more or less must be what its guarantee calls neighbours.
+        guesses: even, at most as many as canaries, chosen beforehand.
+        rng: throws the coins; nothing else may draw from it.
+        delta: see `lower_bound`.
+        confidence: see `lower_bound`.
+
+    Raises:
+        ValueError: ``guesses`` or a number of `lower_bound` is out of range.
+    """
+    if guesses % 2 or not 2 <= guesses <= canaries.count:
+        raise ValueError(f"{guesses} guesses on {canaries.count} canaries; they must be even, from 2 to all canaries")
+    included = torch.rand(canaries.count, generator=rng) < 0.5
+    order = included[canaries.score(canaries.release(included)).argsort(stable=True)]
+    correct = int((~order[: guesses // 2]).sum() + order[-(guesses // 2) :].sum())
+    return AuditResult(lower_bound(canaries.count, guesses, correct, delta, confidence), guesses, correct)
+
+
+def many_runs(score: Callable[[bool], float], runs: int, *, delta: float, confidence: float = 0.95) -> ManyRunsResult:
+    """Audit by independent releases with a record and without it: how well does a threshold on the score tell them?
+
+    The threshold that does best on the first half of the runs is judged on the second, where both error rates are
+    bounded by Clopper and Pearson. An (epsilon, delta)-DP mechanism has ``FPR e^epsilon + FNR >= 1 - delta``, also with
+    the two exchanged (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2.1). A mu-Gaussian one, which the
+    composition of Gaussian events without sampling is, has ``Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu`` (Dong, Roth, Su
+    2019, arXiv:1905.02383, equation 6; as an audit: Nasr et al. 2023, arXiv:2302.07956): far fewer runs refute that.
+
+    Args:
+        score: of one fresh release, with the record or without it; larger when it looks included.
+        runs: releases in each world, at least 2.
+        delta: of the claim, in ``[0, 1)``; 0 leaves ``gaussian`` 0.
+        confidence: of each bound.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    if not (runs >= 2 and 0 <= delta < 1 and 0 < confidence < 1):
+        raise ValueError(f"runs {runs}, delta {delta}, confidence {confidence}; at least 2, in [0, 1), in (0, 1)")
+    scores = np.array([[score(included) for _ in range(runs)] for included in (False, True)], dtype=np.float64)
+    first, second = np.split(scores, [runs // 2], axis=1)
+    thresholds = np.unique(np.quantile(first, np.linspace(0, 1, 1001)))
+    chosen = [thresholds[int(bound.argmax())] for bound in _bounds(first, thresholds, delta, confidence)]
+    epsilon, mu = (bound[i] for i, bound in enumerate(_bounds(second, np.array(chosen), delta, confidence)))
+    gaussian = gaussian_epsilon(1 / float(mu), delta) if delta and mu > 0 else 0.0
+    return ManyRunsResult(max(0.0, float(epsilon)), gaussian)
+
+
+def _bounds(scores: Floats, thresholds: Floats, delta: float, confidence: float) -> tuple[Floats, Floats]:
+    """Lower bounds on epsilon and on mu at each threshold, from scores without (row 0) and with the record (row 1)."""
+    n, (out, present) = scores.shape[1], scores
+    wrong = np.stack([(out >= thresholds[:, None]).sum(1), (present < thresholds[:, None]).sum(1)])
+    # each error rate's upper bound takes half of what may go wrong; of n errors in n it is 1
+    fpr, fnr = np.where(wrong < n, beta.ppf((1 + confidence) / 2, wrong + 1, np.maximum(n - wrong, 1)), 1.0)
+    ratio = np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
+    return np.log(np.maximum(ratio, 1e-300)), -ndtri(fpr) - ndtri(fnr)
+
+
+# --- canaries of this package's mechanisms, each in a direction of its own
+
+
+def rows_apart(
+    mechanism: Callable[[Tensor, Noise], Tensor], rows: Float[Tensor, "m d"] | Int64[Tensor, " m"], noise: Noise
+) -> Canaries[Float64[Tensor, " d"]]:
+    """Canary i moves entry i of the release, which is its score.
+
+    `NoisySum` and `BinaryHead` (against `opponents`) with rows ``radius * eye(m)``, `Histogram` with ``arange(m)``.
+    """
+    return Canaries(len(rows), lambda included: mechanism(rows[included], noise), lambda value: value[: len(rows)])
+
+
+def class_sums(
+    mechanism: Callable[[Labelled, Noise], Tensor], num_classes: int, rows: Float[Tensor, "m m"], noise: Noise
+) -> Canaries[Float64[Tensor, "classes m"]]:
+    """Of `ClassSums`: as `rows_apart`, the classes by turns."""
+    each = torch.arange(len(rows))
+    labels = each % num_classes
+    return Canaries(
+        len(rows),
+        lambda included: mechanism((rows[included], labels[included]), noise),
+        lambda value: value[labels, each],
+    )
+
+
+def opponents(count: int, each: int, length: float) -> Float64[Tensor, "n m"]:
+    """``each`` short rows along every canary's axis: a head that fits them to another class gives canaries leverage.
+
+    Together they pull logits far, yet curve the objective little: a canary moves its minimiser by nearly the most.
+    """
+    return length * torch.eye(count, dtype=torch.float64).repeat(each, 1)
+
+
+def class_heads(
+    mechanism: Callable[[Labelled, Noise], Tensor], rows: Float64[Tensor, "m m"], others: Tensor, noise: Noise
+) -> Canaries[Float64[Tensor, "classes d"]]:
+    """Of `LogisticHead`: canaries of class 1 among ``others`` ``(n, m)`` of class 0.
+
+    The score is ``<(e_1 - p) (x) x, beta>``, ``p`` what the head makes of ``x`` without canaries and noise: along that,
+    minus the gradient of its loss, a canary moves the minimiser.
+    """
+    both = torch.cat([others, rows])
+    labels = (torch.arange(len(both)) >= len(others)).to(torch.int64)
+
+    def release(included: Tensor, noise: Noise = noise) -> Tensor:
+        chosen = torch.cat([torch.ones(len(others), dtype=torch.bool), included])
+        return mechanism((both[chosen], labels[chosen]), noise)
+
+    p = (release(torch.zeros(len(rows), dtype=torch.bool), Silence())[:, : len(rows)] @ rows.T).softmax(0)
+    factors = normalize(one_hot(torch.tensor(1), len(p))[:, None] - p, dim=0)
+    return Canaries(len(rows), release, lambda value: (value[:, : len(rows)] @ rows.T * factors).sum(0))
+
+
+def labels(mechanism: Callable[[Tensor, Noise], Tensor], count: int, noise: Noise) -> Canaries[Int64[Tensor, " m"]]:
+    """Of randomised response: the coin makes a record's label 1 or 0; any other output is no evidence."""
+    evidence: Callable[[Tensor], Tensor] = lambda value: (value == 1).long() - (value == 0).long()  # noqa: E731
+    return Canaries(count, lambda included: mechanism(included.long(), noise), evidence)
+
+
+def together(parts: Sequence[Canaries[Any]], weights: Sequence[float]) -> Canaries[tuple[Any, ...]]:
+    """Of several releases about the same canaries: the sum of their scores, each by its weight.
+
+    Best are weights of what a canary adds to the score by the score's variance, as in a Gaussian likelihood ratio.
+    """
+
+    def score(values: tuple[Any, ...]) -> Tensor:
+        return torch.stack([w * p.score(v) for w, p, v in zip(weights, parts, values, strict=True)]).sum(0)
+
+    return Canaries(parts[0].count, lambda included: tuple(part.release(included) for part in parts), score)
+
+
+class Silence:
+    """No noise: what the attacker computes."""
+
+    def gaussian(self, shape: Sequence[int]) -> Tensor:
+        """Zeros."""
+        return torch.zeros(*shape, dtype=torch.float64)
+
+    uniform = gaussian
