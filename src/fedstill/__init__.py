@@ -12,12 +12,21 @@ if TYPE_CHECKING:
     from fedstill.experiment.config import Experiment as Experiment
     from fedstill.experiment.run import Job as Job
     from fedstill.experiment.run import run as run
+    from fedstill.methods.fedaux import FedAUX as FedAUX
+    from fedstill.methods.fedaux_f import FedAUXF as FedAUXF
+    from fedstill.methods.fedauxfdp import FedAUXfdp as FedAUXfdp
     from fedstill.methods.fedavg import FedAvg as FedAvg
+    from fedstill.methods.fedavg_p import FedAvgP as FedAvgP
+    from fedstill.methods.fedd_p import FedDP as FedDP
     from fedstill.methods.fedgm import FedGM as FedGM
+    from fedstill.methods.fedgm_labels import FedGMLabels as FedGMLabels
+    from fedstill.methods.fedgm_records import FedGMRecords as FedGMRecords
     from fedstill.methods.fednova import FedNova as FedNova
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.ldp_fedavg import LDPFedAvg as LDPFedAvg
     from fedstill.methods.real import Real as Real
     from fedstill.methods.scaffold import Scaffold as Scaffold
+    from fedstill.privacy.released import Released as Released
     from fedstill.protocol import Client as Client
     from fedstill.protocol import Federation as Federation
     from fedstill.protocol import Method as Method
@@ -30,14 +39,23 @@ _PLACES = {
     "Client": "fedstill.protocol:Client",
     "DataSet": "fedstill.data.sources:DataSet",
     "Experiment": "fedstill.experiment.config:Experiment",
+    "FedAUX": "fedstill.methods.fedaux:FedAUX",
+    "FedAUXF": "fedstill.methods.fedaux_f:FedAUXF",
+    "FedAUXfdp": "fedstill.methods.fedauxfdp:FedAUXfdp",
     "FedAvg": "fedstill.methods.fedavg:FedAvg",
+    "FedAvgP": "fedstill.methods.fedavg_p:FedAvgP",
+    "FedDP": "fedstill.methods.fedd_p:FedDP",
     "FedGM": "fedstill.methods.fedgm:FedGM",
+    "FedGMLabels": "fedstill.methods.fedgm_labels:FedGMLabels",
+    "FedGMRecords": "fedstill.methods.fedgm_records:FedGMRecords",
     "FedNova": "fedstill.methods.fednova:FedNova",
     "FedProx": "fedstill.methods.fedprox:FedProx",
     "Federation": "fedstill.protocol:Federation",
     "Job": "fedstill.experiment.run:Job",
+    "LDPFedAvg": "fedstill.methods.ldp_fedavg:LDPFedAvg",
     "Method": "fedstill.protocol:Method",
     "Real": "fedstill.methods.real:Real",
+    "Released": "fedstill.privacy.released:Released",
     "Reply": "fedstill.protocol:Reply",
     "Scaffold": "fedstill.methods.scaffold:Scaffold",
     "load_data": "fedstill.data.sources:load",
@@ -49,14 +67,23 @@ __all__ = [
     "Client",
     "DataSet",
     "Experiment",
+    "FedAUX",
+    "FedAUXF",
+    "FedAUXfdp",
     "FedAvg",
+    "FedAvgP",
+    "FedDP",
     "FedGM",
+    "FedGMLabels",
+    "FedGMRecords",
     "FedNova",
     "FedProx",
     "Federation",
     "Job",
+    "LDPFedAvg",
     "Method",
     "Real",
+    "Released",
     "Reply",
     "Scaffold",
     "load_data",

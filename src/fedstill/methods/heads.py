@@ -66,9 +66,9 @@ class HeadTraining(Settings):
     """A client's class head."""
 
     penalty: PositiveFloat | None = None
-    """Lambda beside the sum of losses; the sensitivity is sqrt(2) / Lambda. By default what ``logit_noise`` asks for."""
+    """Lambda beside the sum of losses; the sensitivity is sqrt(2) / Lambda. By default as ``logit_noise`` says."""
     logit_noise: PositiveFloat = 1.0
-    """Standard deviation of the noise in a logit: Lambda is sqrt(2) noise multipliers by this, at least 0.3."""
+    """Standard deviation of the noise in a logit: Lambda is sqrt(2) noise multipliers by this, 0.3 at least."""
     bias: Annotated[float, Ge(0), Lt(1)] = 0.1
     """The constant feature, which makes the penalised bias."""
     lam: PositiveFloat = 0.01
