@@ -1,7 +1,7 @@
 #!/bin/sh
 # Ten clients with one class each: FedGM and REAL with ten images a class, the averaging methods after 1 and 20 rounds.
 #
-#     sh benchmarks/one_class.sh mnist            # or fashion_mnist
+#     sh benchmarks/one_class.sh mnist            # or fashion_mnist, or cifar10 (FedGM and REAL only, with flips)
 #
 # Every method has the same network (ConvNet-3 with 32 filters). A client of an averaging method takes 10 steps of batch
 # 64 in a round; its learning rate is the best of four on validation records (benchmarks/tune.py, whose results are
@@ -13,6 +13,11 @@ SETTING="--data $DATA --partition classes:1 --clients 10 --model convnet:width=3
 local_steps() { echo "--$1.rounds $2 --$1.local.lr $3 --$1.local.max-steps 10 --$1.local.epochs 1000"; }
 case $DATA in
     mnist) PROX_1=0.03 SCAFFOLD_20=0.3 ;;
+    cifar10)
+        FULL=color_crop_cutout_flip_scale_rotate
+        exec fedstill compare fedgm real $SETTING --fedgm.ipc 10 --real.ipc 10 --fedgm.matching.augment $FULL \
+            --fedgm.training.augment $FULL --real.training.augment $FULL
+        ;;
     *) PROX_1=0.01 SCAFFOLD_20=0.03 ;;
 esac
 
