@@ -14,8 +14,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
-from fedstill.records import Records
 from fedstill.train.adam import Adam
+from fedstill.train.local import Labelled
 
 
 class Ensemble:
@@ -57,18 +57,18 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class Taught:
-    """Images with what their teachers say in place of labels.
+    """Images, or rows of features, with what their teachers say in place of labels.
 
     Attributes:
-        images: the records; their own labels are not looked at.
+        images: what is judged; own labels are not looked at.
         labels: probabilities ``(n, classes)``.
     """
 
-    images: Records
+    images: Labelled
     labels: Float[Tensor, "n classes"]
 
-    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "k c h w"]:
-        """Normalised images."""
+    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """What the student sees."""
         return self.images.inputs(index)
 
 
@@ -87,7 +87,7 @@ class Distillation(Adam):
     def distil(
         self,
         student: nn.Module,
-        images: Records,
+        images: Labelled,
         targets: Float[Tensor, "n classes"],
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,

@@ -11,11 +11,13 @@ from jaxtyping import Float, Float32
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from fedstill import seeds
+from fedstill import models, seeds
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.methods.heads import (
     HeadMethod,
     HeadModel,
+    LinearHead,
+    Rows,
     Share,
     Space,
     final,
@@ -26,7 +28,7 @@ from fedstill.methods.heads import (
 )
 from fedstill.privacy.logistic import BinaryHead, PublishedBinaryHead, extend
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.protocol import Client, Federation, Records, Released, Settings
+from fedstill.protocol import Client, Federation, Records, Released, Settings, load
 
 Start = Literal["mean", "fresh"]
 FLOOR = 1e-8
@@ -79,7 +81,12 @@ class DistillingMethod(HeadMethod):
             weight = 1.0 if score is None else (x @ score.to(x)).sigmoid() + FLOOR  # s_k(x)
             ensemble.add(x @ head.to(x).T, weight)  # f_k(x)
         rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
-        self.distillation.distil(model, some, ensemble.targets(), rng, on_epoch=progress)
+        if models.features(model.trunk, some.inputs(slice(0, 1))).requires_grad:
+            self.distillation.distil(model, some, ensemble.targets(), rng, on_epoch=progress)
+        else:  # the features stay as they are, so they are not computed again
+            alone = LinearHead(model.head.detach())
+            self.distillation.distil(alone, Rows(x.float(), some.labels), ensemble.targets(), rng, on_epoch=progress)
+            load(model, {"head": alone.weight.detach()})
         return model
 
     def score_head(

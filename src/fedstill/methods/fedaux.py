@@ -63,15 +63,17 @@ class FedAUX(DistillingMethod):
         load(model, here.weights)
         rows = here.rows(model, images)
         certainty = {
-            r.client: logits(r.score.value, rows, self.scale(here), self.head.bias).sigmoid().float() + FLOOR
+            r.client: logits(r.score.value.to(rows), rows, self.scale(here), self.head.bias).sigmoid().float() + FLOOR
             for r in fed.ask(self.train_score, **here.payload)
+            if r.client in fed.clients  # a reply may claim any number
         }
         for round in fed.rounds(self.rounds, model):
             replies = fed.ask(self.update, to=sorted(certainty), weights=state(model))
             load(model, weighted_mean((1, r.weights) for r in replies))
             ensemble = Ensemble(self.distillation.outputs)
             for number, said in self._teachers(fed, replies, images):
-                ensemble.add(said, certainty[number])
+                if number in certainty:
+                    ensemble.add(said, certainty[number])
             self.distillation.distil(model, images, ensemble.targets(), fed.rng("distillation", round.number))
             round.log(accuracy=fed.evaluate(model))
         return model

@@ -7,13 +7,11 @@ Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedsti
 leave without protection, so the guarantee is "none" whatever the scores cost.
 """
 
-from dataclasses import dataclass
-
 from jaxtyping import Float32
 from torch import Tensor, nn
 
 from fedstill.methods.distillation import DistillingMethod, ScoreTraining
-from fedstill.methods.heads import Mean, Projection, Space, Weights, space
+from fedstill.methods.heads import LinearHead, Mean, Projection, Rows, Space, Weights, space
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Released, Reply, step
 from fedstill.train.adam import Adam
@@ -50,17 +48,7 @@ class FedAUXF(DistillingMethod):
         model = client.new_model(weights)
         rows = here.rows(model, client.train)
         x = extend(rows, self.scale(here), self.head.bias).float()
-        head = nn.Linear(x.shape[1], client.train.num_classes, bias=False).to(client.device)
-        nn.init.zeros_(head.weight)
-        self.local.fit(head, _Rows(x, client.train.labels), client.rng("batches"))
+        head = LinearHead(x.new_zeros(client.train.num_classes, x.shape[1]))
+        self.local.fit(head, Rows(x, client.train.labels), client.rng("batches"))
         score = self.score_head(client, here, model, rows, self.scores.penalty)
         return OpenHead(head=head.weight.detach().cpu(), score=score)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    x: Tensor
-    labels: Tensor
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
-        return self.x[index]

@@ -201,6 +201,27 @@ class HeadModel(nn.Module):
         return logits
 
 
+class LinearHead(nn.Linear):
+    """A head alone, on rows that have their constant."""
+
+    def __init__(self, head: Float[Tensor, "classes d"]) -> None:
+        super().__init__(head.shape[1], head.shape[0], bias=False, device=head.device)
+        with torch.no_grad():
+            self.weight.copy_(head)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features with labels, to train a head on; as `Records`, but for what the model sees."""
+
+    x: Float[Tensor, "n d"]
+    labels: Tensor
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "k d"]:
+        """The rows at these positions."""
+        return self.x[index]
+
+
 def final(fed: Federation, here: Space, head: Tensor, bias: float, published: bool) -> HeadModel:
     """The family's model with ``head`` on the run's extractor."""
     trunk = fed.new_model()

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.methods.averaging import weighted_mean
-from fedstill.privacy.accounting import Event, gaussian_noise
+from fedstill.methods.heads import noise
+from fedstill.privacy.accounting import Event
 from fedstill.privacy.mechanisms import ROUNDING, Mechanism, check_noise, clipped, gaussian_event
 from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.seeds import Noise
@@ -124,10 +125,8 @@ class LDPFedAvg(Method):
 
     def noise_multiplier(self, delta: float) -> float:
         """Standard deviation of the noise of one round by 2S."""
-        if self.epsilon is None:
-            return 0.0
-        if self.privacy == "sound":
-            return gaussian_noise(self.epsilon, delta) * math.sqrt(self.rounds)  # 1/s^2 adds up over rounds
+        if self.epsilon is None or self.privacy == "sound":
+            return noise(self.epsilon, delta, 1 / self.rounds)  # 1/s^2 adds up over rounds
         # sigma = S sqrt(2 ln(1.25 / delta)) / epsilon (Dwork, Roth 2014, theorem A.1; proved for epsilon < 1 only)
         return math.sqrt(2 * math.log(1.25 / delta)) / (self.epsilon / self.rounds) / 2
 

@@ -38,20 +38,25 @@ class Adam(Settings):
 
         Raises:
             Diverged: parameters or buffers are not finite at the end.
+            ValueError: the model has nothing to train.
         """
         weights = [p for p in model.parameters() if p.requires_grad]
+        if not weights:
+            raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
         device = weights[0].device
         inputs, labels = reader(records, device), records.labels.to(device)
         adam = torch.optim.Adam(weights, lr=self.lr, weight_decay=self.weight_decay)
         with mode_of(model, training=True), isolated(draw_seed(rng)):
             for epoch in range(1, self.epochs + 1):
                 order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
-                for batch in torch.split(order, self.batch_size):
+                for start in range(0, len(order), self.batch_size):
+                    batch = order[start : start + self.batch_size]
                     adam.zero_grad()
                     loss(model(inputs(batch)), labels[batch]).backward()  # type: ignore[no-untyped-call]
                     adam.step()
                 if on_epoch is not None:
                     on_epoch(epoch, self.epochs)
+        adam.zero_grad()
         if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
             raise Diverged(
                 f"training with lr={self.lr:g} left weights that are not finite; use a smaller learning rate, for "
