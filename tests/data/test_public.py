@@ -1,5 +1,8 @@
 """Public data: both splits in order, in the form of the task; without labels if wanted."""
 
+import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill import methods
 from fedstill.data import public, sources
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.run import Job, run
 from fedstill.records import Normalisation
 
 TASK = Normalisation((0.5,), (0.25,))
@@ -99,6 +105,81 @@ def test_what_is_not_there_is_one_sentence(data_root: Path, spec: str) -> None:
 def test_other_channels_than_gray_and_colour_are_refused() -> None:
     with pytest.raises(ValueError, match="'digits' have 1 channels and the task has 4"):
         public.load("digits", (4, 8, 8), TASK)
+
+
+# --- made-up images
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14)], ids=str)
+def test_noise_is_the_same_for_every_caller(shape: tuple[int, int, int], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = public.load("noise=1010", shape, TASK, tmp_path)  # more than are made at a time
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(public.load("noise=1010", shape, TASK).images, first.images)
+    assert first.images.shape == (1010, *shape) and first.images.dtype == torch.uint8
+    assert first.num_classes == 1 and first.labels.dtype == torch.int64 and not first.labels.any()
+    assert first.normalisation == TASK
+    assert torch.equal(public.load("noise=1010:unlabeled", shape, TASK).images, first.images)
+    assert not list(tmp_path.iterdir())  # made, not kept
+
+
+def test_noise_in_another_process_is_the_same() -> None:
+    code = (
+        "import hashlib; from fedstill.data import public; from fedstill.records import Normalisation as N; "
+        "print(hashlib.sha256(public.load('noise=50', (3, 8, 8), N((.5,), (.25,))).images.numpy().tobytes())"
+        ".hexdigest())"
+    )
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    images = public.load("noise=50", (3, 8, 8), TASK).images
+    assert there == hashlib.sha256(images.numpy().tobytes()).hexdigest()
+
+
+def test_noise_has_shapes_and_each_image_its_own() -> None:
+    gray = public.load("noise=200", (1, 28, 28), TASK).images[:, 0]
+    colour = public.load("noise=200", (3, 32, 32), COLOUR).images
+    assert gray.flatten(1).unique(dim=0).shape[0] > 190  # a few may be all ground
+    assert len(colour.flatten(1).unique(dim=0)) == 200
+    assert not gray[:, [0, 0, -1, -1], [0, -1, 0, -1]].any()  # a round window
+    assert 0.1 < float((gray > 0).float().mean()) < 0.6
+    for images in (gray.float(), colour.float().mean(1)):
+        # unlike white noise, neighbours are alike
+        far = (images[:, :, 1:] - images[:, :, :-1]).abs().mean() / (images[:, 7:] - images[:, :-7]).abs().mean()
+        assert far < 0.8
+    spread = colour.float().std((2, 3)).mean(1)
+    assert float((spread > 5).float().mean()) > 0.9
+    assert not torch.equal(colour[:, 0], colour[:, 1])
+
+
+def test_noise_without_a_number_is_ten_thousand_images() -> None:
+    assert len(public.load("noise", (1, 4, 4), TASK)) == 10_000
+    assert len(public.load("noise=1", (1, 4, 4), TASK)) == 1
+
+
+@pytest.mark.parametrize("number", ["", "0", "-5", "1.5", "many", "1000001", "5=5", "1e3"])
+def test_a_bad_number_is_one_sentence(number: str) -> None:
+    with pytest.raises(ValueError, match=r"write noise=N with N from 1 to 1000000") as caught:
+        public.load(f"noise={number}", (1, 8, 8), TASK)
+    assert repr(number) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_run_with_noise_as_its_public_images(tmp_path: Path) -> None:
+    experiment = Experiment(data="digits", clients=3, model="convnet:width=8,depth=2", public="noise=50", workers=0)
+    method = methods.get("fedavg-p")(extractor={"pretrain": "none"}, space={"dims": 16}, epsilon=50.0)
+    summary = run(Job(experiment, "fedavg-p", method, tmp_path / "run"))
+    assert summary["accuracy"] > 0.5  # chance is 0.1
+    assert summary["guarantee"]["holds"] and summary["guarantee"]["epsilon"] == pytest.approx(50, rel=1e-3)
+    again = run(Job(experiment, "fedavg-p", method, tmp_path / "again"))
+    assert again["accuracy"] == summary["accuracy"]
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again"))
+    assert first == second
+
+
+def test_a_run_with_a_bad_number_of_images_ends_in_that_sentence(tmp_path: Path) -> None:
+    experiment = Experiment(data="digits", clients=3, model="convnet:width=8,depth=2", public="noise=x", workers=0)
+    with pytest.raises(ValueError, match="write noise=N"):
+        run(Job(experiment, "fedavg-p", methods.get("fedavg-p")(), tmp_path / "run"))
 
 
 @pytest.mark.slow

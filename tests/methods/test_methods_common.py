@@ -1,21 +1,29 @@
 """Every method gets these tests from one line in ``SMALL``."""
 
 import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 import torch
-from small import MODEL, run, weights
+from small import MODEL, Addressed, Shuffled, Sites, agreement, noise_images, site, weights
+from torch import nn
 
 from fedstill import methods
 from fedstill.data.sources import DataSet
+from fedstill.engines.inprocess import Inline, Workers
 from fedstill.engines.server import ServerFederation
+from fedstill.engines.site import Site
 from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, Settings
 
 LOCAL = {"lr": 0.05, "batch_size": 32}
 TRAINING = {"epochs": 3}
+HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
 SMALL: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2, "local": LOCAL},
     "fedprox": {"rounds": 2, "local": LOCAL},
@@ -23,12 +31,34 @@ SMALL: dict[str, dict[str, Any]] = {
     "scaffold": {"rounds": 2, "local": LOCAL},
     "real": {"ipc": 2, "training": TRAINING},
     "fedgm": {"ipc": 2, "training": TRAINING, "matching": {"nets": 3, "batch_size": 16}},
+    "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
+    "ldp-fedavg": {"rounds": 2, "local": LOCAL},
+    "fedgm-records": {"ipc": 1, "nets": 2, "fitting": {"steps": 10}, "training": TRAINING},
+    "fedavg-p": {**HEADS},
+    "fedd-p": {**HEADS, "distillation": {"epochs": 1}},
+    "fedauxfdp": {**HEADS, "distillation": {"epochs": 1}},
+    "fedaux-f": {**HEADS, "distillation": {"epochs": 1}, "local": {"epochs": 2}},
+    "fedaux": {**HEADS, "distillation": {"epochs": 1}, "local": {"epochs": 1}, "rounds": 2},
 }
+PRIVATE = {
+    "fedgm-labels": "label",
+    "ldp-fedavg": "record",
+    "fedgm-records": "record",
+    "fedavg-p": "record",
+    "fedd-p": "record",
+    "fedauxfdp": "record",
+}
+"""The methods that guarantee something by default, and what they protect."""
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
 
-def make(name: str) -> Method:
-    return methods.get(name)(**SMALL[name])
+def make(name: str, **changes: Any) -> Method:
+    return methods.get(name)(**SMALL[name], **changes)
+
+
+def run(method: Method, data: DataSet, folder: Path, **options: Any) -> tuple[nn.Module, ServerFederation]:
+    """A run with public images, for the methods that need some."""
+    return small.run(method, data, folder, public=noise_images(data), **options)
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +113,29 @@ def test_settings_are_frozen_checked_and_survive_json_and_pickle(name: str) -> N
     assert pickle.loads(pickle.dumps(method)) == method
 
 
+@pytest.fixture(scope="module")
+def workers(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Two processes for all methods."""
+    public = noise_images(digits)
+    sites = {name: site(make(name), digits.train, tmp_path_factory.mktemp("clients"), public=public) for name in SMALL}
+    pool = Workers(partial(Sites, sites), 2)
+    yield pool
+    pool.close()
+
+
 @every
 def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replies(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], tmp_path: Path
+    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], workers: Workers, tmp_path: Path
 ) -> None:
-    model, federation = run(make(name), digits, tmp_path, workers=2, shuffle=True)
+    federation = ServerFederation(
+        agreement(make(name), digits.train),
+        Shuffled(Addressed(workers, name)),
+        num_clients=4,
+        folder=tmp_path,
+        test=digits.test,
+        public=noise_images(digits)(),
+    )
+    model = make(name).server(federation)
     expected, first = whole[name]
     assert weights(model) == expected
     assert federation.journal.bytes_up == first.journal.bytes_up
@@ -118,12 +166,16 @@ def test_it_resumes_from_any_reply(
                 raise Crash
             return super()._judge(*args)
 
-    from small import agreement, site
-
-    from fedstill.engines.inprocess import Inline
-
-    inline = Inline(site(make(name), digits.train, tmp_path)())
-    dying = Dies(agreement(make(name), digits.train), inline, num_clients=4, folder=tmp_path, test=digits.test)
+    public = noise_images(digits)
+    inline = Inline(site(make(name), digits.train, tmp_path, public=public)())
+    dying = Dies(
+        agreement(make(name), digits.train),
+        inline,
+        num_clients=4,
+        folder=tmp_path,
+        test=digits.test,
+        public=public(),
+    )
     with pytest.raises(Crash):
         make(name).server(dying)
     model, _ = run(make(name), digits, tmp_path)
@@ -143,21 +195,19 @@ def test_the_global_generator_neither_matters_nor_moves(
 
 @every
 def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: Path) -> None:
-    from small import agreement, site
-
-    from fedstill.engines.inprocess import Inline
-
     class Broken(Inline):
         def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
             for arrival in super().exchange(request, clients, sent):
                 yield arrival._replace(reply=arrival.reply[:-1]) if arrival.client == 1 else arrival
 
+    public = noise_images(digits)
     fed = ServerFederation(
         agreement(make(name), digits.train),
-        Broken(site(make(name), digits.train, tmp_path)()),
+        Broken(site(make(name), digits.train, tmp_path, public=public)()),
         num_clients=4,
         folder=tmp_path,
         test=digits.test,
+        public=public(),
         min_clients=3,
     )
     model = make(name).server(fed)
@@ -165,7 +215,7 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@every
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - PRIVATE))
 def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, tuple[bytes, ServerFederation]]) -> None:
     found = whole[name][1].guarantee()
     assert not found.holds
@@ -173,15 +223,56 @@ def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, tup
     assert "released unprotected" in found.reason
 
 
+private = pytest.mark.parametrize("name", PRIVATE)
+
+
+@private
+def test_the_guarantee_is_the_epsilon_that_was_asked_for(
+    name: str, whole: dict[str, tuple[bytes, ServerFederation]]
+) -> None:
+    found = whole[name][1].guarantee()
+    assert found.holds
+    assert found.unit == PRIVATE[name]
+    asked = float(make(name).epsilon)  # type: ignore[attr-defined]
+    assert found.epsilon == pytest.approx(asked, rel=1e-3)
+    assert float(found.epsilon or 0) <= asked  # so a budget of just that much lets the run through
+    assert found.delta == (0.0 if found.unit == "label" else 1e-5)
+    assert "simulation" in found.reason
+
+
+@private
+def test_other_epsilons_and_deltas_are_met_within_a_budget_of_just_that_much(
+    name: str, digits: DataSet, tmp_path: Path
+) -> None:
+    method = make(name, epsilon=3.0)
+    public = noise_images(digits)
+    facts = {"delta": 1e-6, "budget": 3.0}
+    here: Site = site(method, digits.train, tmp_path, public=public)()
+    here.agreement = replace(here.agreement, **facts)
+    fed = ServerFederation(
+        here.agreement, Inline(here), num_clients=4, folder=tmp_path, test=digits.test, public=public()
+    )
+    method.server(fed)
+    assert fed.guarantee().epsilon == pytest.approx(3.0, rel=1e-3)
+    assert fed.guarantee().delta == (0.0 if PRIVATE[name] == "label" else 1e-6)
+
+
+@private
+def test_without_an_epsilon_there_is_no_guarantee(name: str, digits: DataSet, tmp_path: Path) -> None:
+    _, federation = run(make(name, epsilon=None), digits, tmp_path)
+    found = federation.guarantee()
+    assert not found.holds
+    assert found.epsilon is None
+    assert "released unprotected" not in found.reason  # it is the noise that lacks, not the release
+
+
 @every
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
-    import small
-
     before = small.MODEL
     small.MODEL = "own_model:mlp"
     try:
         model, _ = run(make(name), digits, tmp_path)
     finally:
         small.MODEL = before
-    assert type(model).__name__ == "Sequential"
+    assert type(getattr(model, "trunk", model)).__name__ == "Sequential"
     assert MODEL == before

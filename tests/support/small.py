@@ -13,6 +13,7 @@ from jaxtyping import Float32
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from fedstill.data import public as public_data
 from fedstill.data.shards import Shards
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline, Workers
@@ -79,15 +80,49 @@ def agreement(method: Method, train: Records, seed: int = 0) -> Agreement:
     return Agreement(method, MODEL, train.shape, train.num_classes, train.normalisation, seed)
 
 
-def site(method: Method, train: Records, folder: Path, clients: int = 4, seed: int = 0) -> Callable[[], Site]:
+def noise_images(data: Any, count: int = 64) -> Callable[[], Records]:
+    """Loads public images for a task; worker processes can have it too."""
+    return partial(public_data.load, f"noise={count}", data.train.shape, data.train.normalisation)
+
+
+def site(
+    method: Method,
+    train: Records,
+    folder: Path,
+    clients: int = 4,
+    seed: int = 0,
+    public: Callable[[], Records] | None = None,
+) -> Callable[[], Site]:
     parts = [(part, part[:0]) for part in np.array_split(np.arange(len(train)), clients)]
-    return partial(Site, agreement(method, train, seed), Shards(train, parts), folder / "clients")
+    return partial(Site, agreement(method, train, seed), Shards(train, parts, public), folder / "clients")
+
+
+class Sites:
+    """The sites of several runs in one worker, as starting a process takes seconds; the request's head says which."""
+
+    def __init__(self, make_sites: dict[str, Callable[[], Site]]) -> None:
+        self._make_sites = make_sites
+
+    def answer(self, client: int, request: bytes) -> bytes:
+        name, _, rest = request.partition(b"\0")
+        return self._make_sites[name.decode()]().answer(client, rest)
+
+
+class Addressed:
+    """Names the run to `Sites`."""
+
+    def __init__(self, inner: Workers, name: str) -> None:
+        self.inner = inner
+        self.name = name
+
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+        yield from self.inner.exchange(self.name.encode() + b"\0" + request, clients, sent)
 
 
 class Shuffled:
     """Hands replies on in another order than they came."""
 
-    def __init__(self, inner: Inline) -> None:
+    def __init__(self, inner: Inline | Addressed) -> None:
         self.inner = inner
 
     def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
@@ -104,9 +139,10 @@ def run(
     seed: int = 0,
     shuffle: bool = False,
     timeout: float | None = None,
+    public: Callable[[], Records] | None = None,
     **options: Any,
 ) -> tuple[nn.Module, ServerFederation]:
-    make_site = site(method, data.train, folder, clients, seed)
+    make_site = site(method, data.train, folder, clients, seed, public)
     transport: Any = Workers(make_site, workers, timeout=timeout) if workers else Inline(make_site())
     try:
         federation = ServerFederation(
@@ -115,6 +151,7 @@ def run(
             num_clients=clients,
             folder=folder,
             test=data.test,
+            public=None if public is None else public(),
             **options,
         )
         return method.server(federation), federation

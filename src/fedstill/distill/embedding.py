@@ -89,7 +89,7 @@ class ImageFitting(Settings):
             rate.step()
             with torch.no_grad():
                 pixels.clamp_(0, 1)
-            if on_step is not None and (step + 1) % 20 == 0:
+            if on_step is not None and ((step + 1) % 20 == 0 or step + 1 == self.steps):
                 on_step(step + 1, self.steps)
         labels = torch.arange(classes, device=device).repeat_interleave(ipc)
         images = (pixels.detach() * 255).round().to(torch.uint8)
