@@ -219,3 +219,10 @@ def test_every_flag_has_a_help_text(words: list[str], capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "--partition" in text
     assert "ipc" in text
+
+
+def test_public_data_that_is_not_there_blocks_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "fedavg", *QUICK, "--rounds", "1", "--out", str(tmp_path / "run")]
+    assert "neither a known data set" in fails(capsys, *words, "--public", "nosie")
+    main(words)
+    assert (tmp_path / "run" / "summary.json").exists()

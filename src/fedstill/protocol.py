@@ -233,6 +233,7 @@ class Federation(ABC):
         to: Sequence[int] | None = None,
         *,
         at_most: Mapping[str, int] | None = None,
+        exactly: Mapping[str, int] | None = None,
         **payload: Any,
     ) -> Sequence[R]:
         """Send ``payload`` to the clients (all, or ``to``), run ``step`` there and return their replies.
@@ -245,6 +246,7 @@ class Federation(ABC):
             step: a step of this method, as ``self.update``.
             to: which clients; all when None.
             at_most: limits of dimensions the reply leaves open, as ``{"n": images_per_reply}``.
+            exactly: sizes of dimensions the reply leaves open, as ``{"coefficients": 513}``.
             **payload: the step's fields.
 
         Raises:

@@ -43,8 +43,8 @@ class Watched(ServerFederation):
         self.down: list[dict[str, Any]] = []
         self.up: list[list[Any]] = []
 
-    def ask(self, step: Any, to: Any = None, *, at_most: Any = None, **payload: Any) -> Any:
-        replies = super().ask(step, to, at_most=at_most, **payload)
+    def ask(self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any) -> Any:
+        replies = super().ask(step, to, at_most=at_most, exactly=exactly, **payload)
         self.down.append(payload)
         self.up.append(list(replies))
         return replies
@@ -194,7 +194,9 @@ def test_nothing_private_goes_into_what_is_sent_down(name: str, few: DataSet, tm
 
     def sent(data: DataSet, folder: str, public: Callable[[], Records] | None = None) -> dict[str, Any]:
         class First(Watched):
-            def ask(self, step: Any, to: Any = None, *, at_most: Any = None, **payload: Any) -> Any:
+            def ask(
+                self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any
+            ) -> Any:
                 self.down.append(payload)
                 raise Stop
 

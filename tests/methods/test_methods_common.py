@@ -13,7 +13,7 @@ import torch
 from small import MODEL, Addressed, Shuffled, Sites, agreement, noise_images, site, weights
 from torch import nn
 
-from fedstill import methods
+from fedstill import methods, wire
 from fedstill.data.sources import DataSet
 from fedstill.engines.inprocess import Inline, Workers
 from fedstill.engines.server import ServerFederation
@@ -276,3 +276,31 @@ def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path
         small.MODEL = before
     assert type(getattr(model, "trunk", model)).__name__ == "Sequential"
     assert MODEL == before
+
+
+@pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"])
+def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
+    name: str, digits: DataSet, tmp_path: Path
+) -> None:
+    here = site(make(name), digits.train, tmp_path, public=noise_images(digits))()
+
+    class Narrow(Inline):
+        def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
+            for arrival in super().exchange(request, clients, sent):
+                if arrival.client == 1:
+                    tensors, header = wire.unpack(arrival.reply)
+                    cut = {k: v[..., :-1] if k in ("head", "score", "sums") else v for k, v in tensors.items()}
+                    arrival = arrival._replace(reply=wire.pack(cut, header))
+                yield arrival
+
+    fed = ServerFederation(
+        here.agreement,
+        Narrow(here),
+        num_clients=4,
+        folder=tmp_path,
+        test=digits.test,
+        public=noise_images(digits)(),
+        min_clients=3,
+    )
+    make(name).server(fed)
+    assert {(refusal.client, "must be" in refusal.reason) for refusal in fed.journal.refusals()} == {(1, True)}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, overload
@@ -153,10 +154,12 @@ class ServerFederation(Federation):
         to: Sequence[int] | None = None,
         *,
         at_most: Mapping[str, int] | None = None,
+        exactly: Mapping[str, int] | None = None,
         **payload: Any,
     ) -> Sequence[R]:
         """See `Federation.ask`."""
         exchange, self._exchange = self._exchange, self._exchange + 1
+        facts = replace(self.agreement.facts, sizes={**self.agreement.facts.sizes, **(exactly or {})})
         asked = sorted(self.clients if to is None else to)
         assert set(asked) <= set(self.clients), f"asked for clients {asked}; there are {len(self.clients)}"
         self.asked_steps[step.name] = step
@@ -169,7 +172,7 @@ class ServerFederation(Federation):
         if waiting:
             sent = partial(self.journal.sent, exchange, size=len(request))
             for arrival in self._transport.exchange(request, waiting, sent):
-                refusal, spent = self._judge(arrival, exchange, step, at_most)
+                refusal, spent = self._judge(arrival, exchange, step, facts, at_most)
                 if spent:  # also of a reply that is not used
                     self.journal.keep_spent(exchange, arrival.client, spent)
                 if refusal is None:
@@ -190,7 +193,12 @@ class ServerFederation(Federation):
         return Replies(self, exchange, step, sorted(good))
 
     def _judge(
-        self, arrival: Arrival, exchange: int, step: Step[R], at_most: Mapping[str, int] | None
+        self,
+        arrival: Arrival,
+        exchange: int,
+        step: Step[R],
+        facts: schema.Facts,
+        at_most: Mapping[str, int] | None,
     ) -> tuple[Refusal | None, list[Entry]]:
         """Why a reply must not be used, or None; and what the client says it released."""
         reason = arrival.failure
@@ -202,7 +210,7 @@ class ServerFederation(Federation):
                 if header.get("error") is not None:
                     reason = schema.clean(str(header["error"]), 500) or "the client gives no reason"
                 else:
-                    _, envelope = wire.decode(arrival.reply, step.reply.schema, self.agreement.facts, at_most=at_most)
+                    _, envelope = wire.decode(arrival.reply, step.reply.schema, facts, at_most=at_most)
                     envelope.pop("spent", None)
                     if envelope != {"step": step.name, "exchange": exchange}:
                         reason = f"the reply is not to step '{step.name}' of exchange {exchange}"

@@ -35,7 +35,7 @@ class Experiment(Settings):
     local_test: Fraction = 0.0
     """Share of each client's records that it keeps for its own test."""
     public: str | None = None
-    """Public records that everybody holds: a data set as for --data, with :unlabeled behind it to drop the labels."""
+    """Public records: a data set as for --data, with :unlabeled behind it to drop the labels; or noise, made up."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     """Where epsilons are stated, and what noise is calibrated for; well below 1 / records of a client."""
     budget: PositiveFloat | None = None

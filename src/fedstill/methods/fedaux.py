@@ -64,7 +64,7 @@ class FedAUX(DistillingMethod):
         rows = here.rows(model, images)
         certainty = {
             r.client: logits(r.score.value.to(rows), rows, self.scale(here), self.head.bias).sigmoid().float() + FLOOR
-            for r in fed.ask(self.train_score, **here.payload)
+            for r in fed.ask(self.train_score, exactly=here.exactly, **here.payload)
             if r.client in fed.clients  # a reply may claim any number
         }
         for round in fed.rounds(self.rounds, model):

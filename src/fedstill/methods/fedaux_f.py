@@ -35,7 +35,7 @@ class FedAUXF(DistillingMethod):
     def server(self, fed: Federation) -> nn.Module:
         """Send the extractor, distil the weighted heads into one network."""
         here = space(fed, self.extractor, self.space, "fedaux-f")  # h_0
-        replies = fed.ask(self.train_open, **here.payload)  # beta_k, alpha_k
+        replies = fed.ask(self.train_open, exactly=here.exactly, **here.payload)  # beta_k, alpha_k
         model = self.begin(fed, here, (r.head for r in replies))
         return self.distil(fed, here, model, ((r.head, r.score.value) for r in replies))
 

@@ -36,7 +36,7 @@ class FedAUXfdp(DistillingMethod):
     def server(self, fed: Federation) -> nn.Module:
         """Send the extractor, distil the weighted heads into one network."""
         here = space(fed, self.extractor, self.space, "fedauxfdp")  # h_0
-        replies = fed.ask(self.train_heads, **here.payload)  # beta_k, alpha_k
+        replies = fed.ask(self.train_heads, exactly=here.exactly, **here.payload)  # beta_k, alpha_k
         model = self.begin(fed, here, (r.head.value for r in replies))
         return self.distil(fed, here, model, ((r.head.value, r.score.value) for r in replies))
 

@@ -21,5 +21,5 @@ class FedAvgP(HeadMethod):
     def server(self, fed: Federation) -> nn.Module:
         """Send the extractor, average the heads."""
         here = space(fed, self.extractor, self.space, "fedavg-p")  # h_0
-        replies = fed.ask(self.train_head, **here.payload)  # beta_k
+        replies = fed.ask(self.train_head, exactly=here.exactly, **here.payload)  # beta_k
         return final(fed, here, mean_head(r.head.value for r in replies), self.head.bias, self.published)

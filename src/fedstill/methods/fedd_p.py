@@ -20,6 +20,6 @@ class FedDP(DistillingMethod):
     def server(self, fed: Federation) -> nn.Module:
         """Send the extractor, distil the heads into one network."""
         here = space(fed, self.extractor, self.space, "fedd-p")  # h_0
-        replies = fed.ask(self.train_head, **here.payload)  # beta_k
+        replies = fed.ask(self.train_head, exactly=here.exactly, **here.payload)  # beta_k
         model = self.begin(fed, here, (r.head.value for r in replies))
         return self.distil(fed, here, model, ((r.head.value, None) for r in replies))

@@ -20,7 +20,7 @@ from jaxtyping import Float32
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from fedstill.distill.embedding import ImageFitting, embed
+from fedstill.distill.embedding import ImageFitting, embed, unit
 from fedstill.methods.heads import Epsilon, Share, noise
 from fedstill.methods.surrogate import train_on
 from fedstill.privacy.mechanisms import ClassSums
@@ -56,7 +56,8 @@ class FedGMRecords(Method):
         """Add the releases up, fit images to them, train on the images."""
         nets = [fed.new_model(draw=1 + i) for i in range(self.nets)]
         centre, radius = _centre(nets, fed.public)
-        replies = fed.ask(self.sum_up, centre=centre, radius=radius)
+        width = sum(unit(net, torch.zeros(1, *fed.shape, device=fed.device)).shape[1] for net in nets)
+        replies = fed.ask(self.sum_up, exactly={"dims": width + 1}, centre=centre, radius=radius)
         total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
         sums = torch.as_tensor(total, device=fed.device)
         counts = (sums[:, -1:] / (radius * math.sqrt(self.count_share))).clamp_min(1.0)

@@ -99,6 +99,11 @@ class Space:
         return torch.cat([(each - mean) @ projection for each in _features(model, records)])
 
     @property
+    def exactly(self) -> dict[str, int]:
+        """What heads on these features must measure: a coefficient for each direction, and the bias."""
+        return {"coefficients": self.projection.shape[1] + 1}
+
+    @property
     def payload(self) -> dict[str, Any]:
         """The fields of a request."""
         return {"weights": self.weights, "mean": self.mean, "projection": self.projection, "radius": self.radius}
@@ -115,6 +120,8 @@ def space(fed: Federation, extractor: Extractor, public_map: PublicMap, name: st
     load(model, extractor.obtain(model, public, fed.rng("extractor"), progress=fed.progress("pretraining")))
     some = torch.randperm(len(public), generator=fed.rng("public map"))[: public_map.records].to(public.labels.device)
     rows = torch.cat(list(_features(model, public[some]))).double()
+    if not torch.isfinite(rows).all():
+        raise ValueError("some public images have features that are not finite; choose another model or extractor")
     if public_map.whiten:
         mean, projection = _whitening(rows, public_map)
     else:
