@@ -27,7 +27,7 @@ def load(
     with antialiasing. What falls between two of the 256 values is rounded once, at the end.
 
     Args:
-        spec: ``noise`` or ``noise=N`` for 10,000 or N made-up images (level sets of smooth noise, the same for
+        spec: ``noise`` or ``noise=N`` for 10,000 or N made-up images (textured shapes, the same for
             everybody, without labels); or what `fedstill.data.sources.load` takes, with ``:unlabeled`` behind it for
             the images alone: all labels are 0 then and there is 1 class. That drops labels; it adds no images, not even
             where a data set has a split of its own without labels (STL-10), since sources are read by their train and
@@ -78,7 +78,7 @@ def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) ->
 
 
 def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
-    """Shapes at four scales on a dark ground: ``|smooth noise| < 0.5`` in a round window, in colours if there are any.
+    """One textured shape an image: an ellipse with a ragged edge, filled with smooth noise, on a dark or coloured ground.
 
     That structured noise can stand in for images when features are learnt is Baradad et al. 2021 (arXiv:2106.05963).
     """
@@ -90,17 +90,19 @@ def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation)
     rng = stream(0, "public noise")
     images = torch.empty(count, *shape, dtype=torch.uint8)
     y, x = (torch.linspace(-1, 1, n) for n in (height, width))
-    window = (y[:, None] ** 2 + x[None, :] ** 2 < 1).float()
+    pixel = max(height, width) / 28
     for start in range(0, count, 1000):
-        some = images[start : start + 1000]
-        scale = 2.0 ** torch.randint(4, (len(some), 1, 1, 1), generator=rng) * max(height, width) / 28
-        field = _smooth(torch.randn(len(some), 1, height, width, generator=rng), scale)
-        shapes = (field.abs() < 0.5).float() * (window if channels == 1 else 1.0)
-        if channels > 1:
-            inside, outside = torch.rand(2, len(some), channels, 1, 1, generator=rng)
-            texture = _smooth(torch.randn(len(some), channels, height, width, generator=rng), scale)
-            shapes = shapes * inside + (1 - shapes) * outside + 0.1 * texture
-        some[:] = (shapes * 255).round().clamp(0, 255).to(torch.uint8)
+        n = len(images[start : start + 1000])
+        half = torch.rand(2, n, 1, 1, 1, generator=rng) * 0.6 + 0.35  # of each axis
+        edge = 0.6 * _smooth(torch.randn(n, 1, height, width, generator=rng), torch.full((n, 1, 1, 1), 4 * pixel))
+        inside = ((y[:, None] / half[0]) ** 2 + (x / half[1]) ** 2 + edge < 1).float()
+        scale = 2.0 ** torch.randint(3, (n, 1, 1, 1), generator=rng) * pixel
+        texture = _smooth(torch.randn(n, channels, height, width, generator=rng), scale)
+        level = torch.rand(n, channels, 1, 1, generator=rng) * 0.7 + 0.3
+        strength = torch.rand(n, 1, 1, 1, generator=rng) * 0.3
+        ground = torch.rand(n, channels, 1, 1, generator=rng) * (channels > 1)
+        some = inside * (level + strength * texture) + (1 - inside) * ground
+        images[start : start + n] = (some * 255).round().clamp(0, 255).to(torch.uint8)
     return Records(images, torch.zeros(count, dtype=torch.int64), 1, normalisation)
 
 

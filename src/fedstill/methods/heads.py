@@ -54,9 +54,9 @@ class PublicMap(Settings):
     """Principal directions of the public features that are kept; fewer where there are fewer."""
     whiten: bool = True
     """Centre and scale these to equal variance. False: the features as they are, of which all are kept."""
-    ridge: PositiveFloat = 0.01
+    ridge: PositiveFloat = 0.003
     """Added to each variance before scaling, in multiples of the largest."""
-    quantile: Annotated[float, Ge(0), Le(1)] = 0.05
+    quantile: Annotated[float, Ge(0), Le(1)] = 0.02
     """Rows are clipped to this quantile of the public rows' lengths."""
     records: PositiveInt = 5000
     """Public images that all this is estimated from, drawn at random."""
