@@ -78,7 +78,7 @@ def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) ->
 
 
 def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
-    """One textured shape an image: an ellipse with a ragged edge, filled with smooth noise, on a dark or coloured ground.
+    """A textured shape an image: an ellipse with a ragged edge, filled with smooth noise, on a dark or coloured ground.
 
     That structured noise can stand in for images when features are learnt is Baradad et al. 2021 (arXiv:2106.05963).
     """
