@@ -90,14 +90,14 @@ def plain_features(model: nn.Module, records: Records) -> Array:
         return np.concatenate([models.features(model, x[None]).numpy() for x in records.inputs()]).astype(float)
 
 
-def plain_map(h: Array, dims: int = DIMS, ridge: float = 0.01) -> tuple[Array, Array, float]:
+def plain_map(h: Array, dims: int = DIMS, ridge: float = 0.003) -> tuple[Array, Array, float]:
     """Mean, whitening matrix and radius of public features; from the eigenvectors of their covariance."""
     mean = h.mean(0)
     values, vectors = np.linalg.eigh(np.cov(h.T, bias=True))
     values, vectors = values[::-1][:dims], vectors[:, ::-1][:, :dims]
     projection = vectors / np.sqrt(values + ridge * values[0])
     lengths = sorted(np.linalg.norm(row) for row in (h - mean) @ projection)
-    place = 0.05 * (len(lengths) - 1)
+    place = 0.02 * (len(lengths) - 1)
     low = int(place)
     return mean, projection, lengths[low] + (place - low) * (lengths[low + 1] - lengths[low])
 
@@ -233,7 +233,7 @@ def test_whitened_public_rows_have_unit_covariance(few: DataSet, tmp_path: Path,
     # the map is in float32
     assert rows.mean(0).abs().max() < 1e-4
     assert torch.allclose(rows.T @ rows / 300, torch.eye(dims, dtype=torch.float64), atol=1e-3)
-    assert here.radius == pytest.approx(float(rows.norm(dim=1).quantile(0.05)), rel=1e-5)
+    assert here.radius == pytest.approx(float(rows.norm(dim=1).quantile(0.02)), rel=1e-5)
     as_they_are = space(fed, Extractor(pretrain="none"), PublicMap(dims=dims, whiten=False), "x")
     assert torch.equal(as_they_are.rows(model, fed.public), models.features(model.eval(), fed.public.inputs()))
 
