@@ -35,8 +35,8 @@ class Backbone(nn.Module):
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """What the linear layer sees: the body's output, averaged over positions."""
-        # Not channels last, though faster on a CPU: its backward pass crashes torch 2.13.0 with two threads.
-        out: Tensor = self.body(x)
+        # Never channels last, though faster on a CPU: its backward pass crashes torch 2.13.0 with two threads.
+        out: Tensor = self.body(x.contiguous())
         return out.mean((2, 3))
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
