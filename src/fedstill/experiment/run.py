@@ -77,10 +77,10 @@ def run(job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | Non
         task = share_out(job.experiment, data)
         agreement = _agreement(job, task)
         assert agreement.facts  # the model can be built, or this is the place to say why not
-        load_public = _public(job.experiment, task)
-        everybodys = None if load_public is None else load_public()
+        held = _held(job.experiment, task)
+        held.public()  # likewise
         files.write_json(place, {**description, "version": fedstill.__version__, "fingerprint": task.fingerprint})
-        return _run(job, task, agreement, watcher or Watcher(), load_public, everybodys)
+        return _run(job, task, agreement, watcher or Watcher(), held)
 
 
 class Task(NamedTuple):
@@ -149,27 +149,22 @@ def _agreement(job: Job, task: Task) -> Agreement:
     )
 
 
-def _public(experiment: Experiment, task: Task) -> Callable[[], Records] | None:
-    if experiment.public is None:
-        return None
-    return partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
+def _held(experiment: Experiment, task: Task) -> shards.Shards:
+    """What the clients hold, and everybody."""
+    load_public = None
+    if experiment.public is not None:
+        load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
+    return shards.Shards(task.source, task.parts, load_public)
 
 
-def _run(
-    job: Job,
-    task: Task,
-    agreement: Agreement,
-    watcher: Watcher,
-    load_public: Callable[[], Records] | None,
-    everybodys: Records | None,
-) -> dict[str, Any]:
+def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards) -> dict[str, Any]:
     experiment, out = job.experiment, job.out
     holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
     files.write_json(out / "partition.json", holdings)
     make_site = partial(
         Site,
         agreement,
-        shards.Shards(task.source, task.parts, load_public),
+        held,
         out / "clients",
         device=experiment.device,
         threads=experiment.threads,
@@ -182,7 +177,7 @@ def _run(
             num_clients=experiment.clients,
             folder=out,
             test=task.test,
-            public=everybodys,
+            public=held.public(),
             min_clients=experiment.min_clients,
             keep_replies=experiment.keep_replies,
             evaluate_every=experiment.evaluate_every,

@@ -25,7 +25,7 @@ from fedstill.methods.heads import Mean, Projection, Space, Weights, needed, spa
 from fedstill.privacy.logistic import logits
 from fedstill.protocol import Client, Federation, Public, Records, Released, Reply, State, load, state, step
 from fedstill.train.adam import Adam
-from fedstill.train.local import mode_of
+from fedstill.train.local import outputs
 
 Number = Annotated[NonNegativeInt, Public()]
 
@@ -84,9 +84,7 @@ class FedAUX(DistillingMethod):
         teacher = fed.new_model()
         for reply in replies:
             load(teacher, reply.weights)
-            with mode_of(teacher, training=False), torch.no_grad():
-                parts = [teacher(images.inputs(slice(i, i + 256))) for i in range(0, len(images), 256)]
-            yield reply.client, torch.cat(parts)
+            yield reply.client, torch.cat(outputs(teacher, images))
 
     @step
     def train_score(self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float) -> Score:

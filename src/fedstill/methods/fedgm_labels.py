@@ -31,7 +31,7 @@ from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.randomized_response import RRWithPrior, top_k
 from fedstill.protocol import Client, Federation, Labels, Method, Records, Released, Reply, State, state, step, together
 from fedstill.seeds import Noise
-from fedstill.train.local import mode_of
+from fedstill.train.local import outputs
 from fedstill.train.server import ServerTraining
 
 
@@ -165,9 +165,7 @@ class FedGMLabels(Method):
         return RRWithPrior(self.epsilon, prior)
 
     def _prior(self, model: nn.Module, records: Records) -> Tensor:
-        with mode_of(model, training=False), torch.no_grad():
-            parts = torch.split(torch.arange(len(records), device=records.labels.device), 500)
-            logits = torch.cat([model(records.inputs(part)) for part in parts])
+        logits = torch.cat(outputs(model, records, 500))
         return (logits.double() / self.temperature).softmax(1)
 
     def _merged(self, records: Records, prior: Tensor, later: Tensor, first: Tensor, second: Tensor) -> Records:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -30,11 +31,12 @@ from fedstill.protocol import (
     step,
 )
 from fedstill.train.extractor import Extractor
-from fedstill.train.local import mode_of
+from fedstill.train.local import outputs
 
 Epsilon = PositiveFloat | None
 Share = Annotated[float, Gt(0), Lt(1)]
-
+_BATCH = 500
+"""Records whose features are computed at a time."""
 
 Mean = Annotated[Float32[Tensor, " features"], Public()]
 Projection = Annotated[Float32[Tensor, "features dims"], Public()]
@@ -96,7 +98,8 @@ class Space:
     def rows(self, model: nn.Module, records: Records) -> Float[Tensor, "n d"]:
         """What heads see of ``records``, before clipping; ``model`` holds `weights`."""
         mean, projection = self.mean.to(records.images.device), self.projection.to(records.images.device)
-        return torch.cat([(each - mean) @ projection for each in _features(model, records)])
+        found = outputs(model, records, _BATCH, of=lambda x: (models.features(model, x) - mean) @ projection)
+        return torch.cat(found)
 
     @property
     def exactly(self) -> dict[str, int]:
@@ -119,7 +122,7 @@ def space(fed: Federation, extractor: Extractor, public_map: PublicMap, name: st
     model = fed.new_model()
     load(model, extractor.obtain(model, public, fed.rng("extractor"), progress=fed.progress("pretraining")))
     some = torch.randperm(len(public), generator=fed.rng("public map"))[: public_map.records].to(public.labels.device)
-    rows = torch.cat(list(_features(model, public[some]))).double()
+    rows = torch.cat(outputs(model, public[some], _BATCH, of=partial(models.features, model))).double()
     if not torch.isfinite(rows).all():
         raise ValueError("some public images have features that are not finite; choose another model or extractor")
     if public_map.whiten:
@@ -152,14 +155,6 @@ def _whitening(rows: Tensor, settings: PublicMap) -> tuple[Tensor, Tensor]:
     variances = values[: settings.dims] ** 2
     largest = variances[0].clamp_min(1e-12)
     return mean, directions[: settings.dims].T * (variances + settings.ridge * largest).rsqrt()
-
-
-def _features(model: nn.Module, records: Records, batch_size: int = 500) -> list[Tensor]:
-    with mode_of(model, training=False), torch.no_grad():
-        return [
-            models.features(model, records.inputs(slice(start, start + batch_size)))
-            for start in range(0, len(records), batch_size)
-        ]
 
 
 def published_epsilon(epsilon: Epsilon) -> float:

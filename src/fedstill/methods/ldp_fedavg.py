@@ -26,15 +26,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.heads import noise
-from fedstill.privacy.accounting import Event
-from fedstill.privacy.mechanisms import ROUNDING, Mechanism, check_noise, clipped, gaussian_event
+from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive, clipped
 from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.seeds import Noise
 from fedstill.train.local import SGD, Diverged
 
 
 @dataclass(frozen=True)
-class ClippedUpdate(Mechanism[Float[Tensor, " d"], Float64[Tensor, " d"]]):
+class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]]):
     """A vector that depends on all records at once, clipped to length ``radius``, with Gaussian noise.
 
     Attributes:
@@ -47,18 +46,12 @@ class ClippedUpdate(Mechanism[Float[Tensor, " d"], Float64[Tensor, " d"]]):
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
-        if not (math.isfinite(self.radius) and self.radius > 0):
-            raise ValueError(f"radius is {self.radius}; it must be a positive number")
+        check_positive("radius", self.radius)
 
     @property
     def sensitivity(self) -> float:
         """2S: both ends lie in a ball of radius S, whatever the records. So it holds for any number of them too."""
         return 2 * self.radius * ROUNDING
-
-    @property
-    def event(self) -> Event:
-        """See `Mechanism.event`."""
-        return gaussian_event(self.noise_multiplier)
 
     @property
     def theorem(self) -> str:
@@ -71,9 +64,7 @@ class ClippedUpdate(Mechanism[Float[Tensor, " d"], Float64[Tensor, " d"]]):
 
     def __call__(self, rows: Float[Tensor, " d"], noise: Noise) -> Float64[Tensor, " d"]:
         """``(d,)`` to ``(d,)``; a vector that is not finite counts as 0."""
-        return clipped(rows[None], self.radius)[0] + self.noise_multiplier * self.sensitivity * noise.gaussian(
-            rows.shape
-        ).to(rows.device)
+        return self.noised(clipped(rows[None], self.radius)[0], noise)
 
 
 class NoisyUpdate(Reply):

@@ -108,7 +108,7 @@ class Ledger:
         same = [*(e for e in self.entries if e.unit == entry.unit), entry]
         paths = [[e.event for e in path] for path in touching(same)]
         if any(e.adaptive for e in same):
-            fits = all(RdpFilter(budget, self._delta).allows(events) for events in paths)
+            fits = all(map(RdpFilter(budget, self._delta).allows, paths))
             total = math.inf
         else:
             total = max(accounting.epsilon(events, self._delta, entry.unit) for events in paths)

@@ -14,8 +14,17 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from fedstill.privacy.accounting import Event, Unbounded
-from fedstill.privacy.mechanisms import ROUNDING, Mechanism, Rows, Value, check_noise, clipped, gaussian_event
-from fedstill.privacy.solver import check_labels, check_positive, solve, solve_binary
+from fedstill.privacy.mechanisms import (
+    ROUNDING,
+    GaussianMechanism,
+    Mechanism,
+    Rows,
+    Value,
+    check_noise,
+    check_positive,
+    clipped,
+)
+from fedstill.privacy.solver import check_labels, solve, solve_binary
 from fedstill.seeds import Noise
 
 Labelled = tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]]
@@ -41,7 +50,7 @@ def logits(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Head(Mechanism[Rows, Value]):
+class _Head(GaussianMechanism[Rows, Value]):
     """What both sound heads share: the objective's constants, and Chaudhuri's lemma."""
 
     steepness: ClassVar[float]  # |p - e_y| at most: the length of one loss's gradient by |x|
@@ -70,11 +79,6 @@ class _Head(Mechanism[Rows, Value]):
         return (self.steepness + 2 * self.tolerance) / self.penalty * ROUNDING
 
     @property
-    def event(self) -> Event:
-        """See `Mechanism.event`."""
-        return gaussian_event(self.noise_multiplier)
-
-    @property
     def theorem(self) -> str:
         """See `Mechanism.theorem`."""
         return (
@@ -87,9 +91,6 @@ class _Head(Mechanism[Rows, Value]):
     def extended(self, h: Float[Tensor, "n p"]) -> Float64[Tensor, "n p+1"]:
         """Features as the head sees them: clipped, with the constant feature; of length at most 1."""
         return extend(h, self.radius, self.bias)
-
-    def _noised(self, beta: Tensor, noise: Noise) -> Tensor:
-        return beta + self.noise_multiplier * self.sensitivity * noise.gaussian(beta.shape).to(beta.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
     def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
         """Features ``(n, p)`` and classes ``(n,)`` to coefficients ``(num_classes, p + 1)``, the constant's last."""
         x = self.extended(rows[0])
-        return self._noised(solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance), noise)
+        return self.noised(solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance), noise)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,7 +134,7 @@ class BinaryHead(_Head[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
     def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:
         """Private features ``(n, p)`` to coefficients ``(p + 1,)``, the constant's last."""
         x, labels = _against(rows, self.negatives)
-        return self._noised(solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance), noise)
+        return self.noised(solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance), noise)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -58,6 +58,36 @@ def check_noise(noise_multiplier: float) -> None:
         raise ValueError(f"noise_multiplier is {noise_multiplier}; it must be a finite number from 0")
 
 
+def check_positive(name: str, value: float) -> None:
+    """Raise ValueError unless ``value`` is a finite number above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}; it must be a positive number")
+
+
+class GaussianMechanism(Mechanism[Rows, Value]):
+    """A mechanism with Gaussian noise of ``noise_multiplier`` times its sensitivity; 0 adds none.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise by `sensitivity`.
+    """
+
+    noise_multiplier: float
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """How far neighbouring data sets move the release at most, in Euclidean length."""
+
+    @property
+    def event(self) -> Event:
+        """See `Mechanism.event`."""
+        return gaussian_event(self.noise_multiplier)
+
+    def noised(self, exact: Tensor, noise: Noise) -> Tensor:
+        """``exact`` with the noise that the event charges for."""
+        return exact + self.noise_multiplier * self.sensitivity * noise.gaussian(exact.shape).to(exact.device)
+
+
 def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]:
     """Rows in float64, scaled down to length ``radius`` where they are longer.
 
@@ -75,7 +105,7 @@ ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class NoisySum(Mechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
+class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
     """The sum of rows clipped to length ``radius``, with Gaussian noise.
 
     Attributes:
@@ -88,13 +118,12 @@ class NoisySum(Mechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
-        if not (math.isfinite(self.radius) and self.radius > 0):
-            raise ValueError(f"radius is {self.radius}; it must be a positive number")
+        check_positive("radius", self.radius)
 
     @property
-    def event(self) -> Event:
-        """See `Mechanism.event`."""
-        return gaussian_event(self.noise_multiplier)
+    def sensitivity(self) -> float:
+        """One row's largest length."""
+        return self.radius * ROUNDING
 
     @property
     def theorem(self) -> str:
@@ -106,12 +135,11 @@ class NoisySum(Mechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
 
     def __call__(self, rows: Float[Tensor, "n d"], noise: Noise) -> Float64[Tensor, " d"]:
         """``(n, d)`` to ``(d,)``."""
-        total = clipped(rows, self.radius).sum(0)
-        return total + self.noise_multiplier * self.radius * ROUNDING * noise.gaussian(total.shape).to(total.device)
+        return self.noised(clipped(rows, self.radius).sum(0), noise)
 
 
 @dataclass(frozen=True)
-class ClassSums(Mechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Float64[Tensor, "classes d"]]):
+class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Float64[Tensor, "classes d"]]):
     """For each class the sum of its rows clipped to length ``radius``, with Gaussian noise.
 
     The class list is public: every class has its row in the release, whether it occurs or not.
@@ -127,12 +155,13 @@ class ClassSums(Mechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Floa
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        NoisySum(self.radius, self.noise_multiplier)  # the same limits
+        check_noise(self.noise_multiplier)
+        check_positive("radius", self.radius)
 
     @property
-    def event(self) -> Event:
-        """See `Mechanism.event`."""
-        return gaussian_event(self.noise_multiplier)
+    def sensitivity(self) -> float:
+        """One row's largest length; it enters one class."""
+        return self.radius * ROUNDING
 
     @property
     def theorem(self) -> str:
@@ -149,11 +178,11 @@ class ClassSums(Mechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Floa
         values, labels = rows
         total = torch.zeros(self.num_classes, values.shape[1], dtype=torch.float64, device=values.device)
         total.index_add_(0, labels, clipped(values, self.radius))
-        return total + self.noise_multiplier * self.radius * ROUNDING * noise.gaussian(total.shape).to(total.device)
+        return self.noised(total, noise)
 
 
 @dataclass(frozen=True)
-class Histogram(Mechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
+class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
     """How many records each class has, with Gaussian noise.
 
     Attributes:
@@ -168,9 +197,9 @@ class Histogram(Mechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
         check_noise(self.noise_multiplier)
 
     @property
-    def event(self) -> Event:
-        """See `Mechanism.event`."""
-        return gaussian_event(self.noise_multiplier)
+    def sensitivity(self) -> float:
+        """One count changes by 1."""
+        return 1.0
 
     @property
     def theorem(self) -> str:
@@ -179,5 +208,4 @@ class Histogram(Mechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Float64[Tensor, " classes"]:
         """Classes ``(n,)`` to counts ``(num_classes,)``, which may be fractional or negative."""
-        counts = torch.bincount(rows, minlength=self.num_classes).to(torch.float64)
-        return counts + self.noise_multiplier * noise.gaussian(counts.shape).to(counts.device)
+        return self.noised(torch.bincount(rows, minlength=self.num_classes).to(torch.float64), noise)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from fedstill.privacy.mechanisms import check_positive
 from fedstill.seeds import stream
 
 RANK, MEMORY, STEPS = 32, 20, 2000  # of the preconditioner, of the quasi-Newton method; its limit
@@ -213,9 +214,3 @@ def check_labels(features: Tensor, labels: Tensor, num_classes: int) -> None:
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         found = f"{int(labels.min())} to {int(labels.max())}"
         raise ValueError(f"labels run from {found}; with {num_classes} classes they must lie in 0 to {num_classes - 1}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raise ValueError unless ``value`` is a finite number above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}; it must be a positive number")

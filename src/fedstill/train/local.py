@@ -34,6 +34,7 @@ __all__ = [
     "draw_seed",
     "evaluate",
     "mode_of",
+    "outputs",
     "predictions",
     "proximal",
     "reader",
@@ -210,13 +211,24 @@ def predictions(model: nn.Module, records: Labelled, batch_size: int = 256) -> I
 
     The model predicts in eval mode without gradients; every module gets its mode back afterwards.
     """
+    found = outputs(model, records, batch_size, of=lambda x: model(x).argmax(1))
+    return torch.cat(found) if found else records.labels.new_empty(0, dtype=torch.int64)
+
+
+def outputs(
+    model: nn.Module, records: Labelled, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
+) -> list[Tensor]:
+    """What ``of`` gives for each batch of inputs, in order; by default the model's logits.
+
+    The model is in eval mode meanwhile, without gradients; every module gets its mode back afterwards.
+    """
     device = next((t.device for t in chain(model.parameters(), model.buffers())), records.labels.device)
-    found = [torch.empty(0, dtype=torch.int64, device=device)]
+    call = model if of is None else of
     with mode_of(model, training=False), torch.no_grad():
-        for start in range(0, len(records.labels), batch_size):
-            x = records.inputs(slice(start, start + batch_size)).to(device)
-            found.append(model(x).argmax(1))
-    return torch.cat(found)
+        return [
+            call(records.inputs(slice(start, start + batch_size)).to(device))
+            for start in range(0, len(records.labels), batch_size)
+        ]
 
 
 def evaluate(model: nn.Module, records: Labelled, batch_size: int = 256) -> float:
