@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstill.distill.ensemble import Distillation, Ensemble, Taught
+from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.local import Diverged
+from fedstill.train.local import Diverged, Taught
 
 N, CLASSES = 12, 3
 

@@ -120,7 +120,7 @@ def test_every_label_is_randomised_exactly_once(
 def test_only_randomised_labels_reach_the_matching(
     epsilon: float, kept: float, digits: DataSet, distilled: list[Records], releases: list[Release], tmp_path: Path
 ) -> None:
-    run(FedGMLabels(epsilon=epsilon, drop=False, ipc=2, **QUICK), digits, tmp_path)
+    run(FedGMLabels(epsilon=epsilon, relabel="none", ipc=2, **QUICK), digits, tmp_path)
     parts, whole = distilled[:4], distilled[4:]
     for client, (part, every) in enumerate(zip(parts, whole, strict=True)):
         first, second = (value for c, _, _, value, _ in releases if c == client)
@@ -200,13 +200,45 @@ def test_stage_two_drops_labels_that_the_first_model_finds_unlikely(
     digits: DataSet, distilled: list[Records], tmp_path: Path
 ) -> None:
     sizes = {}
-    for drop in (True, False):
+    for relabel in ("drop", "none"):
         distilled.clear()
-        method = FedGMLabels(epsilon=2.0, ipc=1, temperature=0.01, drop=drop, **QUICK)
-        method.server(federation(method, digits.train, [np.arange(200)], digits.test, tmp_path / f"{drop}"))
-        sizes[drop] = len(distilled[1])
-    assert sizes[False] == 200
-    assert 80 <= sizes[True] < 200  # the second part stays whole
+        method = FedGMLabels(epsilon=2.0, ipc=1, temperature=0.01, relabel=relabel, **QUICK)
+        method.server(federation(method, digits.train, [np.arange(200)], digits.test, tmp_path / relabel))
+        sizes[relabel] = len(distilled[1])
+    assert sizes["none"] == 200
+    assert 80 <= sizes["drop"] < 200  # the second part stays whole
+
+
+def test_clients_guess_most_true_labels_from_randomised_ones(
+    digits: DataSet, distilled: list[Records], releases: list[Release], tmp_path: Path
+) -> None:
+    method = FedGMLabels(epsilon=1.5, ipc=1, denoising={"epochs": 20, "lr": 3e-3}, **QUICK)  # type: ignore[arg-type]
+    method.server(federation(method, digits.train, [np.arange(1000)], digits.test, tmp_path))
+    true = {image.numpy().tobytes(): int(y) for image, y in zip(digits.train.images, digits.train.labels, strict=True)}
+    (_, _, labels, first, _), _ = releases
+    assert float((labels == first).double().mean()) < 0.45  # 0.33 is expected
+    for guessed in distilled:
+        hits = [true[x.numpy().tobytes()] == int(y) for x, y in zip(guessed.images, guessed.labels, strict=True)]
+        assert np.mean(hits) > 0.6
+    assert len(distilled[1]) == 1000
+
+
+def test_guesses_follow_from_what_was_released(
+    digits: DataSet, distilled: list[Records], releases: list[Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # other true labels behind the same releases: the guesses are the same
+    found = []
+    some = digits.train[:100]
+    for turn, labels in enumerate((some.labels, (some.labels + 3) % 10)):
+        distilled.clear()
+        if turn:
+            kept = iter([value for *_, value, _ in releases])
+            monkeypatch.setattr(RRWithPrior, "__call__", lambda *_, kept=kept: next(kept))
+        method = FedGMLabels(epsilon=1.0, ipc=1, **QUICK)
+        fed = federation(method, replace(some, labels=labels), [np.arange(100)], digits.test, tmp_path / f"{turn}")
+        method.server(fed)
+        found.append([s.labels for s in distilled])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_the_server_takes_images_as_often_as_labels_name_their_class() -> None:

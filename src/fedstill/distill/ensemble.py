@@ -5,7 +5,6 @@ with a weight for every teacher and image.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from fedstill.train.adam import Adam
-from fedstill.train.local import Labelled
+from fedstill.train.local import Labelled, Taught
 
 
 class Ensemble:
@@ -53,23 +52,6 @@ class Ensemble:
         weight = self._weight[:, None] if isinstance(self._weight, Tensor) else self._weight
         mean = self._total / weight
         return mean.softmax(1) if self._outputs == "logits" else mean
-
-
-@dataclass(frozen=True)
-class Taught:
-    """Images, or rows of features, with what their teachers say in place of labels.
-
-    Attributes:
-        images: what is judged; own labels are not looked at.
-        labels: probabilities ``(n, classes)``.
-    """
-
-    images: Labelled
-    labels: Float[Tensor, "n classes"]
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """What the student sees."""
-        return self.images.inputs(index)
 
 
 class Distillation(Adam):

@@ -9,13 +9,13 @@ Differs from the paper (docs/methods/fedgm-labels.md has the whole list):
 
 * ``privacy="sound"`` (the default) randomises the real labels before anything else sees them. "published" distils with
   the true ones and randomises the tags of the finished images, which protects nothing: the images follow the labels;
+* clients distil with the likeliest true labels, which they guess from the randomised ones by training a network;
 * a client sends ipc images of all classes; the server repeats them as often as randomised labels name the class;
 * the matching is that of `fedstill.methods.fedgm`, with its differences.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt, Lt
@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from fedstill import schema
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.methods.surrogate import ImageSet, train_on, union
-from fedstill.privacy.accounting import Unbounded, Unit
-from fedstill.privacy.mechanisms import Mechanism
-from fedstill.privacy.randomized_response import RRWithPrior, top_k
+from fedstill.privacy.mechanisms import UnprotectedLabels
+from fedstill.privacy.randomized_response import RRWithPrior, probabilities, top_k
 from fedstill.protocol import Client, Federation, Labels, Method, Records, Released, Reply, State, state, step, together
-from fedstill.seeds import Noise
+from fedstill.train.denoise import Denoising
 from fedstill.train.local import outputs
 from fedstill.train.server import ServerTraining
 
@@ -50,29 +49,6 @@ class TaggedSet(Reply):
     labels: Released[Labels]
 
 
-@dataclass(frozen=True, eq=False)
-class Unprotected(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """Labels that no theorem covers, and why: as they are, or through ``inner``."""
-
-    unit: ClassVar[Unit] = "label"
-    reason: str
-    inner: Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]] | None = None
-
-    @property
-    def event(self) -> Unbounded:
-        """See `Mechanism.event`."""
-        return Unbounded(reason=self.reason)
-
-    @property
-    def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
-        return "none"
-
-    def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
-        """Labels ``(n,)`` to labels."""
-        return rows if self.inner is None else self.inner(rows, noise)
-
-
 class FedGMLabels(Method):
     """Images distilled with randomised labels in two stages; the first stage's model is the prior of the second."""
 
@@ -90,8 +66,11 @@ class FedGMLabels(Method):
     """Share of the records in stage 1. LP-MST takes 0.8 at epsilon 1, 0.7 at 2 and 0.6 from 4 on."""
     temperature: PositiveFloat = 0.5
     """The prior is the softmax of the first model's logits divided by this."""
-    drop: bool = True
-    """Leave out records of stage 1 whose randomised label is not among the first model's likeliest classes."""
+    relabel: Literal["likeliest", "drop", "none"] = "likeliest"
+    """What clients distil with: the likeliest true labels given the randomised ones; these, without those of stage 1
+    that the first model ("drop", as in LP-MST's code) does not count among the likeliest; or these as they are."""
+    denoising: Denoising = Denoising()
+    """How a client finds the likeliest labels."""
     weighting: Literal["counts", "equal"] = "counts"
     """How the server weighs a client's classes: by their randomised labels, or all alike."""
 
@@ -119,10 +98,13 @@ class FedGMLabels(Method):
             raise ValueError("0 records have no labels to randomise; leave this client out or give it records")
         part = torch.randperm(len(labels), generator=client.rng("part"))  # the split knows no label
         part = part[: max(1, round(self.first_share * len(labels)))].to(labels.device)
-        uniform = torch.ones(len(part), client.train.num_classes, device=labels.device)
-        randomised = client.release(self._randomiser(uniform), labels[part], part="first")
+        prior = torch.ones(len(part), client.train.num_classes, device=labels.device)
+        randomised = client.release(self._randomiser(prior), labels[part], part="first")
         client.state["labels"] = torch.full_like(labels, -1).index_put((part,), randomised.value)
-        return self._distilled(client, randomised.map(lambda y: _labelled(client.train[part], y)))
+        model, rng = client.new_model(), client.rng("denoising")
+        return self._distilled(
+            client, randomised.map(lambda y: self._cleaned(model, _labelled(client.train[part], y), prior, rng))
+        )
 
     @step
     def distil_all(self, client: Client, weights: State) -> RandomisedSet:
@@ -133,10 +115,17 @@ class FedGMLabels(Method):
             )
         first = Released(client.state["labels"])  # of stage 1, -1 where a label has not been randomised yet
         later = torch.nonzero(first.value < 0).flatten()
-        prior = self._prior(client.new_model(weights), client.train)  # from images and other records' randomised labels
+        model, rng = client.new_model(weights), client.rng("denoising")
+        prior = self._prior(model, client.train)  # from images and other records' randomised labels
         second = client.release(self._randomiser(prior[later]), client.train.labels[later], part="second")
-        merged = together(partial(self._merged, client.train, prior, later), first, second)
-        return self._distilled(client, merged)
+
+        def merged(first: Tensor, second: Tensor) -> Records:
+            records = _labelled(client.train, first.index_put((later,), second))
+            if self.relabel == "drop":
+                return self._dropped(records, prior, first < 0)
+            return self._cleaned(model, records, torch.where((first < 0)[:, None], prior, 1.0), rng)
+
+        return self._distilled(client, together(merged, first, second))
 
     @step
     def send_half(self, client: Client) -> TaggedSet:
@@ -156,26 +145,34 @@ class FedGMLabels(Method):
 
     def _retagged(self, client: Client, half: Records, prior: Tensor) -> TaggedSet:
         reason = "its images were made with the true labels, so that randomising their tags hides nothing"
-        tags = client.release(Unprotected(reason, self._randomiser(prior)), half.labels)
+        tags = client.release(UnprotectedLabels(reason, self._randomiser(prior)), half.labels)
         return TaggedSet(images=half.images, labels=tags.map(lambda y: schema.compact(y, half.num_classes)))
 
-    def _randomiser(self, prior: Tensor) -> RRWithPrior | Unprotected:
+    def _randomiser(self, prior: Tensor) -> RRWithPrior | UnprotectedLabels:
         if self.epsilon is None:
-            return Unprotected("labels are not randomised")
+            return UnprotectedLabels("labels are not randomised")
         return RRWithPrior(self.epsilon, prior)
 
     def _prior(self, model: nn.Module, records: Records) -> Tensor:
         logits = torch.cat(outputs(model, records, 500))
         return (logits.double() / self.temperature).softmax(1)
 
-    def _merged(self, records: Records, prior: Tensor, later: Tensor, first: Tensor, second: Tensor) -> Records:
-        """All records with randomised labels, but for those of stage 1 whose label the prior makes unlikely."""
-        labels = first.index_put((later,), second)
-        if not self.drop or self.epsilon is None or not len(later):
-            return _labelled(records, labels)
+    def _cleaned(self, model: nn.Module, records: Records, prior: Tensor, rng: torch.Generator) -> Records:
+        """The records with their likeliest true labels; randomised labels and public images say these."""
+        if self.relabel != "likeliest" or self.epsilon is None or not len(records):
+            return records
+        given = probabilities(prior, self.epsilon).gather(
+            2, records.labels.view(-1, 1, 1).expand(-1, prior.shape[1], 1)
+        )
+        return _labelled(records, self.denoising.likeliest(model, records, given[:, :, 0], rng))
+
+    def _dropped(self, records: Records, prior: Tensor, later: Tensor) -> Records:
+        """The records without those of stage 1 whose randomised label the prior makes unlikely."""
+        if self.epsilon is None or not later.any():
+            return records
         k = int(top_k(prior[later], self.epsilon).double().mean())  # as the official code, rounded down
-        rank = (prior > prior.gather(1, labels[:, None])).sum(1)
-        return _labelled(records, labels)[(first < 0) | (rank < k)]
+        rank = (prior > prior.gather(1, records.labels[:, None])).sum(1)
+        return records[later | (rank < k)]
 
     def _distilled(self, client: Client, records: Released[Records]) -> RandomisedSet:
         """S_k by gradient matching, from randomised labels and public images."""

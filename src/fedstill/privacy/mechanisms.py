@@ -45,6 +45,34 @@ class Mechanism(ABC, Generic[Rows, Value]):
         """Release: bound every record's influence, add noise."""
 
 
+@dataclass(frozen=True, eq=False)
+class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
+    """Labels that no theorem covers, and why: as they are, or through ``inner``.
+
+    Attributes:
+        reason: what a guarantee says in place of an epsilon.
+        inner: what is done to the labels; None leaves them as they are.
+    """
+
+    unit: ClassVar[Unit] = "label"
+    reason: str
+    inner: Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]] | None = None
+
+    @property
+    def event(self) -> Event:
+        """See `Mechanism.event`."""
+        return Unbounded(reason=self.reason)
+
+    @property
+    def theorem(self) -> str:
+        """See `Mechanism.theorem`."""
+        return "none"
+
+    def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
+        """Labels ``(n,)`` to labels."""
+        return rows if self.inner is None else self.inner(rows, noise)
+
+
 def gaussian_event(noise_multiplier: float) -> Event:
     """What Gaussian noise costs; none at all costs everything."""
     if noise_multiplier > 0:

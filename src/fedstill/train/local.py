@@ -7,12 +7,13 @@ One loop serves the client's local update, the corrections other methods make to
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Protocol
 
 import torch
 from annotated_types import Ge, Lt
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -65,6 +66,23 @@ class Labelled(Protocol):
 
     def inputs(self, index: Tensor | slice = ...) -> Tensor:
         """Normalised float32 images at the given positions, ``(n, c, h, w)``."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Images, or rows of features, with numbers for every class in place of labels.
+
+    Attributes:
+        images: what is judged; own labels are not looked at.
+        labels: ``(n, classes)``, in the meaning that the loss gives them.
+    """
+
+    images: Labelled
+    labels: Float[Tensor, "n classes"]
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """What the model sees."""
+        return self.images.inputs(index)
 
 
 class Diverged(ValueError):
