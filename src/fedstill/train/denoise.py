@@ -20,11 +20,11 @@ _LEAST = 1e-30
 class Denoising(Adam):
     """Adam on ``-log sum_y p(y | x) P[given label | y]``, whose optimum is the distribution of true labels."""
 
-    lr: PositiveFloat = 5e-4
+    lr: PositiveFloat = 3e-4
     """Learning rate."""
     batch_size: PositiveInt = 64
     """Records per step."""
-    epochs: PositiveInt = 6
+    epochs: PositiveInt = 10
     """Passes over the records; many make the network remember single labels."""
 
     def likeliest(
