@@ -142,6 +142,38 @@ def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replie
     assert federation.journal.bytes_down == first.journal.bytes_down
 
 
+@pytest.fixture(scope="module")
+def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Flower's simulation, for all methods."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+    from fedstill.engines import flower
+
+    public = noise_images(digits)
+    sites = {name: site(make(name), digits.train, tmp_path_factory.mktemp("clients"), public=public) for name in SMALL}
+    with flower.simulation(partial(Sites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
+        yield transport
+
+
+@pytest.mark.slow
+@every
+def test_flower_s_simulation_gives_the_same_bytes(
+    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], simulated: Any, tmp_path: Path
+) -> None:
+    federation = ServerFederation(
+        agreement(make(name), digits.train),
+        Addressed(simulated, name),
+        num_clients=4,
+        folder=tmp_path,
+        test=digits.test,
+        public=noise_images(digits)(),
+    )
+    model = make(name).server(federation)
+    expected, first = whole[name]
+    assert weights(model) == expected
+    assert federation.journal.bytes_up == first.journal.bytes_up
+    assert federation.journal.bytes_down == first.journal.bytes_down
+
+
 @every
 def test_another_seed_differs(
     name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], tmp_path: Path

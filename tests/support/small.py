@@ -111,7 +111,7 @@ class Sites:
 class Addressed:
     """Names the run to `Sites`."""
 
-    def __init__(self, inner: Workers, name: str) -> None:
+    def __init__(self, inner: Any, name: str) -> None:
         self.inner = inner
         self.name = name
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from fedstill import methods
 from fedstill.protocol import Method, Settings
@@ -42,8 +42,14 @@ class Experiment(Settings):
     """The largest epsilon that a client's releases may come to; a release beyond it is refused. No limit by default."""
     noise: Literal["simulated", "entropy"] = "simulated"
     """Privacy noise from the run's seed (repeatable, protects nobody) or from the operating system's entropy."""
+    engine: Literal["inprocess", "flower"] = "inprocess"
+    """What plays the clients: this process and its workers, or Flower's simulation on Ray (GPUs, many machines)."""
     workers: NonNegativeInt | None = None
     """Processes that play the clients: one a core by default; 0 plays them inside the server's process."""
+    cpus_per_client: PositiveFloat = 1.0
+    """Of --engine flower: cores that Ray sets aside for a client's step."""
+    gpus_per_client: NonNegativeFloat = 0.0
+    """Of --engine flower: GPUs, or the share of one, that Ray sets aside for it (with --device cuda)."""
     threads: Annotated[int, Ge(1), Le(256)] = 1
     """Threads a client's step may use; another number may change the last bits of a result."""
     device: str = "cpu"
@@ -84,7 +90,19 @@ def _cores() -> int:
 
 
 # These change how a run gets to its result, not the result: a resumed run may have other values.
-FREE = frozenset({"workers", "min_clients", "timeout", "evaluate_every", "keep_replies", "max_message_mb"})
+FREE = frozenset(
+    {
+        "engine",
+        "workers",
+        "cpus_per_client",
+        "gpus_per_client",
+        "min_clients",
+        "timeout",
+        "evaluate_every",
+        "keep_replies",
+        "max_message_mb",
+    }
+)
 
 
 def describe(experiment: Experiment, method_name: str, method: Method, label: str, command: str) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Run one method on one task, from the data to the finished run folder; resume what a crash left."""
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from fedstill import files, seeds, wire
 from fedstill.data import partition, public, shards, sources
 from fedstill.engines import inprocess
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.server import ServerFederation, Watcher, save_images
+from fedstill.engines.server import ServerFederation, Transport, Watcher, save_images
 from fedstill.engines.site import Site, forget_state
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
@@ -189,18 +191,36 @@ def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: sha
 
 
 @contextmanager
-def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Iterator[inprocess.Inline | inprocess.Workers]:
+def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Iterator[Transport]:
     number = experiment.num_workers
-    if number:
-        transport: inprocess.Inline | inprocess.Workers = inprocess.Workers(
-            make_site, number, timeout=experiment.timeout
-        )
-    else:
-        transport = inprocess.Inline(make_site())
+    if experiment.engine == "flower":
+        with _flower().simulation(
+            make_site,
+            experiment.clients,
+            cpus=experiment.cpus_per_client,
+            gpus=experiment.gpus_per_client,
+            workers=experiment.workers,
+            timeout=experiment.timeout,
+        ) as simulated:
+            yield simulated
+        return
+    local = (
+        inprocess.Workers(make_site, number, timeout=experiment.timeout) if number else inprocess.Inline(make_site())
+    )
     try:
-        yield transport
+        yield local
     finally:
-        transport.close()
+        local.close()
+
+
+def _flower() -> ModuleType:
+    try:
+        return importlib.import_module("fedstill.engines.flower")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the engine 'flower' needs the package {error.name}, which is not installed; pip install "
+            "'fedstill[flower]', or take --engine inprocess"
+        ) from error
 
 
 def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module) -> dict[str, Any]:
