@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedstill.evaluate import audit
 from fedstill.evaluate.audit import AuditResult, Canaries, ManyRunsResult
+from fedstill.methods.ldp_fedavg import ClippedUpdate
 from fedstill.privacy.accounting import Gaussian, Pure, epsilon, gaussian_noise, split_gaussian
 from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend
 from fedstill.privacy.mechanisms import ClassSums, Histogram, NoisySum
@@ -139,6 +140,16 @@ def both_heads(count: int, noise: Noise) -> Canaries[Any]:
     return audit.together(parts, [penalties[0] / math.sqrt(2), penalties[1]])
 
 
+def update(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
+    """An update of length S: a canary turns the sign of one entry, a lone one that of the whole update, by 2S."""
+    mechanism = ClippedUpdate(radius=1.0, noise_multiplier=sigma)
+
+    def release(included: Tensor) -> Tensor:
+        return mechanism((2 * included.double() - 1) / math.sqrt(count), noise)
+
+    return Canaries(count, release, lambda value: value)
+
+
 def randomized_response(count: int, noise: Noise) -> Canaries[Any]:
     return audit.labels(RandomizedResponse(CLASSES, LABEL_EPSILON), count, noise)
 
@@ -159,6 +170,11 @@ def silent(count: int, noise: Noise) -> Canaries[Any]:
 def half(count: int, noise: Noise) -> Canaries[Any]:
     """Half the noise."""
     return audit.rows_apart(NoisySum(1.0, SIGMA / 2), eye(count), noise)
+
+
+def half_sensitivity(count: int, noise: Noise) -> Canaries[Any]:
+    """The noise is for sensitivity S: a record was thought to shorten the update, not to turn it round."""
+    return update(count, noise, SIGMA / 2)
 
 
 def wrong_penalty(count: int, noise: Noise) -> Canaries[Any]:
@@ -242,10 +258,12 @@ BUILDS = [
     Build("LogisticHead", True, GAUSSIAN, class_head, fitted=True),
     Build("BinaryHead", True, GAUSSIAN, score_head, fitted=True),
     Build("both heads (FedAUXfdp)", True, PAIR, both_heads, fitted=True),
+    Build("ClippedUpdate", True, GAUSSIAN, update),
     Build("RandomizedResponse", True, PURE, randomized_response),
     Build("RRWithPrior", True, PURE, with_prior),
     Build("no noise", False, GAUSSIAN, silent),
     Build("half the noise", False, GAUSSIAN, half),
+    Build("ClippedUpdate, noise for S", False, GAUSSIAN, half_sensitivity),
     Build("penalty lam, noise for n lam", False, GAUSSIAN, wrong_penalty, fitted=True),
     Build(
         "maximum norm, not clipping",
