@@ -26,7 +26,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, privacy"),
+        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, deploy, privacy"),
         (["run", "fedsum"], "there is no method 'fedsum'; choose fedavg, fedprox"),
         (["run", "nowhere:Thing"], "method 'nowhere:Thing' cannot be loaded: No module named 'nowhere'"),
         (["run", "json:JSONDecoder"], "'json:JSONDecoder' is no method"),

@@ -25,6 +25,7 @@ def test_a_crash_between_a_reply_and_its_line_loses_no_bytes(tmp_path: Path) -> 
     journal = Journal(tmp_path)
     journal.keep_reply(0, "update", 1, b"hello")
     journal.keep_refusal(0, Refusal(2, "update", None, "late"), 3)
+    journal.settle()
     (tmp_path / "meter.jsonl").unlink()
     journal = Journal(tmp_path)
     assert journal.bytes_up == 0

@@ -21,6 +21,7 @@ commands:
   report RUN ...             a table and a page of finished runs
   methods                    what there is to run
   data list | show           data sets, and who would hold what
+  deploy site | app | check  real clients over TLS on Flower: what it needs, and a trial on this machine
   privacy RUN | plan         what a run's clients released at what cost, or what a release would cost
   --version
 
@@ -271,11 +272,48 @@ def _privacy(words: list[str]) -> None:
         _console().print(*ledgers.show(Path(words[0])), sep="\n")
 
 
+# ---------------------------------------------------------------------------------------------------------- deploy
+
+
+def _deploy(words: list[str]) -> None:
+    usage = (
+        "usage: fedstill deploy site FOLDER --client N --data PATH --state FOLDER --methods METHOD ... [--budget E]\n"
+        "                                   a site's policy and ledger; more: fedstill deploy site --help\n"
+        "       fedstill deploy app FOLDER  the folder that 'flwr run' wants\n"
+        "       fedstill deploy check       a SuperLink and two sites on this machine, tried (docs/deploy.md)"
+    )
+    if not words or words[0] in ("-h", "--help"):
+        print(usage)
+        return
+    from fedstill.experiment import deploy
+
+    if words[0] == "check":
+        _no_more(words[1:])
+        console = _console()
+        try:
+            for line in deploy.check():
+                console.print(line, soft_wrap=True, highlight=False)
+        except RuntimeError as error:
+            print(f"fedstill: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+    elif words[0] == "app" and len(words) == 2 and not words[1].startswith("-"):
+        print(f"the app is in {deploy.app(Path(words[1]))}; 'flwr run {words[1]} CONNECTION --run-config ...' runs it")
+    elif words[0] == "site":
+        from fedstill import flags
+
+        folder, settings = flags.parse_site("fedstill deploy site", words[1:])
+        deploy.site(folder, settings)
+        print(f"policy: {folder / 'policy.toml'}; edit it as you like, the site reads it anew for each request")
+    else:
+        raise Bad(f"'deploy {' '.join(words)}' is none of: deploy site FOLDER, deploy app FOLDER, deploy check")
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": _run,
     "compare": _compare,
     "report": _report,
     "methods": _methods,
     "data": _data,
+    "deploy": _deploy,
     "privacy": _privacy,
 }

@@ -13,6 +13,7 @@ import tyro
 from pydantic import ValidationError
 
 from fedstill import methods
+from fedstill.engines.policy import Policy
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, Settings
@@ -116,6 +117,24 @@ def parse_plan(program: str, words: Sequence[str], settings: S) -> S:
     usage = "What a release would cost, before anybody makes one."
     found = _parse(program, usage, words, {"plan": (_plain(settings), "")}, [])
     return _settings(settings, found.plan, "--")
+
+
+def parse_site(program: str, words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """The folder and the flags of ``fedstill deploy site FOLDER``; paths of data are made absolute."""
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        raise ValueError(f"the site's folder comes first: {program} FOLDER --client 0 --data PATH --methods fedavg-p")
+    base = Policy(client=0, data=Path("data"), state=Path("state"), methods=("none",))
+    flags = words if words[0].startswith("-") else words[1:]
+    usage = "Write a site's policy.toml and make its ledger; a policy that is there already stays as it is."
+    found = _settings(base, _parse(program, usage, flags, {"policy": (_plain(base), "")}, []).policy, "--")
+    if found.methods == base.methods:
+        raise ValueError("--methods names nothing; say what the site answers, as --methods fedavg-p fedgm.distil")
+    if not found.data.expanduser().exists():
+        raise ValueError(f"--data is {str(found.data)!r}, where nothing is; give the folder or file of the records")
+    changed = {n: getattr(found, n) for n in type(found).model_fields if getattr(found, n) != getattr(base, n)}
+    kept = {"client": found.client, "state": found.state, **changed, "data": found.data.expanduser().resolve()}
+    public = {name: place.expanduser().resolve() for name, place in found.public.items()}
+    return Path(words[0]), {**kept, **({"public": public} if public else {})}
 
 
 def _word(label: str) -> str:

@@ -16,7 +16,9 @@ or absent (`fedstill.files`); replies and the checkpoint carry a checksum.
 import json
 import shutil
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,10 @@ from fedstill import files, wire
 from fedstill.privacy.ledger import Entry
 
 _CHECKPOINT = "checkpoint"
+_SMALL = 1 << 20
+"""Bytes of a reply that may wait for the disk in memory, of which there are `_PENDING` at most."""
+_PENDING = 32
+_WRITERS = 4
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class Journal:
             except (KeyError, TypeError, ValueError) as error:
                 raise self._damaged(self._meter) from error
         self._began = time.perf_counter() - seconds
+        self._writers = ThreadPoolExecutor(_WRITERS, "journal")
+        self._writing: deque[Future[None]] = deque()
 
     @property
     def seconds(self) -> float:
@@ -118,9 +126,23 @@ class Journal:
         return self.folder / f"{exchange:06d}-{step}"
 
     def keep_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
-        """Keep a reply that passed its checks."""
-        files.write_checked(self._place(exchange, step) / f"{client:05d}.reply", reply)
+        """Keep a reply that passed its checks; it is on the disk for sure after `settle`.
+
+        Small ones are written in the background, so that the next client does not wait for the disk.
+        """
+        place = self._place(exchange, step) / f"{client:05d}.reply"
+        if len(reply) > _SMALL:
+            files.write_checked(place, reply)
+        else:
+            if len(self._writing) == _PENDING:
+                self._writing.popleft().result()
+            self._writing.append(self._writers.submit(files.write_checked, place, reply))
         self._received(exchange, client, len(reply))
+
+    def settle(self) -> None:
+        """Wait until every reply is on the disk; raises what went wrong."""
+        while self._writing:
+            self._writing.popleft().result()
 
     def keep_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
         """Keep why a reply is not used; ``size`` is the bytes that crossed all the same."""
@@ -134,6 +156,7 @@ class Journal:
         Raises:
             Damaged: when the file is not what was written.
         """
+        self.settle()
         place = self._place(exchange, step) / f"{client:05d}.reply"
         return files.read_checked(place, f"delete it and run again to ask client {client} anew")
 
@@ -143,6 +166,7 @@ class Journal:
         Raises:
             ValueError: when the journal holds another question under that number, so another run's.
         """
+        self.settle()
         others = [f.name for f in self.folder.glob(f"{exchange:06d}-*") if f.name != f"{exchange:06d}-{step}"]
         if others:
             raise ValueError(f"{self.folder} holds {others[0]} where this run asks '{step}'; choose another --out")

@@ -43,7 +43,9 @@ def isolated(seed: int) -> Iterator[None]:
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available():  # torch.manual_seed keeps a stack trace for each device that is not there
+            torch.cuda.manual_seed_all(seed)
         yield
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-flower = pytest.importorskip("fedstill.engines.flower", reason="flwr is not installed: pip install 'fedstill[flower]'")
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 from flwr.app import Error, Message, RecordDict  # noqa: E402
 from small import Addressed, Probe, Sites, agreement, run, site, weights  # noqa: E402
 
 from fedstill.cli import main  # noqa: E402
+from fedstill.engines.flower.grid import OnGrid  # noqa: E402
+from fedstill.engines.flower.simulation import simulation  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
@@ -61,7 +63,7 @@ def _a_run() -> None:
 def exchange(grid: Grid, clients: int, **options: Any) -> list[Any]:
     sent: list[int] = []
     nodes = {client: 100 + client for client in range(clients)}
-    transport = flower.OnGrid(grid, nodes, **{"window": 4, **options})
+    transport = OnGrid(grid, nodes, **{"window": 4, **options})
     arrivals = list(transport.exchange(b"what?", range(clients), sent.append))
     assert sorted(sent) == list(range(clients))
     assert sorted(a.client for a in arrivals) == list(range(clients))
@@ -87,7 +89,7 @@ def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason
 
 
 def test_a_simulation_that_ends_ends_the_run() -> None:
-    transport = flower.OnGrid(Grid({0: "silence"}), {0: 0}, window=1, failed=lambda: "the power is out")
+    transport = OnGrid(Grid({0: "silence"}), {0: 0}, window=1, failed=lambda: "the power is out")
     with pytest.raises(RuntimeError, match="ended early: the power is out"):
         list(transport.exchange(b"", [0], lambda _: None))
 
@@ -100,7 +102,7 @@ def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Pat
     wrong = {"well": {}, "raise": {1: "raise"}, "die": {2: "die"}}
     sites = {name: site(Probe(misbehave=how), digits.train, tmp_path / name / "clients") for name, how in wrong.items()}
     expected, _ = run(Probe(), digits, tmp_path / "inline")
-    with flower.simulation(partial(Sites, sites), 4, workers=2) as transport:
+    with simulation(partial(Sites, sites), 4, workers=2) as transport:
 
         def federation(name: str, folder: str = "", **options: Any) -> ServerFederation:
             return ServerFederation(

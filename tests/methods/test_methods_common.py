@@ -146,11 +146,11 @@ def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replie
 def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Flower's simulation, for all methods."""
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
-    from fedstill.engines import flower
+    from fedstill.engines.flower.simulation import simulation
 
     public = noise_images(digits)
     sites = {name: site(make(name), digits.train, tmp_path_factory.mktemp("clients"), public=public) for name in SMALL}
-    with flower.simulation(partial(Sites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
+    with simulation(partial(Sites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
         yield transport
 
 

@@ -55,8 +55,8 @@ class Probe(Method):
     @step
     def update(self, client: Client, weights: State) -> Update:
         wrong = self.misbehave.get(client.id)
-        if wrong == "sleep":
-            time.sleep(60)
+        if wrong in ("sleep", "nap"):
+            time.sleep(60 if wrong == "sleep" else 20)
         if wrong == "die":
             os._exit(3)
         if wrong == "raise":
@@ -74,6 +74,21 @@ class Probe(Method):
             labels=client.train.labels[:3],
             seen=int(seen) * len(client.train),
         )
+
+
+class Told(Reply):
+    number: float
+
+
+class Gossip(Method):
+    """Complains in words that hold a record."""
+
+    def server(self, fed: Any) -> Any:
+        fed.ask(self.tell)
+
+    @step
+    def tell(self, client: Client) -> Told:
+        raise ValueError(f"the patient's pixels are {client.train.images.flatten()[:4].tolist()}")
 
 
 def agreement(method: Method, train: Records, seed: int = 0) -> Agreement:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,6 +86,37 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
     )
     columns = {name: entry.arrays[f"column-{i}"] for i, name in enumerate(entry.facts["columns"])}
     return DataSet(source.name, train, test, class_names, columns, fingerprint)
+
+
+class Part(NamedTuple):
+    """What one site holds of a task: not every class need occur.
+
+    Attributes:
+        train: images ``(n, channels, height, width)`` and labels ``(n,)`` of the train split.
+        test: those of the test split; empty where there is none.
+        class_names: of the labels, where the source names them.
+    """
+
+    train: tuple[torch.Tensor, torch.Tensor]
+    test: tuple[torch.Tensor, torch.Tensor]
+    class_names: tuple[str, ...]
+
+
+def load_part(path: str) -> Part:
+    """Read a site's own records: a folder of parquet files or images or an ``.npz`` file, as `load` does, uncached.
+
+    Raises:
+        ValueError: nothing is found there, or it can't be read.
+    """
+    source = _find(path)
+    train, test = source.read()
+    if len(train.labels) and train.labels.min() < 0:
+        raise ValueError(f"{path!r} has the class {train.labels.min()}; classes are counted from 0")
+    test = test or train.take(np.empty(0, np.int64))
+    names = train.class_names or (source.known.class_names if source.known else ())
+    # a copy has the strides of a decoded cache also where a side is 1, by which torch chooses how to convolve
+    held = [(torch.from_numpy(split.images.copy()), torch.from_numpy(split.labels.copy())) for split in (train, test)]
+    return Part(held[0], held[1], tuple(names or ()))
 
 
 @dataclass(frozen=True)

@@ -171,17 +171,20 @@ class ServerFederation(Federation):
         self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
         if waiting:
             sent = partial(self.journal.sent, exchange, size=len(request))
-            for arrival in self._transport.exchange(request, waiting, sent):
-                refusal, spent = self._judge(arrival, exchange, step, facts, at_most)
-                if spent:  # also of a reply that is not used
-                    self.journal.keep_spent(exchange, arrival.client, spent)
-                if refusal is None:
-                    self.journal.keep_reply(exchange, step.name, arrival.client, arrival.reply)
-                    good.append(arrival.client)
-                else:
-                    self.journal.keep_refusal(exchange, refusal, len(arrival.reply))
-                    refusals.append(refusal)
-                self._watcher.arrived(refusal)
+            try:
+                for arrival in self._transport.exchange(request, waiting, sent):
+                    refusal, spent = self._judge(arrival, exchange, step, facts, at_most)
+                    if spent:  # also of a reply that is not used
+                        self.journal.keep_spent(exchange, arrival.client, spent)
+                    if refusal is None:
+                        self.journal.keep_reply(exchange, step.name, arrival.client, arrival.reply)
+                        good.append(arrival.client)
+                    else:
+                        self.journal.keep_refusal(exchange, refusal, len(arrival.reply))
+                        refusals.append(refusal)
+                    self._watcher.arrived(refusal)
+            finally:
+                self.journal.settle()
         needed = min(self.min_clients, len(asked))
         if len(good) < needed:
             first = refusals[0]

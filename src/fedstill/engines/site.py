@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
-from fedstill.privacy.ledger import Entry, Ledger
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Released
 from fedstill.records import Records
@@ -43,17 +43,37 @@ class Site:
         folder: where client state survives between steps, a folder for each client.
         device: where the steps compute.
         threads: how many threads a step may use; part of what makes a result reproducible to the bit.
+        open_ledger: opens a client's ledger, given its folder; by default one of this run, within the run's budget.
+        discreet: is told what a step complained about, which then stays here; by default the server is told.
     """
 
     def __init__(
-        self, agreement: Agreement, holdings: Holdings, folder: Path, *, device: str = "cpu", threads: int = 1
+        self,
+        agreement: Agreement,
+        holdings: Holdings,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        open_ledger: Callable[[Path], Ledger] | None = None,
+        discreet: Callable[[Exception], None] | None = None,
     ) -> None:
         self.agreement = agreement
         self.holdings = holdings
         self.folder = folder
         self.device = torch.device(device)
         self.threads = threads
+        self._open_ledger = open_ledger or self._ledger
+        self._discreet = discreet
         self._logged: set[str] = set()
+
+    def _ledger(self, folder: Path) -> Ledger:
+        return Ledger(
+            folder / "ledger.jsonl",
+            delta=self.agreement.delta,
+            budget=self.agreement.budget,
+            repeatable=self.agreement.simulated_noise,
+        )
 
     def answer(self, client: int, request: bytes) -> bytes:
         """The reply to ``request``, or a message that says why there is none; never raises."""
@@ -62,8 +82,7 @@ class Site:
         except schema.Refused as error:
             return wire.pack({}, {"error": f"refused by the client: {error}"})
         except Exception as error:  # whatever goes wrong in a step must not take the other clients down
-            self._report(client, error)
-            return wire.pack({}, {"error": f"{type(error).__name__}: {error}"})
+            return wire.pack({}, {"error": self._report(client, error)})
 
     def _answer(self, client: int, request: bytes) -> bytes:
         name = wire.envelope(request).get("step")
@@ -81,12 +100,7 @@ class Site:
         if not self.agreement.simulated_noise and (earlier := given.read()) is not None:
             return earlier
         held = _StateFiles(folder)
-        ledger = Ledger(
-            folder / "ledger.jsonl",
-            delta=self.agreement.delta,
-            budget=self.agreement.budget,
-            repeatable=self.agreement.simulated_noise,
-        )
+        ledger = self._open_ledger(folder)
         actor = SiteClient(
             self.agreement, client, exchange, name, self.holdings, held.read(exchange), ledger, self.device
         )
@@ -100,19 +114,25 @@ class Site:
         except Exception as error:
             if not ledger.of_exchange(exchange):
                 raise
-            self._report(client, error)  # what was charged is charged; the server has to know
-            return wire.pack({}, {"error": f"{type(error).__name__}: {error}", **_spent(ledger, exchange)})
+            # what was charged is charged; the server has to know
+            return wire.pack({}, {"error": self._report(client, error), **_spent(ledger, exchange)})
         held.write(exchange, actor.state)
         if not self.agreement.simulated_noise and ledger.of_exchange(exchange):
             given.write(data)
         return data
 
-    def _report(self, client: int, error: Exception) -> None:
+    def _report(self, client: int, error: Exception) -> str:
+        """What the server may know of an error."""
+        if self._discreet is not None:
+            self._discreet(error)
+            known = isinstance(error, BudgetExceeded)  # which says nothing of the records
+            return f"refused by the site: {error}" if known else "the step failed at the site; its log says why"
         reason = f"{type(error).__name__}: {error}"
         # a ValueError says it all in its sentence, and the same trace from every client helps nobody
         if not isinstance(error, ValueError) and reason not in self._logged:
             self._logged.add(reason)
             log.error("client %d failed", client, exc_info=error)
+        return reason
 
 
 def _spent(ledger: Ledger, exchange: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from fedstill.engines import inprocess
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.server import ServerFederation, Transport, Watcher, save_images
 from fedstill.engines.site import Site, forget_state
+from fedstill.engines.terms import Terms
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, state
@@ -54,13 +56,21 @@ class Job(NamedTuple):
     command: str = ""
 
 
-def run(job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+Sites = Callable[[Terms], Transport]
+"""Gives the way to real sites, which are told the run's terms."""
+
+
+def run(
+    job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | None = None, sites: Sites | None = None
+) -> dict[str, Any]:
     """Make the run, or finish it if it was begun before, and return its ``summary.json``.
 
     Args:
         job: what to run and where.
         data: the data set, if it is not one that `fedstill.data.sources.load` can find by ``job.experiment.data``.
         watcher: sees the progress.
+        sites: the way to real clients, who have records of their own: the server's data set then only gives the task
+            (shape, classes, normalisation) and the test records. By default clients are simulated on this machine.
 
     Raises:
         ValueError: when the folder holds another run, or the task cannot be set up; one sentence.
@@ -76,13 +86,20 @@ def run(job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | Non
                 return _read_json(job.out / "summary.json", {"accuracy", "seconds"})
         elif leftover := [f.name for f in job.out.iterdir() if f.name != _LOCK and not f.name.endswith(files.PART)]:
             raise ValueError(f"{job.out} holds {leftover[0]} and no run; choose an empty folder with --out")
-        task = share_out(job.experiment, data)
+        task = share_out(job.experiment, data, share=sites is None)
         agreement = _agreement(job, task)
         assert agreement.facts  # the model can be built, or this is the place to say why not
-        held = _held(job.experiment, task)
-        held.public()  # likewise
-        files.write_json(place, {**description, "version": fedstill.__version__, "fingerprint": task.fingerprint})
-        return _run(job, task, agreement, watcher or Watcher(), held)
+        everything = held(job.experiment, task)
+        everything.public()  # likewise
+        number = _read_json(place, {"run"})["run"] if place.exists() else secrets.token_hex(16)
+        facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": number}
+        files.write_json(place, {**description, **facts})
+        if sites is None:
+            return _simulated(job, task, agreement, watcher or Watcher(), everything)
+        terms = Terms.of(
+            agreement, run=number, method=job.name, class_names=task.class_names, public=job.experiment.public
+        )
+        return _run(job, task, agreement, watcher or Watcher(), everything, sites(terms))
 
 
 class Task(NamedTuple):
@@ -100,13 +117,16 @@ class Task(NamedTuple):
         return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))
 
 
-def share_out(experiment: Experiment, data: sources.DataSet | None) -> Task:
-    """Load the data and decide who holds what.
+def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bool = True) -> Task:
+    """Load the data and decide who holds what; with ``share=False`` nobody holds any of it.
 
     Raises:
         ValueError: when the data cannot be read or shared out so, in one sentence.
     """
     found = data or sources.load(experiment.data)
+    source = experiment.data if data is None else found.train
+    if not share:
+        return Task(found.train, found.test, [], found.class_names, found.fingerprint, source)
     labels, test = found.train.labels.numpy(), found.test
     kept = np.arange(len(labels))
     if experiment.limit is not None and experiment.limit < len(kept):
@@ -132,7 +152,6 @@ def share_out(experiment: Experiment, data: sources.DataSet | None) -> Task:
             parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
         else:
             parts.append((own, own[:0]))
-    source = experiment.data if data is None else found.train
     return Task(found.train, test, parts, found.class_names, found.fingerprint, source)
 
 
@@ -151,7 +170,7 @@ def _agreement(job: Job, task: Task) -> Agreement:
     )
 
 
-def _held(experiment: Experiment, task: Task) -> shards.Shards:
+def held(experiment: Experiment, task: Task) -> shards.Shards:
     """What the clients hold, and everybody."""
     load_public = None
     if experiment.public is not None:
@@ -159,7 +178,7 @@ def _held(experiment: Experiment, task: Task) -> shards.Shards:
     return shards.Shards(task.source, task.parts, load_public)
 
 
-def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards) -> dict[str, Any]:
+def _simulated(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards) -> dict[str, Any]:
     experiment, out = job.experiment, job.out
     holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
     files.write_json(out / "partition.json", holdings)
@@ -173,20 +192,27 @@ def _run(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: sha
     )
     keep_memory()
     with _transport(experiment, make_site) as transport:
-        federation = ServerFederation(
-            agreement,
-            transport,
-            num_clients=experiment.clients,
-            folder=out,
-            test=task.test,
-            public=held.public(),
-            min_clients=experiment.min_clients,
-            keep_replies=experiment.keep_replies,
-            evaluate_every=experiment.evaluate_every,
-            device=experiment.device,
-            watcher=watcher,
-        )
-        model = job.method.server(federation)
+        return _run(job, task, agreement, watcher, held, transport)
+
+
+def _run(
+    job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards, transport: Transport
+) -> dict[str, Any]:
+    experiment = job.experiment
+    federation = ServerFederation(
+        agreement,
+        transport,
+        num_clients=experiment.clients,
+        folder=job.out,
+        test=task.test,
+        public=held.public(),
+        min_clients=experiment.min_clients,
+        keep_replies=experiment.keep_replies,
+        evaluate_every=experiment.evaluate_every,
+        device=experiment.device,
+        watcher=watcher,
+    )
+    model = job.method.server(federation)
     return _finish(job, task, federation, model)
 
 
@@ -215,7 +241,7 @@ def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Iterato
 
 def _flower() -> ModuleType:
     try:
-        return importlib.import_module("fedstill.engines.flower")
+        return importlib.import_module("fedstill.engines.flower.simulation")
     except ModuleNotFoundError as error:
         raise ValueError(
             f"the engine 'flower' needs the package {error.name}, which is not installed; pip install "

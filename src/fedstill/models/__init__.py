@@ -69,6 +69,11 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
     )
 
 
+def is_own(spec: str) -> bool:
+    """Whether ``spec`` names code outside of fedstill."""
+    return spec.partition(":")[0] not in MODELS
+
+
 def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
     """Penultimate features: ``model.features(x)`` where it exists, else the input of the last ``nn.Linear`` to run.
 

@@ -79,13 +79,7 @@ class Ledger:
         self._delta = delta
         self._budget = budget
         self._repeatable = repeatable
-        self.entries: list[Entry] = []
-        for line in files.read_json_lines(place):
-            try:
-                self.entries.append(Entry(**line))
-            except (ValidationError, TypeError) as error:
-                # a ledger that can't be read must not be taken for an empty one
-                raise files.Damaged(f"{place} is damaged; nothing more is released from here") from error
+        self.entries = self._read()
 
     def charge(self, entry: Entry) -> None:
         """Write ``entry`` down; call this before the release is made.
@@ -100,9 +94,19 @@ class Ledger:
             raise ValueError(f"{entry.mechanism} chooses its noise from earlier releases; that needs a --budget")
         if self._budget is not None:
             self._check(entry, self._budget)
+        self._write(entry)
+        self.entries.append(entry)
+
+    def _read(self) -> list[Entry]:
+        try:
+            return [Entry(**line) for line in files.read_json_lines(self._place)]
+        except (ValidationError, TypeError) as error:
+            # a ledger that can't be read must not be taken for an empty one
+            raise files.Damaged(f"{self._place} is damaged; nothing more is released from here") from error
+
+    def _write(self, entry: Entry) -> None:
         self._place.parent.mkdir(parents=True, exist_ok=True)
         files.append_json(self._place, entry.model_dump(mode="json"))
-        self.entries.append(entry)
 
     def _check(self, entry: Entry, budget: float) -> None:
         same = [*(e for e in self.entries if e.unit == entry.unit), entry]

@@ -1,8 +1,4 @@
-"""Clients on Flower: its simulation runtime, where Ray plays them on all the cores, GPUs and machines it knows.
-
-The one file that knows Flower (flwr 1.41). It carries our bytes as they are in a raw ``Array``; what they mean is the
-business of `fedstill.engines.server` and `fedstill.engines.site`, which are the same in every engine.
-"""
+"""Flower's simulation runtime, where Ray plays the clients on all the cores, GPUs and machines it knows."""
 
 import logging
 import os
@@ -10,110 +6,26 @@ import queue
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before flwr is imported: it reads this once
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Ray's 15 leaves clients next to nothing on a machine that is busy
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves clients next to nothing on a machine that is busy
 
 import ray
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedstill.engines.server import Arrival
+from fedstill.engines.flower.grid import ASK, OnGrid, content, payload
 from fedstill.engines.site import Site
 from fedstill.train.allocator import keep_memory
 
-ASK = "ask"
-"""The name of the one query that clients answer."""
-_POLL = 0.02
-"""Seconds between two looks at what came."""
-
-
-class OnGrid:
-    """The way to clients that are nodes of a Flower grid.
-
-    Args:
-        grid: Flower's way to its nodes.
-        nodes: the node of every client.
-        window: how many clients have a question at a time; the others' messages are not made before.
-        timeout: seconds that a client may take for one step, None for no limit.
-        failed: says why there is nothing to wait for any more, or None.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        nodes: Mapping[int, int],
-        *,
-        window: int,
-        timeout: float | None = None,
-        failed: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self._grid = grid
-        self._nodes = nodes
-        self._window = window
-        self._timeout = timeout
-        self._failed = failed
-
-    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        """See `Transport.exchange`."""
-        waiting = deque(clients)
-        flying: dict[str, tuple[int, float]] = {}  # message -> client, deadline
-        while waiting or flying:
-            if reason := self._failed():
-                raise RuntimeError(f"Flower's simulation ended early: {reason}")
-            some = [waiting.popleft() for _ in range(min(self._window - len(flying), len(waiting)))]
-            for client, message in zip(some, self._push(request, some), strict=True):
-                sent(client)
-                flying[message] = (client, time.monotonic() + (self._timeout or float("inf")))
-            came = list(self._grid.pull_messages(list(flying)))
-            for reply in came:
-                client, _ = flying.pop(reply.metadata.reply_to_message_id)
-                yield _arrival(client, reply)
-            for message, (client, deadline) in list(flying.items()):
-                if deadline <= time.monotonic():
-                    del flying[message]
-                    yield Arrival(client, b"", f"no reply within {self._timeout:g} s (--timeout)")
-            if not came:
-                time.sleep(_POLL)
-
-    def _push(self, request: bytes, clients: Sequence[int]) -> list[str]:
-        messages = [
-            Message(_content(request, client=client), dst_node_id=self._nodes[client], message_type=f"query.{ASK}")
-            for client in clients
-        ]
-        return list(self._grid.push_messages(messages)) if messages else []
-
-
-def _content(data: bytes, **facts: int) -> RecordDict:
-    array = Array(dtype="uint8", shape=(len(data),), stype="fedstill", data=data)
-    return RecordDict({"message": ArrayRecord({"bytes": array}), "facts": ConfigRecord(dict(facts))})
-
-
-def _bytes(message: Message) -> bytes:
-    return message.content.array_records["message"]["bytes"].data
-
-
-def _arrival(client: int, reply: Message) -> Arrival:
-    if reply.has_error():
-        reason = reply.error.reason or f"error {reply.error.code}"
-        if "ActorUnavailableError" in reason or "ActorDiedError" in reason:
-            return Arrival(client, b"", "its process ended; out of memory?")
-        return Arrival(client, b"", f"Flower says: {reason}")
-    try:
-        return Arrival(client, _bytes(reply))
-    except (KeyError, AttributeError, TypeError):
-        return Arrival(client, b"", "the reply holds no bytes of ours")
-
-
-# ----------------------------------------------------------------------------------------------------------- simulation
+_AHEAD = 1000
+"""Messages that may wait for an actor; they share the request's bytes."""
 
 
 @contextmanager
@@ -150,6 +62,10 @@ def simulation(
             logging_level=logging.ERROR,
             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},  # of methods and models of one's own
         )
+    with suppress(ImportError, AttributeError):  # it says that actors ended, also at the end of every simulation
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     try:
         slots = _slots(cpus, gpus)
         flower = _Simulation(
@@ -157,8 +73,9 @@ def simulation(
         )
         try:
             grid = flower.grid()
-            # one waits while another is worked on, so that no actor idles; but waiting must not count as taking long
-            window = slots if timeout else 2 * slots
+            # Flower hands messages over ten times a second, so that many must wait for actors not to idle; but waiting
+            # must not count as taking long
+            window = slots if timeout else max(2 * slots, _AHEAD)
             yield OnGrid(grid, _nodes(grid, clients), window=window, timeout=timeout, failed=flower.failure)
         finally:
             flower.end()
@@ -227,7 +144,7 @@ def _slots(cpus: float, gpus: float) -> int:
 def _nodes(grid: Grid, clients: int) -> dict[int, int]:
     """Any node can play any client, so the order does not matter."""
     while len(nodes := list(grid.get_node_ids())) < clients:
-        time.sleep(_POLL)
+        time.sleep(0.02)
     return dict(enumerate(sorted(nodes)))
 
 
@@ -237,14 +154,18 @@ def _player(reference: "ray.ObjectRef[Callable[[], Site]]") -> ClientApp:
 
     @app.query(ASK)
     def answer(message: Message, context: Context) -> Message:
-        site = _SITES.get(reference.hex())
-        if site is None:
-            keep_memory()
-            site = _SITES[reference.hex()] = ray.get(reference)()
-        client = int(message.content.config_records["facts"]["client"])  # type: ignore[arg-type]
-        return Message(_content(site.answer(client, _bytes(message))), reply_to=message)
+        return _answered(reference, message)  # Ray pickles this function anew for each message, with all it names
 
     return app
+
+
+def _answered(reference: "ray.ObjectRef[Callable[[], Site]]", message: Message) -> Message:
+    site = _SITES.get(reference.hex())
+    if site is None:
+        keep_memory()
+        site = _SITES[reference.hex()] = ray.get(reference)()
+    client = int(message.content.config_records["facts"]["client"])  # type: ignore[arg-type]
+    return Message(content(site.answer(client, payload(message))), reply_to=message)
 
 
 _SITES: dict[str, Site] = {}

@@ -1,0 +1,186 @@
+"""What our engine costs on top of Flower's simulation, and how it grows with the number of clients.
+
+``overhead``: a round in which clients do nothing, through our engine (bytes, checks, journal, client folders) and on
+bare Flower (the same grid and ``send_and_receive`` with an empty message), one after the other. ``scale``: three rounds
+of FedAvg with 10, 100 and 1,000 clients. ``work``: a round of FedAvg in worker processes and on Flower.
+
+Usage: python benchmarks/flower.py overhead|scale|work
+"""
+
+import argparse
+import datetime
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from fedstill.data import sources
+from fedstill.data.shards import Shards
+from fedstill.engines.agreement import Agreement
+from fedstill.engines.flower.simulation import simulation
+from fedstill.engines.server import ServerFederation
+from fedstill.engines.site import Site
+from fedstill.protocol import Client, Federation, Method, Reply, step
+
+
+class Nothing(Reply):
+    numbers: Float32[Tensor, " n"]
+
+
+class Idle(Method):
+    """Asks again and again; nobody does anything."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        raise NotImplementedError
+
+    @step
+    def nothing(self, client: Client) -> Nothing:
+        return Nothing(numbers=torch.zeros(8))
+
+
+def ours(clients: int, rounds: int, workers: int) -> list[float]:
+    data = sources.load("digits")
+    method = Idle()
+    agreement = Agreement(method, "convnet:width=8,depth=2", data.train.shape, 10, data.train.normalisation, 0)
+    parts = [(part, part[:0]) for part in np.array_split(np.arange(len(data.train)), clients)]
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_site = partial(Site, agreement, Shards("digits", parts), Path(folder) / "clients")
+        with simulation(make_site, clients, workers=workers) as transport:
+            fed = ServerFederation(
+                agreement, transport, num_clients=clients, folder=Path(folder) / "run", test=data.test
+            )
+            for _ in range(rounds + 1):
+                began = time.perf_counter()
+                assert len(fed.ask(method.nothing, at_most={"n": 8})) == clients
+                seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def bare(clients: int, rounds: int, workers: int) -> list[float]:
+    import ray
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    client, server, seconds = ClientApp(), ServerApp(), []
+    content = RecordDict({"numbers": ArrayRecord([np.zeros(8, np.float32)])})
+
+    @client.query()
+    def nothing(message: Message, context: Context) -> Message:
+        return Message(content, reply_to=message)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        while len(nodes := list(grid.get_node_ids())) < clients:
+            time.sleep(0.05)
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            messages = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
+            assert len(list(grid.send_and_receive(messages))) == clients
+            seconds.append(time.perf_counter() - began)
+
+    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    backend: Any = {"client_resources": {"num_cpus": 1}}
+    run_simulation(server, client, clients, backend_config=backend)
+    return seconds[1:]
+
+
+def overhead(options: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for clients in options.clients or (10, 100):
+        times = {name: statistics.median(f(clients, options.rounds, 2)) for name, f in (("bare", bare), ("ours", ours))}
+        found.append({"clients": clients, **times, "ratio": times["ours"] / times["bare"]})
+        print(
+            f"{clients} clients: ours {times['ours']:.3f} s, bare Flower {times['bare']:.3f} s a round, ratio "
+            f"{found[-1]['ratio']:.2f}"
+        )
+    return found
+
+
+def measured(words: str) -> tuple[float, float]:
+    """Seconds that a run says it took, and the highest memory of all its processes in MB."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fedstill", *words.split(), "--out", f"{folder}/run"]
+        process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+        highest, done = [0.0], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.2):
+                highest.append(sum(filter(None, map(_shared_out, [process, *process.children(recursive=True)]))) / 1e6)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        code = process.wait()
+        done.set()
+        if code:
+            raise SystemExit(f"fedstill {words} failed")
+        return json.loads(Path(folder, "run", "summary.json").read_text())["seconds"], max(highest)
+
+
+def _shared_out(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0.0
+
+
+def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for clients in options.clients or (10, 100, 1000):
+        words = f"run fedavg --data {options.data} --model lenet --clients {clients} --rounds 3 --local.epochs 1"
+        seconds, memory = measured(f"{words} --engine flower --workers 2")
+        found.append({"clients": clients, "seconds": seconds, "peak_mb": memory})
+        print(f"{clients} clients: {seconds:.1f} s, {memory:.0f} MB at most")
+    return found
+
+
+def work(options: argparse.Namespace) -> list[dict[str, Any]]:
+    words = f"run fedavg --data {options.data} --model lenet --clients 10 --rounds 3 --local.epochs 1 --workers 2"
+    times = {engine: measured(f"{words} --engine {engine}")[0] for engine in ("inprocess", "flower")}
+    print(f"three rounds: in-process {times['inprocess']:.1f} s, Flower {times['flower']:.1f} s")
+    return [{**times, "ratio": times["inprocess"] / times["flower"]}]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "overhead": overhead,
+    "scale": scale,
+    "work": work,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--clients", type=int, nargs="+")
+    parser.add_argument("--data", default="fashion_mnist")
+    options = parser.parse_args()
+    table = PARTS[options.part](options)
+    record = {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "table": table,
+    }
+    place = Path(__file__).parent / "results" / f"flower-{options.part}.json"
+    place.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

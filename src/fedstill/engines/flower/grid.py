@@ -1,0 +1,121 @@
+"""Our bytes on a Flower grid: in a raw ``Array``, as they are."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedstill.engines.server import Arrival
+
+ASK = "ask"
+"""The name of the query that carries a request."""
+
+
+class OnGrid:
+    """The way to clients that are nodes of a Flower grid.
+
+    Args:
+        grid: Flower's way to its nodes.
+        nodes: the node of every client.
+        window: how many clients have a question at a time; the others' messages are not made before.
+        timeout: seconds that a client may take for one step, None for no limit.
+        failed: says why there is nothing to wait for any more, or None.
+        facts: what goes with every request.
+        poll: seconds between two looks at what came.
+        at_once: replies to fetch at a time; over a network only so many are in memory together.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Mapping[int, int],
+        *,
+        window: int,
+        timeout: float | None = None,
+        failed: Callable[[], str | None] = lambda: None,
+        facts: Mapping[str, int | str] | None = None,
+        poll: float = 0.05,
+        at_once: int = 1000,
+    ) -> None:
+        self._grid = grid
+        self._nodes = nodes
+        self._window = window
+        self._timeout = timeout
+        self._failed = failed
+        self._facts = dict(facts or {})
+        self._poll = poll
+        self._at_once = at_once
+
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        """See `Transport.exchange`."""
+        waiting = deque(clients)
+        flying: dict[str, tuple[int, float]] = {}  # message -> client, deadline
+        while waiting or flying:
+            if reason := self._failed():
+                raise RuntimeError(f"Flower ended early: {reason}")
+            some = [waiting.popleft() for _ in range(min(self._window - len(flying), len(waiting)))]
+            for client in [client for client in some if client not in self._nodes]:
+                some.remove(client)
+                yield Arrival(client, b"", "no site answers for it")
+            for client, message in zip(some, self._push(request, some), strict=True):
+                if not message:  # Flower knows already that the node is gone
+                    yield Arrival(client, b"", "its node is not connected")
+                    continue
+                sent(client)
+                flying[message] = (client, time.monotonic() + (self._timeout or float("inf")))
+            before = len(flying)
+            for asked in _batched(flying, self._at_once):
+                for reply in self._grid.pull_messages(asked):
+                    client, _ = flying.pop(reply.metadata.reply_to_message_id)
+                    yield _arrival(client, reply)
+            for message, (client, deadline) in list(flying.items()):
+                if deadline <= time.monotonic():
+                    del flying[message]
+                    yield Arrival(client, b"", f"no reply within {self._timeout:g} s (--timeout)")
+            if len(flying) == before:
+                time.sleep(self._poll)
+
+    def _push(self, request: bytes, clients: Sequence[int]) -> list[str]:
+        messages = [
+            Message(
+                content(request, client=client, **self._facts),
+                dst_node_id=self._nodes[client],
+                message_type=f"query.{ASK}",
+            )
+            for client in clients
+        ]
+        return list(self._grid.push_messages(messages)) if messages else []
+
+
+def _batched(messages: Iterable[str], size: int) -> list[list[str]]:
+    """The messages in lists of ``size``."""
+    every = list(messages)
+    return [every[start : start + size] for start in range(0, len(every), size)]
+
+
+def content(data: bytes, **facts: int | str) -> RecordDict:
+    """A message of ours: the bytes, and what has to stand beside them."""
+    array = Array(dtype="uint8", shape=(len(data),), stype="fedstill", data=data)
+    found = RecordDict({"message": ArrayRecord({"bytes": array})})
+    if facts:
+        found["facts"] = ConfigRecord(dict(facts))
+    return found
+
+
+def payload(message: Message) -> bytes:
+    """The bytes of a message of ours; KeyError, AttributeError or TypeError where it is none."""
+    return message.content.array_records["message"]["bytes"].data
+
+
+def _arrival(client: int, reply: Message) -> Arrival:
+    if reply.has_error():
+        reason = reply.error.reason or f"error {reply.error.code}"
+        if "ActorUnavailableError" in reason or "ActorDiedError" in reason:
+            return Arrival(client, b"", "its process ended; out of memory?")
+        return Arrival(client, b"", f"Flower says: {reason}")
+    try:
+        return Arrival(client, payload(reply))
+    except (KeyError, AttributeError, TypeError):
+        return Arrival(client, b"", "the reply holds no bytes of ours")

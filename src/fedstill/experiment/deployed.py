@@ -1,0 +1,111 @@
+"""A run among real sites: what the server and the sites do when Flower starts them (`fedstill.app`)."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedstill.engines.policy import Policy, PolicySite
+from fedstill.engines.server import Transport, Watcher
+from fedstill.engines.site import Site
+from fedstill.engines.terms import Terms
+from fedstill.experiment import config
+from fedstill.experiment.run import Job, held, run, share_out
+from fedstill.journal import Refusal
+
+Config = Mapping[str, Any]
+log = logging.getLogger("fedstill")
+
+
+class Lines(Watcher):
+    """Progress as lines, for a log."""
+
+    def asked(self, step: str, clients: int, answered: int) -> None:
+        """See `Watcher`."""
+        print(f"asking {clients} clients: {step}" + (f" ({answered} have answered)" if answered else ""), flush=True)
+
+    def arrived(self, refusal: Refusal | None) -> None:
+        """See `Watcher`."""
+        if refusal is not None:
+            print(f"client {refusal.client} is left out: {refusal.reason}", flush=True)
+
+    def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
+        """See `Watcher`."""
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        print(f"round {round} of {rounds}: {numbers}", flush=True)
+
+
+def serve(connect: Callable[..., Transport], settings: Config) -> None:
+    """The server's part of a run.
+
+    Args:
+        connect: from the run's terms (JSON), the number of clients and seconds to wait to the way to the sites.
+        settings: ``file``, an experiment file on the server; ``out``, the run's folder; ``wait``, seconds to wait for
+            sites.
+
+    Raises:
+        ValueError: a setting is missing or wrong.
+    """
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler(sys.stdout))
+    for name in ("file", "out"):
+        if not settings.get(name):
+            raise ValueError(f"--run-config must give '{name}', as in --run-config 'file=\"/path/run.yaml\" out=...'")
+    experiment, name, method = config.read_yaml(Path(str(settings["file"])))
+    job = Job(experiment, name, method, Path(str(settings["out"])), command=f"flwr run, {settings['file']}")
+    wait = float(settings.get("wait", 600.0))
+
+    def sites(terms: Terms) -> Transport:
+        return connect(terms.model_dump_json(), experiment.clients, wait=wait, timeout=experiment.timeout)
+
+    summary = run(job, watcher=Lines(), sites=sites)
+    print(f"accuracy {100 * summary['accuracy']:.2f} %, results in {job.out}", flush=True)
+
+
+class Deployed:
+    """A real site: its node is told where its policy file is, and nothing else."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.number = policy.client
+        self._site = PolicySite(policy)
+
+    def answer(self, client: int, terms: str, request: bytes) -> bytes:
+        """See `Player.answer`; the site knows its own number."""
+        return self._site.answer(terms, request)
+
+
+class Simulated:
+    """A node of Flower's simulation: it holds what the experiment file gives to its number."""
+
+    def __init__(self, number: int, settings: Config) -> None:
+        self.number = number
+        self._settings = settings
+
+    @cached_property
+    def _experiment(self) -> config.Experiment:
+        return config.read_yaml(Path(str(self._settings["file"])))[0]
+
+    def answer(self, client: int, terms: str, request: bytes) -> bytes:
+        """See `Player.answer`."""
+        experiment, agreed = self._experiment, Terms.read(terms)
+        task = share_out(experiment, None)
+        folder = Path(str(self._settings["out"])) / "clients"
+        site = Site(
+            agreed.agreement(), held(experiment, task), folder, device=experiment.device, threads=experiment.threads
+        )
+        return site.answer(client, request)
+
+
+def player(node: Config, settings: Config) -> Deployed | Simulated:
+    """What answers at a node.
+
+    Raises:
+        ValueError: the node has neither a policy file nor a number.
+    """
+    if "policy" in node:
+        return Deployed(Policy.read(Path(str(node["policy"]))))
+    if "partition-id" in node:
+        return Simulated(int(node["partition-id"]), settings)
+    raise ValueError("the node has no policy; start it with --node-config 'policy=\"/path/policy.toml\"'")
