@@ -38,6 +38,8 @@ from fedstill.protocol import Client, Federation, Method, Reply, step
 
 
 class Nothing(Reply):
+    """Eight numbers."""
+
     numbers: Float32[Tensor, " n"]
 
 
@@ -45,10 +47,12 @@ class Idle(Method):
     """Asks again and again; nobody does anything."""
 
     def server(self, fed: Federation) -> nn.Module:
+        """The benchmark asks by itself."""
         raise NotImplementedError
 
     @step
     def nothing(self, client: Client) -> Nothing:
+        """Answers at once."""
         return Nothing(numbers=torch.zeros(8))
 
 

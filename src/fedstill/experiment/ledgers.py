@@ -121,10 +121,11 @@ class Plan(Settings):
 def plan(settings: Plan) -> Iterator[Table | Text]:
     """The noise of every mechanism at this budget, and what it does to accuracy on a reference task."""
     noise = accounting.gaussian_noise(settings.epsilon, settings.delta)
+    classic = accounting.classic_noise(settings.epsilon, settings.delta)
     keep = 1 / (1 + (settings.classes - 1) * math.exp(-settings.epsilon))
     yield Text(
         f"epsilon {settings.epsilon:g}, delta {settings.delta:g}, one record added or removed: Gaussian noise of "
-        f"{noise:.4g} x the sensitivity (the classic formula would take {_classic(settings):.4g})"
+        f"{noise:.4g} x the sensitivity (the classic formula would take {classic:.4g})"
     )
     table = Table("release", "sensitivity", "noise", "by one client's signal", box=SIMPLE_HEAD, pad_edge=False)
     per_class = settings.records / settings.classes
@@ -145,10 +146,6 @@ def plan(settings: Plan) -> Iterator[Table | Text]:
         f"clients with {settings.records} records each, mean of their heads): {100 * clean:.1f} % without noise, "
         f"{100 * noisy:.1f} % with it. Real data differ; try --epsilon None and a value in a simulation first."
     )
-
-
-def _classic(settings: Plan) -> float:
-    return math.sqrt(2 * math.log(1.25 / settings.delta)) / settings.epsilon
 
 
 def reference(settings: Plan, noise_multiplier: float) -> tuple[float, float]:

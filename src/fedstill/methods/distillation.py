@@ -24,9 +24,9 @@ from fedstill.methods.heads import (
     final,
     mean_head,
     needed,
-    noise,
     published_epsilon,
 )
+from fedstill.privacy.accounting import share_noise
 from fedstill.privacy.logistic import BinaryHead, PublishedBinaryHead, extend
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Federation, Records, Released, Settings, load
@@ -125,7 +125,7 @@ class DistillingMethod(HeadMethod):
             mechanism = BinaryHead(
                 penalty=penalty,
                 radius=here.radius,
-                noise_multiplier=noise(self.epsilon, client.delta, share),
+                noise_multiplier=share_noise(self.epsilon, client.delta, share),
                 bias=self.head.bias,
                 negatives=negatives,
             )

@@ -21,8 +21,9 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill.distill.embedding import ImageFitting, embed, unit
-from fedstill.methods.heads import Epsilon, Share, noise
+from fedstill.methods.heads import Epsilon, Share
 from fedstill.methods.surrogate import train_on
+from fedstill.privacy.accounting import share_noise
 from fedstill.privacy.mechanisms import ClassSums
 from fedstill.protocol import Client, Federation, Method, Public, Records, Released, Reply, step
 from fedstill.train.server import ServerTraining
@@ -73,7 +74,7 @@ class FedGMRecords(Method):
         rows = embed(nets, client.train) - centre.to(client.device)
         constant = rows.new_full((len(rows), 1), radius * math.sqrt(self.count_share))
         rows = torch.cat([rows * math.sqrt(1 - self.count_share), constant], 1)
-        mechanism = ClassSums(client.train.num_classes, radius, noise(self.epsilon, client.delta))
+        mechanism = ClassSums(client.train.num_classes, radius, share_noise(self.epsilon, client.delta))
         sums = client.release(mechanism, (rows, client.train.labels))
         return Embedding(sums=sums.map(lambda a: a.float().cpu()))
 

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models, seeds
-from fedstill.privacy.accounting import gaussian_noise
+from fedstill.privacy.accounting import share_noise
 from fedstill.privacy.logistic import LogisticHead, PublishedLogisticHead
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import (
@@ -162,14 +162,6 @@ def published_epsilon(epsilon: Epsilon) -> float:
     return 1e12 if epsilon is None else epsilon
 
 
-def noise(epsilon: Epsilon, delta: float, share: float = 1.0) -> float:
-    """The noise multiplier of a release that takes ``share`` of ``1 / sigma^2`` of an (epsilon, delta) budget.
-
-    A trifle more than the formula's: accountants round to the safe side, and a budget of epsilon must be enough.
-    """
-    return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) * (1 + 1e-5) / math.sqrt(share)
-
-
 class HeadModel(nn.Module):
     """An extractor, the public map and a linear head: the model of the whole family.
 
@@ -289,7 +281,7 @@ class HeadMethod(Method):
                 scaling=self.head.scaling,
             )
         else:
-            multiplier = noise(self.epsilon, client.delta, share)
+            multiplier = share_noise(self.epsilon, client.delta, share)
             mechanism = LogisticHead(
                 num_classes=classes,
                 penalty=self.head.penalty or max(0.3, math.sqrt(2) * multiplier / self.head.logit_noise),

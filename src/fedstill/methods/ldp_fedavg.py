@@ -12,7 +12,6 @@ Differs from the paper (docs/methods/ldp-fedavg.md has the whole list):
 * models with BatchNorm are refused: their running statistics would leave unprotected.
 """
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.heads import noise
+from fedstill.privacy.accounting import classic_noise, share_noise
 from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive, clipped
 from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.seeds import Noise
@@ -117,9 +116,8 @@ class LDPFedAvg(Method):
     def noise_multiplier(self, delta: float) -> float:
         """Standard deviation of the noise of one round by 2S."""
         if self.epsilon is None or self.privacy == "sound":
-            return noise(self.epsilon, delta, 1 / self.rounds)  # 1/s^2 adds up over rounds
-        # sigma = S sqrt(2 ln(1.25 / delta)) / epsilon (Dwork, Roth 2014, theorem A.1; proved for epsilon < 1 only)
-        return math.sqrt(2 * math.log(1.25 / delta)) / (self.epsilon / self.rounds) / 2
+            return share_noise(self.epsilon, delta, 1 / self.rounds)  # 1/s^2 adds up over rounds
+        return classic_noise(self.epsilon / self.rounds, delta) / 2  # takes S for the sensitivity, which is 2S
 
 
 def _named(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

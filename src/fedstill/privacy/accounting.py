@@ -126,6 +126,20 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
     return float(found)
 
 
+def share_noise(epsilon: float | None, delta: float, share: float = 1.0) -> float:
+    """The noise multiplier of a release that takes ``share`` of ``1 / sigma^2`` of an (epsilon, delta) budget.
+
+    A trifle more than the formula's: accountants round to the safe side, and a budget of epsilon must be enough. No
+    noise for an epsilon of None.
+    """
+    return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) * (1 + 1e-5) / math.sqrt(share)
+
+
+def classic_noise(epsilon: float, delta: float) -> float:
+    """``sqrt(2 ln(1.25 / delta)) / epsilon`` (Dwork, Roth 2014, theorem A.1): proved for an epsilon below 1 only."""
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """The smallest epsilon of one Gaussian release at ``delta``; the inverse of `gaussian_noise`."""
     _check_delta(delta)

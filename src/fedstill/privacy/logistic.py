@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from fedstill.privacy.accounting import Event, Unbounded
+from fedstill.privacy.accounting import Event, Unbounded, classic_noise
 from fedstill.privacy.mechanisms import (
     ROUNDING,
     GaussianMechanism,
@@ -189,8 +189,7 @@ class _PublishedHead(Mechanism[Rows, Value]):
         longest = max(float(h.norm(dim=1).max()), 1e-300)
         x, penalty = extend(h, longest, self.bias), self.lam * (len(h) if self.scaling == "paper" else 1)
         beta = solve_binary(x, labels, penalty) if classes is None else solve(x, labels, classes, penalty)
-        # the classic formula (Dwork, Roth 2014, theorem A.1), as the paper has it for every epsilon
-        std = claimed / (self.lam * len(h)) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+        std = claimed / (self.lam * len(h)) * classic_noise(self.epsilon, self.delta)  # for every epsilon, as there
         beta = beta + std * noise.gaussian(beta.shape).to(beta.device)
         return torch.cat([beta[..., :-1] * (math.sqrt(1 - self.bias**2) / longest), beta[..., -1:]], -1)
 
