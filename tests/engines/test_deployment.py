@@ -52,7 +52,7 @@ def completed(here: Loopback, run_id: str, name: str) -> Path:
     return here.folder / "runs" / name
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["fedavg-p", *(pytest.param(name, marks=thorough) for name in ("scaffold", "fedgm"))])
 def test_a_deployment_gives_the_weights_and_bytes_of_a_simulation(name: str, here: Loopback, tmp_path: Path) -> None:
     found = completed(here, here.run(name, {"method": name, **TASK, name: METHODS[name]}), name)
     summary = run(Job(Experiment(**TASK, workers=0), name, methods.get(name)(**METHODS[name]), tmp_path / "simulated"))
