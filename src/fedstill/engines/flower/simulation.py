@@ -1,6 +1,7 @@
 """Flower's simulation runtime, where Ray plays the clients on all the cores, GPUs and machines it knows."""
 
 import logging
+import math
 import os
 import queue
 import sys
@@ -54,7 +55,7 @@ def simulation(
     for name in ("flwr", "ray"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures come back as replies
     if not ray.is_initialized():
-        number = None if workers is None else max(1, round(workers * cpus))
+        number = None if workers is None else math.ceil(max(1, workers) * cpus)
         ray.init(
             num_cpus=number,
             include_dashboard=False,
