@@ -1,14 +1,11 @@
 """Audits: their statistics against known numbers, and what they find of sound and of broken builds."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from benchmark import load
 from scipy.stats import binom
 
 from fedstill.evaluate import audit
@@ -17,20 +14,7 @@ from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
 from fedstill.seeds import Simulated, numpy_stream, stream
 
-
-def load() -> ModuleType:
-    """benchmarks/audit.py, which has the builds."""
-    spec = importlib.util.spec_from_file_location(
-        "audit_benchmark", Path(__file__).parents[2] / "benchmarks" / "audit.py"
-    )
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-benchmark = load()
+benchmark = load("audit")
 
 
 # --- the bound of one run

@@ -1,25 +1,9 @@
 """Audits through whole runs, in small form: a method as it is stays within its guarantee, without noise it doesn't."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from benchmark import load
 
-
-def load() -> ModuleType:
-    """benchmarks/audit_runs.py, which has the attacks."""
-    place = Path(__file__).parents[2] / "benchmarks" / "audit_runs.py"
-    spec = importlib.util.spec_from_file_location("audit_runs", place)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-benchmark = load()
+benchmark = load("audit_runs")
 ATTACKS = {attack.method: attack for attack in benchmark.ATTACKS}
 
 

@@ -123,23 +123,29 @@ def workers(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     pool.close()
 
 
-@every
-def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replies(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], workers: Workers, tmp_path: Path
+def gives_the_same_bytes(
+    name: str, transport: Any, digits: DataSet, undisturbed: tuple[bytes, ServerFederation], folder: Path
 ) -> None:
     federation = ServerFederation(
         agreement(make(name), digits.train),
-        Shuffled(Addressed(workers, name)),
+        transport,
         num_clients=4,
-        folder=tmp_path,
+        folder=folder,
         test=digits.test,
         public=noise_images(digits)(),
     )
     model = make(name).server(federation)
-    expected, first = whole[name]
+    expected, first = undisturbed
     assert weights(model) == expected
     assert federation.journal.bytes_up == first.journal.bytes_up
     assert federation.journal.bytes_down == first.journal.bytes_down
+
+
+@every
+def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replies(
+    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], workers: Workers, tmp_path: Path
+) -> None:
+    gives_the_same_bytes(name, Shuffled(Addressed(workers, name)), digits, whole[name], tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -159,19 +165,7 @@ def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_flower_s_simulation_gives_the_same_bytes(
     name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], simulated: Any, tmp_path: Path
 ) -> None:
-    federation = ServerFederation(
-        agreement(make(name), digits.train),
-        Addressed(simulated, name),
-        num_clients=4,
-        folder=tmp_path,
-        test=digits.test,
-        public=noise_images(digits)(),
-    )
-    model = make(name).server(federation)
-    expected, first = whole[name]
-    assert weights(model) == expected
-    assert federation.journal.bytes_up == first.journal.bytes_up
-    assert federation.journal.bytes_down == first.journal.bytes_down
+    gives_the_same_bytes(name, Addressed(simulated, name), digits, whole[name], tmp_path)
 
 
 @every

@@ -4,35 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
+from releases import ONE, entry
 
 from fedstill import files
 from fedstill.privacy import accounting, guarantee
-from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
-
-
-def entry(
-    event: Event,
-    exchange: int = 0,
-    index: int = 0,
-    unit: Unit = "record",
-    adaptive: bool = False,
-    part: str | None = None,
-) -> Entry:
-    return Entry(
-        exchange=exchange,
-        step="s",
-        index=index,
-        mechanism="Noisy",
-        unit=unit,
-        event=event,
-        theorem="a theorem",
-        adaptive=adaptive,
-        part=part,
-    )
-
-
-ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))
 
 
 def test_a_ledger_refuses_before_it_is_overdrawn_and_charges_nothing_then(tmp_path: Path) -> None:

@@ -12,36 +12,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from releases import ONE, entry
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import BudgetExceeded, Entry, touching
 from fedstill.privacy.site_ledger import HEAD, KEY, LINES, LOCK, SiteLedger
 
-ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))
 DELTA = 1e-5
-
-
-def entry(
-    event: Event = ONE,
-    index: int = 0,
-    unit: Unit = "record",
-    part: str | None = None,
-    adaptive: bool = False,
-    exchange: int = 0,
-) -> Entry:
-    return Entry(
-        exchange=exchange,
-        step="s",
-        index=index,
-        mechanism="Noisy",
-        unit=unit,
-        event=event,
-        theorem="a theorem",
-        adaptive=adaptive,
-        part=part,
-    )
 
 
 def label(epsilon: float, part: str | None = None, exchange: int = 0) -> Entry:

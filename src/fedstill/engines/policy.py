@@ -206,8 +206,7 @@ class _Held:
                 raise schema.Refused(f"the site's images are {here}, the run's {there}")
             if len(labels) and int(labels.max()) >= len(table):
                 raise schema.Refused(f"the site has the class {int(labels.max())}; the run has {len(table)} classes")
-            agreed = terms.agreement().normalisation
-            found.append(Records(images, table[labels], len(terms.class_names), agreed))
+            found.append(Records(images, table[labels], len(terms.class_names), terms.normalisation))
         return found[0], found[1]
 
     def records(self, client: int) -> tuple[Records, Records]:
@@ -224,4 +223,4 @@ class _Held:
             if name not in self._policy.public:
                 raise schema.Refused(f"the site has no public data '{schema.clean(name)}' (public)")
             spec = f"{self._policy.public[name]}{colon}{rest}"
-        return public.load(spec, terms.shape, terms.agreement().normalisation)
+        return public.load(spec, terms.shape, terms.normalisation)

@@ -90,6 +90,11 @@ class Terms(Settings):
                 what = f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}"
             raise schema.Refused(f"the run's terms are wrong at {what}") from error
 
+    @property
+    def normalisation(self) -> Normalisation:
+        """Of the task's images."""
+        return Normalisation(self.mean, self.std)
+
     def agreement(self) -> Agreement:
         """What a site agrees to, once its policy has looked at method and model.
 
@@ -105,7 +110,7 @@ class Terms(Settings):
             model=self.model,
             shape=self.shape,
             num_classes=len(self.class_names),
-            normalisation=Normalisation(self.mean, self.std),
+            normalisation=self.normalisation,
             seed=self.seed,
             max_bytes=self.max_bytes,
             delta=self.delta,

@@ -16,33 +16,12 @@ from fedstill.engines.policy import Policy, PolicySite
 from fedstill.experiment import config, ledgers
 from fedstill.privacy.site_ledger import SiteLedger
 
-APP = """\
-# The Flower app: `flwr run flower CONNECTION --run-config 'file="/path/run.yaml" out="/path/run"'` (docs/deploy.md).
-[project]
-name = "fedstill-app"
-version = "1.0.0"
-description = "fedstill on Flower"
-license = "Apache-2.0"
-dependencies = ["fedstill[flower]"]
-
-[tool.flwr.app]
-publisher = "fedstill"
-
-[tool.flwr.app.components]
-serverapp = "fedstill.app:server_app"
-clientapp = "fedstill.app:client_app"
-
-[tool.flwr.app.config]
-file = ""    # the experiment file, on the server
-out = ""     # the run's folder, on the server
-wait = 600.0 # seconds to wait for sites
-"""
-"""Of ``flower/pyproject.toml``, for those who have fedstill installed and no copy of its source."""
+_APP = Path(__file__).parent / "flower_app" / "pyproject.toml"
 
 
 def app(folder: Path) -> Path:
     """Write the Flower app into ``folder``; returns it."""
-    files.write_bytes(folder / "pyproject.toml", APP.encode())
+    files.write_bytes(folder / "pyproject.toml", _APP.read_bytes())
     return folder
 
 

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,15 @@ class Deployed:
         return self._site.answer(terms, request)
 
 
+@lru_cache(maxsize=1)
+def _simulated_site(file: str, out: str, terms: str) -> Site:
+    """Plays every client of an experiment file; set up once in a process that answers for many."""
+    experiment = config.read_yaml(Path(file))[0]
+    everything = held(experiment, share_out(experiment, None))
+    agreed = Terms.read(terms).agreement()
+    return Site(agreed, everything, Path(out) / "clients", device=experiment.device, threads=experiment.threads)
+
+
 class Simulated:
     """A node of Flower's simulation: it holds what the experiment file gives to its number."""
 
@@ -83,19 +92,9 @@ class Simulated:
         self.number = number
         self._settings = settings
 
-    @cached_property
-    def _experiment(self) -> config.Experiment:
-        return config.read_yaml(Path(str(self._settings["file"])))[0]
-
     def answer(self, client: int, terms: str, request: bytes) -> bytes:
         """See `Player.answer`."""
-        experiment, agreed = self._experiment, Terms.read(terms)
-        task = share_out(experiment, None)
-        folder = Path(str(self._settings["out"])) / "clients"
-        site = Site(
-            agreed.agreement(), held(experiment, task), folder, device=experiment.device, threads=experiment.threads
-        )
-        return site.answer(client, request)
+        return _simulated_site(str(self._settings["file"]), str(self._settings["out"]), terms).answer(client, request)
 
 
 def player(node: Config, settings: Config) -> Deployed | Simulated:

@@ -91,7 +91,8 @@ def run(
         assert agreement.facts  # the model can be built, or this is the place to say why not
         everything = held(job.experiment, task)
         everything.public()  # likewise
-        number = _read_json(place, {"run"})["run"] if place.exists() else secrets.token_hex(16)
+        kept = _read_json(place, set()) if place.exists() else {}
+        number = kept.get("run") or secrets.token_hex(16)  # earlier versions gave none
         facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": number}
         files.write_json(place, {**description, **facts})
         if sites is None:

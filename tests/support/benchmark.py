@@ -1,0 +1,17 @@
+"""Loads a benchmark, whose parts tests use."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def load(name: str) -> ModuleType:
+    """benchmarks/NAME.py."""
+    place = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", place)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

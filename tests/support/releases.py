@@ -1,0 +1,29 @@
+"""Entries of ledgers, for tests."""
+
+from fedstill.privacy import accounting
+from fedstill.privacy.accounting import Event, Gaussian, Unit
+from fedstill.privacy.ledger import Entry
+
+ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))
+"""What one Gaussian release of epsilon 1 costs."""
+
+
+def entry(
+    event: Event = ONE,
+    index: int = 0,
+    unit: Unit = "record",
+    part: str | None = None,
+    adaptive: bool = False,
+    exchange: int = 0,
+) -> Entry:
+    return Entry(
+        exchange=exchange,
+        step="s",
+        index=index,
+        mechanism="Noisy",
+        unit=unit,
+        event=event,
+        theorem="a theorem",
+        adaptive=adaptive,
+        part=part,
+    )
