@@ -17,6 +17,7 @@ Federated learning by distillation: clients answer once with something small, ev
 commands:
   run METHOD [flags]         run one method on one task           fedstill run fedgm --help
   run FILE.yaml [flags]      the same, described in a file
+  run --extend RUN [flags]   ask the clients that are missing in a finished one-shot run
   compare METHOD ... [flags] several methods on the same clients  fedstill compare --help
   report RUN ...             a table and a page of finished runs
   methods                    what there is to run
@@ -89,10 +90,12 @@ def _dispatch(words: list[str]) -> None:
 
 def _run(words: list[str]) -> None:
     from fedstill import flags, methods
-    from fedstill.experiment import config, tables
-    from fedstill.experiment.record import read_run
+    from fedstill.experiment import config
     from fedstill.experiment.run import Job
 
+    if words and words[0] == "--extend":
+        _extend(words[1:])
+        return
     if not words or words[0].startswith("-"):
         if words and words[0] not in ("-h", "--help"):
             raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
@@ -109,13 +112,39 @@ def _run(words: list[str]) -> None:
         parsed.out
         or Path("runs") / f"{name.replace(':', '.')}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
     )
+    _make_and_show(Job(parsed.experiment, name, parsed.method, out, command=_command(["run", *words])))
+
+
+def _make_and_show(job: "Any") -> None:
+    from fedstill.experiment import tables
+    from fedstill.experiment.record import read_run
+
     console = _console()
-    job = Job(parsed.experiment, name, parsed.method, out, command=_command(["run", *words]))
     _make(job, console)
-    record = read_run(out)
-    _page([record], out / "report.html", None)
+    record = read_run(job.out)
+    _page([record], job.out / "report.html", None)
     console.print(tables.terminal([record]))
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    console.print(f"report: {job.out / 'report.html'}", soft_wrap=True)
+
+
+def _extend(words: list[str]) -> None:
+    from fedstill import flags
+    from fedstill.experiment import extend
+
+    if not words or words[0].startswith("-"):
+        raise Bad("--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...")
+    run = Path(words[0])
+    out = run.with_name(f"{run.name}-extended")
+    job = extend.read_job(run, out, _command(["run", "--extend", *words]))
+    if not (run / "partition.json").exists():
+        raise Bad(
+            f"{run} asked real sites; ask the late ones with flwr run APP CONNECTION --run-config "
+            f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
+        )
+    parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
+    job = job._replace(experiment=parsed.experiment, method=parsed.method, out=parsed.out or out)
+    extend.begin(run, job)
+    _make_and_show(job)
 
 
 def _make(job: "Any", console: "Console") -> None:

@@ -5,7 +5,8 @@
     journal/
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       spent.jsonl                     one line per reply with released values: exchange, client, the releases
-      000002-update/00007.reply       the reply of client 7 to the server's third question
+      000002-update/request           the digest of the server's third question
+      000002-update/00007.reply       the reply of client 7 to it
       000002-update/00009.refused     why client 9's reply is not used
       checkpoint                      what the server's loop carries after its last finished round
 
@@ -13,6 +14,7 @@ A resumed run asks the same questions in the same order; what is already answere
 or absent (`fedstill.files`); replies and the checkpoint carry a checksum.
 """
 
+import hashlib
 import json
 import shutil
 import time
@@ -159,6 +161,23 @@ class Journal:
         self.settle()
         place = self._place(exchange, step) / f"{client:05d}.reply"
         return files.read_checked(place, f"delete it and run again to ask client {client} anew")
+
+    def asks(self, exchange: int, step: str, request: bytes) -> None:
+        """Note the digest of a question; raises ValueError where kept replies answer another one.
+
+        A GPU may round a request otherwise when a killed run computes it again, so only its first question is held to
+        it: nothing was computed from replies before that, and who extends a run must ask just what the others were
+        asked.
+        """
+        place = self._place(exchange, step) / "request"
+        digest = hashlib.sha256(request).hexdigest()
+        if not place.exists():
+            files.write_bytes(place, digest.encode())
+        elif exchange == 0 and place.read_text() != digest:
+            raise ValueError(
+                f"{self.folder} holds replies to another question than step '{step}' asks now (the method's code or "
+                "the data have changed since); start anew with another --out"
+            )
 
     def answered(self, exchange: int, step: str) -> tuple[list[int], list[Refusal]]:
         """Who replied well to a question, and who was refused.

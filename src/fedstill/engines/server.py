@@ -165,6 +165,7 @@ class ServerFederation(Federation):
         self.asked_steps[step.name] = step
         envelope = {"step": step.name, "exchange": exchange}
         request = wire.encode(payload, step.request, self.agreement.facts, envelope)
+        self.journal.asks(exchange, step.name, request)
         good, refusals = self.journal.answered(exchange, step.name)
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]

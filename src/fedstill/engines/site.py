@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -236,9 +236,11 @@ class _StateFiles:
             old.unlink()
 
 
-def forget_state(folder: Path) -> None:
-    """Delete the state of all clients: what a finished simulation no longer needs."""
-    shutil.rmtree(folder, ignore_errors=True)
+def forget_state(folder: Path, keep: Collection[int] = ()) -> None:
+    """Delete the state of all clients but ``keep``, who may be asked again; a finished simulation has no other use."""
+    for place in folder.glob("*") if keep else [folder]:
+        if place.name not in {f"{client:05d}" for client in keep}:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fedstill.engines.policy import Policy, PolicySite
 from fedstill.engines.server import Transport, Watcher
 from fedstill.engines.site import Site
 from fedstill.engines.terms import Terms
-from fedstill.experiment import config
+from fedstill.experiment import config, extend
 from fedstill.experiment.run import Job, held, run, share_out
 from fedstill.journal import Refusal
 
@@ -43,18 +43,15 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     Args:
         connect: from the run's terms (JSON), the number of clients and seconds to wait to the way to the sites.
         settings: ``file``, an experiment file on the server; ``out``, the run's folder; ``wait``, seconds to wait for
-            sites.
+            sites. In place of ``file``: ``extend``, a finished run, with ``clients``, how many sites there are now.
 
     Raises:
         ValueError: a setting is missing or wrong.
     """
     if not log.handlers:
         log.addHandler(logging.StreamHandler(sys.stdout))
-    for name in ("file", "out"):
-        if not settings.get(name):
-            raise ValueError(f"--run-config must give '{name}', as in --run-config 'file=\"/path/run.yaml\" out=...'")
-    experiment, name, method = config.read_yaml(Path(str(settings["file"])))
-    job = Job(experiment, name, method, Path(str(settings["out"])), command=f"flwr run, {settings['file']}")
+    job = _job(settings)
+    experiment = job.experiment
     wait = float(settings.get("wait", 600.0))
 
     def sites(terms: Terms) -> Transport:
@@ -62,6 +59,22 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
 
     summary = run(job, watcher=Lines(), sites=sites)
     print(f"accuracy {100 * summary['accuracy']:.2f} %, results in {job.out}", flush=True)
+
+
+def _job(settings: Config) -> Job:
+    for name in ("extend" if settings.get("extend") else "file", "out"):
+        if not settings.get(name):
+            raise ValueError(f"--run-config must give '{name}', as in --run-config 'file=\"/path/run.yaml\" out=...'")
+    out = Path(str(settings["out"]))
+    if not settings.get("extend"):
+        experiment, method_name, method = config.read_yaml(Path(str(settings["file"])))
+        return Job(experiment, method_name, method, out, command=f"flwr run, {settings['file']}")
+    finished = Path(str(settings["extend"]))
+    job = extend.read_job(finished, out, f"flwr run, extending {finished}")
+    if clients := int(settings.get("clients") or 0):
+        job = job._replace(experiment=job.experiment.model_copy(update={"clients": clients}))
+    extend.begin(finished, job)
+    return job
 
 
 class Deployed:

@@ -83,7 +83,7 @@ def run(
         if place.exists():
             _same_or_refuse(place, description)
             if (job.out / "summary.json").exists():
-                return _read_json(job.out / "summary.json", {"accuracy", "seconds"})
+                return read_json(job.out / "summary.json", {"accuracy", "seconds"})
         elif leftover := [f.name for f in job.out.iterdir() if f.name != _LOCK and not f.name.endswith(files.PART)]:
             raise ValueError(f"{job.out} holds {leftover[0]} and no run; choose an empty folder with --out")
         task = share_out(job.experiment, data, share=sites is None)
@@ -91,9 +91,10 @@ def run(
         assert agreement.facts  # the model can be built, or this is the place to say why not
         everything = held(job.experiment, task)
         everything.public()  # likewise
-        kept = _read_json(place, set()) if place.exists() else {}
+        kept = read_json(place, set()) if place.exists() else {}
         number = kept.get("run") or secrets.token_hex(16)  # earlier versions gave none
         facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": number}
+        facts |= {"extends": kept["extends"]} if "extends" in kept else {}
         files.write_json(place, {**description, **facts})
         if sites is None:
             return _simulated(job, task, agreement, watcher or Watcher(), everything)
@@ -281,7 +282,7 @@ def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module
         "version": fedstill.__version__,
     }
     files.write_json(out / "summary.json", summary)
-    forget_state(out / "clients")
+    forget_state(out / "clients", keep={refusal.client for refusal in journal.refusals()})
     return summary
 
 
@@ -301,11 +302,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _same_or_refuse(place: Path, description: dict[str, Any]) -> None:
-    if other := config.difference(_read_json(place, {"experiment", "method"}), description):
+    if other := config.difference(read_json(place, {"experiment", "method"}), description):
         raise ValueError(f"{place.parent} holds a run with {other}; choose another --out, or delete it to start anew")
 
 
-def _read_json(place: Path, keys: set[str]) -> dict[str, Any]:
+def read_json(place: Path, keys: set[str]) -> dict[str, Any]:
+    """A file of a run folder that holds ``keys``; raises `Damaged` where it does not."""
     try:
         found = json.loads(place.read_text())
         if not (isinstance(found, dict) and keys <= found.keys()):

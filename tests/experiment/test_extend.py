@@ -1,0 +1,146 @@
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import late
+import pytest
+
+from fedstill.cli import main
+from fedstill.experiment import extend
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.run import Job, run
+from fedstill.methods import get
+from fedstill.wire import unpack
+
+MODELS = {"rounds": 1, "local": {"lr": 0.05}}
+HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a file called by a client's number keeps that client away."""
+    folder = tmp_path / "away"
+    folder.mkdir()
+    monkeypatch.setenv(late.AWAY, str(folder))
+    return folder
+
+
+def job(out: Path, name: str = "late:LateModels", **changes: Any) -> Job:
+    task = {"data": "digits", "clients": 4, "model": "convnet:width=8,depth=2", "workers": 0, "min_clients": 3}
+    settings = MODELS if name == "late:LateModels" else HEADS
+    if name == "late:LateHeads":
+        task["public"] = "noise=64"
+    return Job(Experiment(**{**task, **changes}), name, get(name)(**settings), out)
+
+
+def extended(finished: Path, out: Path) -> dict[str, Any]:
+    again = extend.read_job(finished, out, "")
+    extend.begin(finished, again)
+    return run(again)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.rglob("*") if f.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", ["late:LateModels", "late:LateHeads"])
+def test_a_late_client_s_reply_makes_the_model_of_a_run_that_missed_nobody(
+    name: str, away: Path, tmp_path: Path
+) -> None:
+    whole = run(job(tmp_path / "whole", name))
+    (away / "2").touch()
+    partial = run(job(tmp_path / "run", name))
+    assert [refusal["client"] for refusal in partial["refused"]] == [2]
+    before = digests(tmp_path / "run")
+    (away / "2").unlink()
+    summary = extended(tmp_path / "run", tmp_path / "out")
+    assert digests(tmp_path / "run") == before
+    assert summary["refused"] == []
+    assert unpack((tmp_path / "out" / "model.safetensors").read_bytes())[1]["model"] == "convnet:width=8,depth=2"
+    parts = [(tmp_path / f / "model.safetensors").read_bytes() for f in ("whole", "run", "out")]
+    assert parts[2] == parts[0] != parts[1]
+    assert summary["accuracy"] == whole["accuracy"]
+    meter = [json.loads(line) for line in (tmp_path / "out" / "journal" / "meter.jsonl").read_text().splitlines()]
+    assert sorted(line["client"] for line in meter if "down" in line) == [0, 1, 2, 2, 3]
+    assert summary["bytes_down"] * 4 == whole["bytes_down"] * 5
+    assert run(extend.read_job(tmp_path / "run", tmp_path / "out", "")) == summary
+
+
+def test_what_a_client_released_before_it_failed_still_counts(away: Path, tmp_path: Path) -> None:
+    (away / "2").touch()
+    run(job(tmp_path / "run", "late:LateHeads", noise="entropy"))
+    (away / "2").unlink()
+    summary = extended(tmp_path / "run", tmp_path / "out")
+    spent = [json.loads(line) for line in (tmp_path / "out" / "journal" / "spent.jsonl").read_text().splitlines()]
+    assert [len(line["spent"]) for line in spent if line["client"] == 2] == [1, 2]
+    assert summary["guarantee"]["epsilon"] > 1.3  # of client 2, twice 1
+
+
+def test_an_extension_that_died_goes_on(away: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (away / "2").touch()
+    run(job(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstill.files.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            extended(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert [refusal["client"] for refusal in extended(tmp_path / "run", tmp_path / "out")["refused"]] == [2]
+    (away / "2").unlink()
+    assert extended(tmp_path / "out", tmp_path / "again")["refused"] == []  # an extension can be extended
+
+
+def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
+    def refusal(finished: Path, **changes: Any) -> str:
+        with pytest.raises(ValueError, match=r"\S") as caught:
+            again = extend.read_job(finished, tmp_path / "out", "")
+            extend.begin(finished, again._replace(experiment=again.experiment.model_copy(update=changes)))
+        return str(caught.value)
+
+    run(job(tmp_path / "whole"))
+    assert "all 4 clients of" in refusal(tmp_path / "whole")
+    (away / "2").touch()
+    finished = tmp_path / "run"
+    run(job(finished))
+    assert "seed = 0, not 1; an extension changes nothing but who answers" in refusal(finished, seed=1)
+    assert "--clients is 5;" in refusal(finished, clients=5)
+    assert "is no finished run (it has no config.json)" in refusal(tmp_path / "nowhere")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    assert "is not empty" in refusal(finished)
+    (tmp_path / "out" / "thesis.tex").unlink()
+    (finished / "summary.json").unlink()
+    assert "has no summary.json" in refusal(finished)
+    twice = job(tmp_path / "twice")
+    run(twice._replace(method=get(twice.name)(**{**MODELS, "rounds": 2})))
+    assert "asked its clients 2 times; only a one-shot run can be extended" in refusal(tmp_path / "twice")
+
+
+def test_real_sites_are_asked_by_flower(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (away / "2").touch()
+    finished = tmp_path / "run"
+    run(job(finished))
+    (finished / "partition.json").unlink()  # as a deployment leaves it
+    with pytest.raises(SystemExit):
+        main(["run", "--extend", str(finished)])
+    assert f'\'extend="{finished}" out="{finished}-extended"\'' in capsys.readouterr().err
+    again = extend.read_job(finished, tmp_path / "out", "")
+    more = again._replace(experiment=again.experiment.model_copy(update={"clients": 6}))
+    extend.begin(finished, more)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["experiment"]["clients"] == 6
+
+
+def test_the_command_says_what_it_did(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (away / "2").touch()
+    run(job(tmp_path / "run"))
+    (away / "2").unlink()
+    main(["run", "--extend", str(tmp_path / "run"), "--timeout", "100"])
+    summary = json.loads((tmp_path / "run-extended" / "summary.json").read_text())
+    assert summary["refused"] == []
+    assert json.loads((tmp_path / "run-extended" / "config.json").read_text())["extends"] == str(tmp_path / "run")
+    assert "report.html" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["run", "--extend"])
+    assert "--extend needs a finished run" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""Methods whose clients fail as long as a file says so."""
+
+import os
+from pathlib import Path
+
+from fedstill.methods.fedavg import FedAvg, Update
+from fedstill.methods.fedavg_p import FedAvgP
+from fedstill.methods.heads import Head, Mean, Projection, Weights
+from fedstill.protocol import Client, State, step
+
+AWAY = "FEDSTILL_TEST_AWAY"
+"""Names the folder where a file called by a client's number keeps it away."""
+
+
+def _check(client: Client) -> None:
+    if (Path(os.environ[AWAY]) / str(client.id)).exists():
+        raise ConnectionError("away")
+
+
+class LateModels(FedAvg):
+    """FedAVG."""
+
+    @step
+    def update(self, client: Client, weights: State) -> Update:
+        """As there, if it is there."""
+        _check(client)
+        return FedAvg.update.function(self, client, weights)
+
+
+class LateHeads(FedAvgP):
+    """FedAVG+P, whose clients are away only after they have released."""
+
+    @step
+    def train_head(self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float) -> Head:
+        """As there, if it is still there afterwards."""
+        reply = FedAvgP.train_head.function(self, client, weights, mean, projection, radius)
+        _check(client)
+        return reply
