@@ -10,6 +10,9 @@ annotation                                what may cross
                                           size, any other name must agree within the message
 ``Labels``                                integers ``(n,)``, each below the number of classes
 ``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
+``Shared``                                the entries of the state that the method keeps at no client
+``OwnState``                              named tensors exactly like the state of the model that the field
+                                          ``architecture`` of the same message names, one of the run's
 ``int``, ``PositiveInt``, ``str``, ...    a JSON value that pydantic accepts strictly
 ``Released[...]`` of any of these         the same, and a value that went through a privacy mechanism
 ========================================  ==================================================================
@@ -46,9 +49,13 @@ class Below:
 
 @dataclass(frozen=True)
 class Like:
-    """The named tensors are exactly those of a template of the run: ``"state"`` or ``"parameters"`` of its model."""
+    """The named tensors are exactly those of a template of the run: ``"state"`` or ``"parameters"`` of its model.
+
+    With ``of`` it is the template of the model that the field of that name holds.
+    """
 
     template: str
+    of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,10 @@ State = Annotated[dict[str, Tensor], Like("state")]
 """Every entry of the model's state, buffers included."""
 Parameters = Annotated[dict[str, Tensor], Like("parameters")]
 """The model's trainable parameters only."""
+Shared = Annotated[dict[str, Tensor], Like("shared")]
+"""The model's state without what the method keeps at the clients (`fedstill.protocol.Method.own`)."""
+OwnState = Annotated[dict[str, Tensor], Like("state", of="architecture")]
+"""Every entry of the state of the client's own model, whose name stands before it in the field ``architecture``."""
 Labels = Annotated[Integer[Tensor, " n"], Below("classes")]
 """One class per row; `compact` picks the smallest integer type that holds them."""
 
@@ -75,7 +86,8 @@ class Facts:
 
     Attributes:
         sizes: dimension names with their size (``channels``, ``height``, ``width``, ``classes``).
-        templates: names, dtypes and shapes that `State` and `Parameters` must have.
+        templates: names, dtypes and shapes that `State`, `Parameters` and `Shared` must have; ``"state of NAME"`` for
+            a model that clients may have.
         max_bytes: the largest message accepted.
     """
 
@@ -109,9 +121,14 @@ class Field:
         return any(isinstance(mark, Public) for mark in self.marks)
 
     @property
-    def like(self) -> str | None:
-        """The template the field's tensors must match, if any."""
-        return next((mark.template for mark in self.marks if isinstance(mark, Like)), None)
+    def like(self) -> Like | None:
+        """What the field's tensors must match, if anything."""
+        return next((mark for mark in self.marks if isinstance(mark, Like)), None)
+
+    def template(self, values: Mapping[str, Any]) -> str:
+        """The name of that template, where the message's other fields are ``values``."""
+        assert self.like is not None
+        return self.like.template if self.like.of is None else f"{self.like.template} of {values.get(self.like.of)}"
 
     @property
     def is_tensor(self) -> bool:
@@ -151,7 +168,7 @@ def check(values: Mapping[str, Any], fields: Schema, facts: Facts, *, at_most: M
             raise Refused(f"field '{f.name}' is missing")
         value = values[f.name]
         if f.like:
-            _check_like(f, value, facts)
+            _check_like(f, value, f.template(values), facts)
         elif f.is_tensor:
             _check_tensor(f, value, sizes, at_most or {})
         else:
@@ -176,11 +193,10 @@ def scalar(f: Field, value: Any, *, from_json: bool = False) -> Any:
     return value
 
 
-def _check_like(f: Field, value: Mapping[str, Tensor], facts: Facts) -> None:
-    assert f.like is not None
-    if f.like not in facts.templates:
-        raise Refused(f"field '{f.name}' must match the model's {f.like}, which is not known here")
-    expected = facts.templates[f.like]
+def _check_like(f: Field, value: Mapping[str, Tensor], template: str, facts: Facts) -> None:
+    if template not in facts.templates:
+        raise Refused(f"field '{f.name}' must match the model's {clean(template)}, which is not known here")
+    expected = facts.templates[template]
     if missing := expected.keys() - value.keys():
         raise Refused(f"field '{f.name}' lacks {short(min(missing))}")
     if unknown := value.keys() - expected.keys():
@@ -199,7 +215,7 @@ def _check_tensor(f: Field, value: Tensor, sizes: dict[str, int], at_most: Mappi
         raise Refused(f"field '{f.name}' is {dtype}; declared is {' or '.join(f.annotation.dtypes)}")
     names = f.annotation.dim_str.split()
     if value.ndim != len(names):
-        raise Refused(f"field '{f.name}' has shape {list(value.shape)}; declared is ({', '.join(names)})")
+        raise Refused(f"field '{f.name}' has shape {clean(str(list(value.shape)))}; declared is ({', '.join(names)})")
     for name, size in zip(names, value.shape, strict=True):
         expected = int(name) if name.isdecimal() else sizes.setdefault(name, size)
         if size != expected:

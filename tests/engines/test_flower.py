@@ -1,8 +1,9 @@
 """Flower's simulation: what goes wrong at clients, and what a run says when Flower can't serve it."""
 
+import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,31 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
-from flwr.app import Error, Message, RecordDict  # noqa: E402
-from small import Addressed, Probe, Sites, agreement, run, site, weights  # noqa: E402
+from census import Census  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from garbage import CLIENT, KINDS, Vandal, check_told, is_sentence, releases  # noqa: E402
+from small import Addressed, Probe, Sites, agreement, federation, run, site, weights  # noqa: E402
 
 from fedstill.cli import main  # noqa: E402
-from fedstill.engines.flower.grid import OnGrid  # noqa: E402
+from fedstill.engines.flower import apps  # noqa: E402
+from fedstill.engines.flower.grid import OnGrid, content  # noqa: E402
 from fedstill.engines.flower.simulation import simulation  # noqa: E402
+from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
 
 
 class Grid:
-    """Answers at once, after a while, with an error, or never, as ``behaviour`` says for each node."""
+    """Answers with what it was asked or with what ``behaviour`` says for the node; None is never."""
 
-    def __init__(self, behaviour: dict[int, str]) -> None:
+    def __init__(self, behaviour: Mapping[int, RecordDict | Error | None]) -> None:
         self.behaviour = behaviour
         self.pushed: list[Message] = []
         self.most = 0
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.behaviour)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         some = list(messages)
@@ -40,15 +48,10 @@ class Grid:
         asked = list(ids)
         self.most = max(self.most, len(asked))
         for message in [m for m in self.pushed if m.metadata.message_id in asked]:
-            what = self.behaviour.get(message.metadata.dst_node_id, "echo")
-            if what == "echo":
-                reply = Message(message.content, reply_to=message)
-            elif what == "error":
-                reply = Message(Error(code=2, reason="out of paper"), reply_to=message)
-            elif what == "empty":
-                reply = Message(RecordDict(), reply_to=message)
-            else:
+            what = self.behaviour.get(message.metadata.dst_node_id, message.content)
+            if what is None:
                 continue
+            reply = Message(what, reply_to=message)
             reply.metadata.__dict__["_message_id"] = "r"
             yield reply
 
@@ -60,7 +63,7 @@ def _a_run() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 
-def exchange(grid: Grid, clients: int, **options: Any) -> list[Any]:
+def exchange(grid: Any, clients: int, **options: Any) -> list[Any]:
     sent: list[int] = []
     nodes = {client: 100 + client for client in range(clients)}
     transport = OnGrid(grid, nodes, **{"window": 4, **options})
@@ -78,7 +81,8 @@ def test_every_client_gets_the_bytes_and_no_more_than_a_window_are_on_their_way(
 
 
 def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason() -> None:
-    found = exchange(Grid({101: "error", 102: "silence", 103: "empty"}), 5, timeout=0.3)
+    behaviour = {101: Error(code=2, reason="out of paper"), 102: None, 103: RecordDict()}
+    found = exchange(Grid(behaviour), 5, timeout=0.3)
     assert [a.failure for a in found] == [
         None,
         "Flower says: out of paper",
@@ -88,8 +92,62 @@ def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason
     ]
 
 
+ARRAY = Array(dtype="uint8", shape=(5,), stype="fedstill", data=b"what?")
+LOUD = "\x1b[31m\r\n\x07" * 150_000
+ODD: dict[str, RecordDict | Error] = {
+    "nothing": RecordDict(),
+    "another record": RecordDict({"reply": ArrayRecord({"bytes": ARRAY})}),
+    "an array of another name": RecordDict({"message": ArrayRecord({"weights": ARRAY})}),
+    "an empty record": RecordDict({"message": ArrayRecord({})}),
+    "settings": RecordDict({"message": ConfigRecord({"bytes": b"what?"})}),
+    "numbers": RecordDict({"message": MetricRecord({"bytes": 1})}),
+    "an error": Error(code=7, reason=LOUD),
+    "an error without a reason": Error(code=7),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_no_message_of_ours_is_refused_in_a_sentence(what: str) -> None:
+    found = exchange(Grid({101: ODD[what]}), 3)
+    assert [a.failure is None for a in found] == [True, False, True]
+    assert is_sentence(found[1].failure), found[1].failure[:200]
+    assert found[1].reply == b""
+
+
+def facts(**values: Any) -> RecordDict:
+    return RecordDict({"facts": ConfigRecord(values)})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *ODD.values(),
+        facts(client=7),
+        facts(client=-1),
+        facts(client=True),
+        facts(client=1.0),
+        facts(client=LOUD),
+        facts(client=[1]),
+        facts(error=LOUD),
+        facts(error=1),
+        facts(client=0),
+    ],
+)
+def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
+    odd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = Grid({1: content(b"mine", client=0), 2: odd})
+    sites = apps.Sites(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "fedstill"):
+        found = sorted(sites.exchange(b"what?", [0, 1], lambda _: None))
+    assert found == [(0, b"mine", None), (1, b"", "no site answers for it")]
+    assert len(caplog.messages) >= 2
+    assert all(map(is_sentence, caplog.messages))
+
+
 def test_a_simulation_that_ends_ends_the_run() -> None:
-    transport = OnGrid(Grid({0: "silence"}), {0: 0}, window=1, failed=lambda: "the power is out")
+    grid: Any = Grid({0: None})
+    transport = OnGrid(grid, {0: 0}, window=1, failed=lambda: "the power is out")
     with pytest.raises(RuntimeError, match="ended early: the power is out"):
         list(transport.exchange(b"", [0], lambda _: None))
 
@@ -102,7 +160,7 @@ def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Pat
     wrong = {"well": {}, "raise": {1: "raise"}, "die": {2: "die"}}
     sites = {name: site(Probe(misbehave=how), digits.train, tmp_path / name / "clients") for name, how in wrong.items()}
     expected, _ = run(Probe(), digits, tmp_path / "inline")
-    with simulation(partial(Sites, sites), 4, workers=2) as transport:
+    with simulation(partial(Sites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
 
         def federation(name: str, folder: str = "", **options: Any) -> ServerFederation:
             return ServerFederation(
@@ -138,7 +196,7 @@ def test_the_command_runs_it_and_says_what_lacks(tmp_path: Path, capsys: pytest.
 
 
 def test_without_flower_there_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    digits: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'flwr'", name="flwr")
@@ -149,3 +207,51 @@ def test_without_flower_there_is_a_sentence(
         main([*words, str(tmp_path / "a")])
     assert stopped.value.code == 2
     assert "pip install 'fedstill[flower]'" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------- garbage
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_garbage_is_refused_in_a_sentence(kind: str, digits: Any, tmp_path: Path) -> None:
+    method = Probe(rounds=1)
+    vandal: Any = Vandal(site(method, digits.train, tmp_path), [KINDS[kind]])
+    fed = federation(method, Inline(vandal), digits, tmp_path, min_clients=3)
+    method.server(fed)
+    (refusal,) = fed.journal.refusals()
+    assert refusal.client == CLIENT
+    assert is_sentence(refusal.reason), refusal.reason[:200]
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        {"event": {"kind": "gaussian", "noise_multiplier": 1e-300}},
+        {"event": {"kind": "gaussian", "noise_multiplier": 1e-6}},
+        {"event": {"kind": "gaussian", "noise_multiplier": 1e300}},
+        {"event": {"kind": "gaussian", "noise_multiplier": 1.0, "count": 10**18}},
+        {"event": {"kind": "gaussian", "noise_multiplier": 1.0, "count": 10**400}},
+        {"theorem": "\x1b[31m\r\n" * 100},
+    ],
+)
+def test_releases_that_a_client_makes_up_neither_end_the_run_nor_reach_the_screen(
+    made_up: Any, digits: Any, tmp_path: Path
+) -> None:
+    vandal: Any = Vandal(site(Census(), digits.train, tmp_path), [partial(releases, **made_up)])
+    fed = federation(Census(), Inline(vandal), digits, tmp_path, min_clients=3)
+    Census().server(fed)
+    assert fed.guarantee().reason.isprintable()
+
+
+@pytest.mark.slow
+def test_a_run_in_which_one_client_sends_garbage_is_the_run_without_that_client(digits: Any, tmp_path: Path) -> None:
+    method = Probe(rounds=len(KINDS))
+    silent = Probe(rounds=len(KINDS), misbehave={CLIENT: "raise"})
+    expected, _ = run(silent, digits, tmp_path / "without", min_clients=3)
+    with simulation(partial(Vandal, site(method, digits.train, tmp_path)), 4, workers=2) as transport:  # type: ignore[arg-type]
+        fed = federation(method, transport, digits, tmp_path / "garbage", min_clients=3)
+        model = method.server(fed)
+    found = fed.journal.refusals()
+    assert [(r.client, r.round) for r in found] == [(CLIENT, i) for i in range(1, len(KINDS) + 1)]
+    check_told(KINDS, [r.reason for r in found])
+    assert weights(model) == weights(expected)

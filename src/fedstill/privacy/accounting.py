@@ -13,12 +13,22 @@ import dp_accounting
 import numpy as np
 from annotated_types import Gt, Le
 from dp_accounting.pld import PLDAccountant
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 Unit = Literal["record", "label"]
 """What changes between neighbouring data sets: one record is added or removed, or one record's label is another."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it must be printable")
+    return text
+
+
+Words = Annotated[str, AfterValidator(_printable)]
+"""Text that may be shown to a person: entries come from other machines too."""
 
 
 class _Event(BaseModel):
@@ -45,7 +55,7 @@ class Unbounded(_Event):
     """A release that no epsilon bounds, and why."""
 
     kind: Literal["none"] = "none"
-    reason: Annotated[str, Field(max_length=1000)]
+    reason: Annotated[Words, Field(max_length=1000)]
 
 
 Event = Annotated[Gaussian | Pure | Unbounded, Field(discriminator="kind")]
@@ -79,6 +89,10 @@ def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: U
     return _epsilon(tuple(events), delta, unit)
 
 
+_LEAST_NOISE = 0.01
+"""One release with this has an epsilon above 5,000."""
+
+
 @lru_cache(maxsize=1024)
 def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit: Unit) -> float:
     _check_delta(delta)
@@ -86,6 +100,8 @@ def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit
         return math.inf
     if all(isinstance(event, Pure) for event in events) and len(events) <= 1:
         return sum(event.epsilon for event in events if isinstance(event, Pure))
+    if any(event.noise_multiplier < _LEAST_NOISE for event in events if isinstance(event, Gaussian)):
+        return math.inf  # the loss distribution of next to no noise does not fit into memory
     relation = dp_accounting.NeighboringRelation
     accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
     for event in events:

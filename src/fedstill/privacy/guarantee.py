@@ -83,8 +83,11 @@ def derive(
         return none("some releases protect records, others labels only; costs of different adjacencies don't add up")
     unit: Unit = units.pop() if units else "record"
     epsilon, accountant = 0.0, "none needed"
-    for each in spent.values():
-        found, how = of_client(each, delta, unit, budget)
+    for client, each in spent.items():
+        try:
+            found, how = of_client(each, delta, unit, budget)
+        except (ArithmeticError, MemoryError, ValueError) as error:  # a client may list what it likes
+            return none(f"the releases that client {client} lists can't be added up ({type(error).__name__})")
         if found >= epsilon and each:
             epsilon, accountant = found, how
     theorems = list(dict.fromkeys(f"{entry.mechanism}: {entry.theorem}" for entry in entries))

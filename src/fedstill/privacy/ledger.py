@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, RdpFilter, Unbounded, Unit
+from fedstill.privacy.accounting import Event, RdpFilter, Unbounded, Unit, Words
 
 
 class BudgetExceeded(ValueError):
@@ -23,21 +23,21 @@ class Entry(BaseModel):
 
     exchange: NonNegativeInt
     """The server's question, counted from 0."""
-    step: Annotated[str, Field(max_length=200)]
+    step: Annotated[Words, Field(max_length=200)]
     """The step that released."""
     index: NonNegativeInt
     """The release's number within that step, from 0."""
-    mechanism: Annotated[str, Field(max_length=200)]
+    mechanism: Annotated[Words, Field(max_length=200)]
     """The mechanism's name."""
     unit: Unit
     """What it protects."""
     event: Event
     """What it costs."""
-    theorem: Annotated[str, Field(max_length=1000)]
+    theorem: Annotated[Words, Field(max_length=1000)]
     """Why it costs that."""
     adaptive: bool = False
     """Whether its noise was chosen from earlier releases, so that a filter has to watch over the sum."""
-    part: Annotated[str, Field(max_length=200)] | None = None
+    part: Annotated[Words, Field(max_length=200)] | None = None
     """Which of several disjoint parts of the client's records it was made from; None for any of them."""
 
     @model_validator(mode="after")

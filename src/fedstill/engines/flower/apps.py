@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedstill import schema
 from fedstill.engines.flower.grid import ASK, OnGrid, content, payload
 from fedstill.engines.server import Arrival
 
@@ -132,7 +133,7 @@ class Sites:
         number = facts.get("client")
         if type(number) is not int or not 0 <= number < self._clients:
             why = reply.error.reason if reply.has_error() else facts.get("error", f"it says it is client {number!r}")
-            log.warning("a node is left out: %s", str(why)[:300])
+            log.warning("a node is left out: %s", schema.clean(str(why), 300))
             if reply.has_error():
                 self._met.discard(node)  # it may have been on its way up
         elif number in self._nodes:

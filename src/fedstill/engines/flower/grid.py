@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedstill import schema
 from fedstill.engines.server import Arrival
 
 ASK = "ask"
@@ -114,7 +115,7 @@ def _arrival(client: int, reply: Message) -> Arrival:
         reason = reply.error.reason or f"error {reply.error.code}"
         if "ActorUnavailableError" in reason or "ActorDiedError" in reason:
             return Arrival(client, b"", "its process ended; out of memory?")
-        return Arrival(client, b"", f"Flower says: {reason}")
+        return Arrival(client, b"", f"Flower says: {schema.clean(reason, 300)}")
     try:
         return Arrival(client, payload(reply))
     except (KeyError, AttributeError, TypeError):

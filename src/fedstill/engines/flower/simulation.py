@@ -56,13 +56,14 @@ def simulation(
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures come back as replies
     if not ray.is_initialized():
         number = None if workers is None else math.ceil(max(1, workers) * cpus)
-        ray.init(
-            num_cpus=number,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},  # of methods and models of one's own
-        )
+        with _no_usage_module():
+            ray.init(
+                num_cpus=number,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},  # of one's own methods and models
+            )
     with suppress(ImportError, AttributeError):  # it says that actors ended, also at the end of every simulation
         from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
@@ -82,6 +83,24 @@ def simulation(
             flower.end()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _no_usage_module() -> Iterator[None]:
+    """Start Ray without the process that is left of its dashboard when that is off.
+
+    It runs the module of usage statistics alone, which asks 169.254.169.254 and metadata.google.internal which cloud
+    this is even where statistics are off.
+    """
+    from ray._private import node
+
+    kind: Any = node.Node
+    start = kind.start_api_server
+    kind.start_api_server = lambda self, **options: None
+    try:
+        yield
+    finally:
+        kind.start_api_server = start
 
 
 class _Simulation(threading.Thread):
