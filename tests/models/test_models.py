@@ -33,6 +33,9 @@ def parameters(model: nn.Module) -> int:
         ("dense-cnn2", CIFAR, 10, 319_242),
         ("dense-cnn2:width=256", CIFAR, 100, 1_097_188),
         ("dense-mnist", MNIST, 10, 29_034),
+        ("resnet18", CIFAR, 10, 11_173_962),
+        ("wrn", CIFAR, 10, 175_066),
+        ("wrn:depth=40", CIFAR, 10, 563_930),
     ],
 )
 def test_parameter_counts_are_the_published_ones(
@@ -42,9 +45,9 @@ def test_parameter_counts_are_the_published_ones(
 
 
 @pytest.mark.parametrize("shape", [DIGITS, MNIST, CIFAR], ids=str)
-@pytest.mark.parametrize("spec", ["convnet:width=8,depth=2", "lenet:padding=2", "dense-mnist"])
+@pytest.mark.parametrize("spec", ["convnet:width=8,depth=2", "lenet:padding=2", "dense-mnist", "resnet18", "wrn"])
 def test_logits_and_features_have_a_row_per_image(spec: str, shape: tuple[int, int, int]) -> None:
-    model = models.build(spec, shape, 7)
+    model = models.build(spec, shape, 7).eval()
     x = torch.rand(3, *shape)
     assert model(x).shape == (3, 7)
     features = models.features(model, x)
@@ -53,7 +56,29 @@ def test_logits_and_features_have_a_row_per_image(spec: str, shape: tuple[int, i
     assert torch.equal(last(features), model(x))
 
 
+def test_resnet18_has_the_published_buffers() -> None:
+    assert sum(b.numel() for b in models.build("resnet18", CIFAR, 10).buffers()) == 9_620
+
+
+def test_a_wide_resnet_activates_before_each_convolution_and_shares_that_where_the_shape_changes() -> None:
+    model = models.build("wrn:depth=10,width=2", DIGITS, 10).eval()
+    stem, first, second, third, norm, last = model.body
+    assert (type(norm), type(last)) == (nn.BatchNorm2d, nn.ReLU)
+    x = torch.rand(2, 16, 8, 8)
+    for block in (first, second, third):
+        active = torch.relu(block.norm1(x))
+        residual = block.conv2(torch.relu(block.norm2(block.conv1(active))))
+        assert torch.equal(block(x), block.shortcut(active) + residual)
+        x = block(x)
+    assert x.shape == (2, 128, 2, 2)  # 64 channels, twice as wide; two strides of 2
+    same = models.build("wrn", DIGITS, 10).eval().body[1]  # 16 channels in and out
+    x = torch.rand(2, 16, 8, 8)
+    residual = same.conv2(torch.relu(same.norm2(same.conv1(torch.relu(same.norm1(x))))))
+    assert torch.equal(same(x), x + residual)
+
+
 def test_options_reach_the_network() -> None:
+    assert parameters(models.build("wrn:width=2", CIFAR, 10)) > 3 * parameters(models.build("wrn", CIFAR, 10))
     assert parameters(models.build("convnet:width=32,depth=2", MNIST, 10)) < 100_000
     assert any(isinstance(m, nn.BatchNorm2d) for m in models.build("convnet:norm=batch", MNIST, 10).modules())
 
@@ -74,6 +99,9 @@ def test_options_reach_the_network() -> None:
         ("dense-cnn1", DIGITS, "8x8.*18x18"),
         ("dense-cnn2", (3, 32, 17), "32x17.*18x18"),
         ("dense-mnist", (1, 3, 3), "3x3.*4x4"),
+        ("resnet18", (1, 7, 8), "7x8.*8x8"),
+        ("wrn", (1, 7, 8), "7x8.*8x8"),
+        ("wrn:depth=17", MNIST, r"6 n \+ 4.*depth=17.*16 or 22"),
         ("nowhere.to:be_found", MNIST, "can't be imported"),
     ],
 )
@@ -141,7 +169,7 @@ def test_a_network_of_ones_own_is_checked(own: str, function: str, message: str)
         models.build(f"{own}:{function}", DIGITS, 4)
 
 
-@pytest.mark.parametrize("spec", ["convnet:width=8", "lenet", "dense-cnn1", "dense-cnn2:width=8", "dense-mnist"])
+@pytest.mark.parametrize("spec", ["convnet:width=8", "lenet", "dense-cnn1", "dense-cnn2:width=8", "dense-mnist", "wrn"])
 def test_first_weights_come_from_the_isolated_stream(spec: str) -> None:
     def weights(seed: int) -> Tensor:
         with isolated(seed):

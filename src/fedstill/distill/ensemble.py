@@ -1,7 +1,7 @@
 """Ensemble distillation: a student learns what several teachers say together about public images.
 
 Lin et al. 2020 (FedDF, arXiv:2006.07242) with equal weights; Sattler et al. 2021 (FedAUX, arXiv:2102.02514, equation 5)
-with a weight for every teacher and image.
+with a weight for every teacher and image. `distillation_loss` is what DENSE's student learns by.
 """
 
 from collections.abc import Callable
@@ -76,6 +76,22 @@ class Distillation(Adam):
     ) -> None:
         """Train ``student`` in place to say ``targets`` about ``images``; raises `Diverged` if that fails."""
         self.fit(student, Taught(images, targets.float()), rng, loss=_divergence, on_epoch=on_epoch)
+
+
+def distillation_loss(
+    logits: Float[Tensor, "n classes"], teacher: Float[Tensor, "n classes"], temperature: float = 1.0
+) -> Float[Tensor, ""]:
+    """``T^2 mean_i KL(softmax(teacher_i / T) || softmax(logits_i / T))``: DENSE's L_dis (Hinton, arXiv:1503.02531).
+
+    Usable as the loss of training on `fedstill.train.local.Taught` images whose labels are the teachers' logits.
+
+    Args:
+        logits: the student's, which alone get gradients.
+        teacher: what the teachers say.
+        temperature: T, positive.
+    """
+    # T^2 keeps the size of the gradients, which fall with 1 / T^2
+    return temperature**2 * _divergence(logits / temperature, (teacher.detach() / temperature).softmax(1))
 
 
 def _divergence(logits: Tensor, targets: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN
 from fedstill.models.convnet import ConvNet
 from fedstill.models.lenet import LeNet
 from fedstill.models.mobilenet import MobileNetV2S
-from fedstill.models.resnet import ResNet8
+from fedstill.models.projected import Projected
+from fedstill.models.resnet import ResNet8, ResNet18
 from fedstill.models.scattering import Scattering
 from fedstill.models.shufflenet import ShuffleNet
+from fedstill.models.wideresnet import WideResNet
 
 __all__ = ["MODELS", "build", "features"]
 
@@ -28,9 +30,12 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "dense-cnn2": DenseCNN2,
     "dense-mnist": DenseMnistCNN,
     "resnet8": ResNet8,
+    "resnet18": ResNet18,
+    "wrn": WideResNet,
     "mobilenetv2s": MobileNetV2S,
     "shufflenet": ShuffleNet,
     "scattering": Scattering,
+    "projected": Projected,
 }
 """Every name a specification may start with; ``lenet5`` is the same network as ``lenet``."""
 

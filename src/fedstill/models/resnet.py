@@ -1,7 +1,8 @@
-"""ResNet-8, the network of FedAUX's main experiments: one basic block a stage.
+"""ResNet-8, the network of FedAUX's main experiments, and ResNet-18, DENSE's server: one and two basic blocks a stage.
 
 He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016 (arXiv:1512.03385), blocks and first
-weights as in torchvision; stem and number of blocks as in FedAUX's code (fedl-repo/fedaux, ``models.py``).
+weights as in torchvision; stem and number of blocks of ResNet-8 as in FedAUX's code (fedl-repo/fedaux, ``models.py``),
+those of ResNet-18 as in DENSE's (zj-jayzhang/DENSE, ``models/``).
 """
 
 from jaxtyping import Float
@@ -27,13 +28,35 @@ class ResNet8(Backbone):
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 64) -> None:
-        channels = width
-        stages: list[nn.Module] = []
-        for filters, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-            stages.append(_Block(channels, filters, stride))
+        super().__init__("resnet8", shape, _body(shape[0], width, 1), 8 * width, num_classes)
+
+
+class ResNet18(Backbone):
+    """A 3x3 stem without pooling, then stages of 64, 128, 256 and 512 channels, each of two basic blocks.
+
+    512 features; 11,173,962 parameters and 9,620 values in buffers for (3, 32, 32) and 10 classes.
+
+    Args:
+        shape: channels, height and width of one image, at least 8 pixels a side.
+        num_classes: number of outputs.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__("resnet18", shape, _body(shape[0], 64, 2), 512, num_classes)
+
+
+def _body(channels: int, width: int, blocks: int) -> nn.Sequential:
+    """Stem and four stages of ``blocks`` basic blocks; the first block of each stage but the first has stride 2."""
+    layers: list[nn.Module] = [*conv_norm(channels, width, 3), nn.ReLU()]
+    channels = width
+    for filters, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+        for block in range(blocks):
+            layers.append(_Block(channels, filters, stride if block == 0 else 1))
             channels = filters
-        body = nn.Sequential(*conv_norm(shape[0], width, 3), nn.ReLU(), *stages)
-        super().__init__("resnet8", shape, body, channels, num_classes)
+    return nn.Sequential(*layers)
 
 
 class _Block(nn.Module):

@@ -91,6 +91,19 @@ class DSA:
         return self.draw(rng, len(x))(x)
 
 
+def crop(x: Images, rng: torch.Generator) -> Images:
+    """Each image shifted by up to round(H / 8) pixels either way, zeros where nothing was (what ``SGD.fit`` takes).
+
+    For 28 or 32 pixels a side this is a random crop of the image padded by 4 pixels.
+    """
+    return DSA("crop")(x, rng)
+
+
+def crop_flip(x: Images, rng: torch.Generator) -> Images:
+    """The same, then every second image, at random, flipped left to right: the usual augmentation of CIFAR-10."""
+    return DSA("flip")(crop(x, rng), rng)
+
+
 def _color(x: Images, u: Uniforms) -> Images:
     brightness, saturation, contrast = (u[:, i, None, None, None] for i in range(3))
     x = x + (brightness - 0.5)

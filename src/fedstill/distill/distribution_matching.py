@@ -1,0 +1,348 @@
+"""Synthetic examples by distribution matching: class means of random features, synthetic ones brought to the real ones.
+
+Zhao, Bilen, "Dataset condensation with distribution matching", WACV 2023 (arXiv:2110.04181), section 3, in the forms of
+
+* FedDM (Xiong et al., CVPR 2023, arXiv:2207.09653): images, at networks around the server's (`around`, `fit_images`);
+* FedRD, section III-B2: representations of a projection, at random networks (`fit_representations`).
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Lt
+from jaxtyping import Float, Int64
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from fedstill import models
+from fedstill.protocol import Settings
+from fedstill.records import Normalisation, Records
+from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
+from fedstill.train.local import mode_of
+
+_CHUNK = 16
+_SAMPLE = 256
+
+
+class DistributionMatching(Settings):
+    """How synthetic examples are fitted to real ones; with the defaults images, much as in FedDM."""
+
+    steps: PositiveInt = 1000
+    """Steps of SGD on the synthetic examples, each at a network of its own."""
+    batch_size: PositiveInt = 256
+    """Real records of every class in one step."""
+    top_up: bool = False
+    """Whether a class with fewer records is filled up to the batch by draws with replacement, or just used whole."""
+    min_records: PositiveInt = 1
+    """Classes with fewer records than this at the client are left out."""
+    logits: bool = True
+    """Whether mean logits are matched in addition to mean features."""
+    squared: bool = True
+    """Whether the distance between means is the squared Euclidean norm, or the norm."""
+    batch_statistics: bool = False
+    """Whether networks run in train mode, batch norm over all classes together; else in eval mode."""
+    lr: PositiveFloat = 1.0
+    """Learning rate of the synthetic examples, in the space that the network sees."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
+    """Momentum of that SGD."""
+    init: Literal["real", "noise"] = "real"
+    """What a class starts as: random real records (where they run out, noise), or noise: ``N(0, 1)``, which for
+    representations gets the mean and variance of real ones (batch norm hides both, so matching wouldn't find them)."""
+    augment: Strategy = "none"
+    """DSA operations joined by "_" on the real images, one drawn per class and step; "none" for none."""
+    rho: NonNegativeFloat = 5.0
+    """How far from the server's model FedDM's networks lie (see `around`); FedRD has no use for it."""
+    clamp: bool = True
+    """Whether images are kept among those whose pixels are in [0, 1]. Representations are unbounded anyway."""
+
+    @classmethod
+    def published_feddm(cls) -> "DistributionMatching":
+        """FedDM as its re-implementation runs it: topped-up batches, classes of 10 records or more, free values."""
+        return cls(top_up=True, min_records=10, clamp=False)
+
+    @classmethod
+    def published_fedrd(cls) -> "DistributionMatching":
+        """FedRD's constants: norms that aren't squared, features alone, DSA on raw images, plain SGD, from noise."""
+        return cls(
+            logits=False,
+            squared=False,
+            batch_statistics=True,
+            momentum=0.0,
+            init="noise",
+            augment=FULL_STRATEGY,
+            min_records=10,
+        )
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Labelled real-valued examples, which a model can be trained on as on records.
+
+    Attributes:
+        values: float32, as the network sees them: normalised images, or representations; ``(n, c, h, w)``.
+        labels: classes, ``(n,)``.
+    """
+
+    values: Float[Tensor, "n c h w"]
+    labels: Int64[Tensor, " n"]
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n c h w"]:
+        """What the model sees."""
+        return self.values[index]
+
+    def rounded(self, num_classes: int, normalisation: Normalisation) -> Records:
+        """Normalised images as records: pixels limited to [0, 1] and rounded to 8 bits, one byte each."""
+        black, white = pixel_limits(normalisation, self.values.device)
+        pixels = ((self.values - black) / (white - black)).clamp(0, 1)
+        return Records((pixels * 255).round().to(torch.uint8), self.labels, num_classes, normalisation)
+
+
+def pixel_limits(
+    normalisation: Normalisation, device: torch.device
+) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
+    """What the pixels 0 and 1 are as normalised values."""
+    black, white = (
+        normalisation.apply(torch.full((1, len(normalisation.mean), 1, 1), v, device=device))[0] for v in (0.0, 1.0)
+    )
+    return black, white
+
+
+def around(model: nn.Module, rho: float, rng: torch.Generator) -> Callable[[int], nn.Module]:
+    """FedDM's networks: at each call ``w' = w + min(1, rho / |z|) z`` with a fresh ``z ~ N(0, I)``.
+
+    ``|z|`` is near the root of the number of parameters, so w' lies on the sphere of radius ``rho`` around w.
+
+    Args:
+        model: w; buffers are taken over as they are. It isn't changed and must not change meanwhile.
+        rho: the radius.
+        rng: draws z (a CPU generator).
+
+    Returns:
+        A function of the number of the step, which is not looked at. It gives one and the same module every time,
+        with other parameters.
+    """
+    net = copy.deepcopy(model)
+    centre = [p.detach() for p in model.parameters()]
+    sizes = [p.numel() for p in centre]
+
+    def draw(_step: int) -> nn.Module:
+        z = torch.randn(sum(sizes), generator=rng)
+        z *= min(1.0, rho / float(z.norm()))
+        with torch.no_grad():
+            for p, w, part in zip(net.parameters(), centre, torch.split(z, sizes), strict=True):
+                p.copy_(w + part.view_as(w).to(w.device))
+        return net
+
+    return draw
+
+
+def match(
+    net: nn.Module,
+    real: Sequence[Float[Tensor, "n c h w"]],
+    synthetic: Float[Tensor, "k m c h w"],
+    settings: DistributionMatching,
+    weights: Sequence[Float[Tensor, " n"]] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "k m c h w"]]:
+    """One step's loss and its gradient by the synthetic examples.
+
+    ``L = sum over classes c of |mean of f(x) over real x of c - mean of f(s) over synthetic s of c|^2``, with f the
+    features and, where wanted, a second term with the logits. The norm's exponent is 2 or 1. All classes go through
+    the network together, real ones without a graph and, in eval mode, a few at a time: activations of 16 images stay
+    in the processor's cache.
+
+    Args:
+        net: f. Parameters stay as they are; batch norm in train mode moves its running statistics.
+        real: for every class a batch, as the network sees it; sizes may differ.
+        synthetic: for every class its ``m`` examples.
+        settings: which terms, which norm and which mode.
+        weights: for every class a weight for each of its real examples, in place of equal ones.
+
+    Returns:
+        L and its gradient.
+    """
+    x = torch.cat(list(real))
+    whole = settings.batch_statistics or not x.is_cpu
+    examples = synthetic.detach().flatten(0, 1).requires_grad_()
+    with mode_of(net, training=settings.batch_statistics):
+        with torch.no_grad():
+            parts = [_outputs(net, chunk, settings.logits) for chunk in torch.split(x, len(x) if whole else _CHUNK)]
+        averaging = _averaging(real, weights)
+        targets = [averaging @ torch.cat(part) for part in zip(*parts, strict=True)]
+        ours = [o.view(*synthetic.shape[:2], -1).mean(1) for o in _outputs(net, examples, settings.logits)]
+        differences = [(o - t).square().sum(1) for o, t in zip(ours, targets, strict=True)]
+        loss = sum(((d if settings.squared else _root(d)).sum() for d in differences), torch.zeros((), device=x.device))
+        (gradient,) = torch.autograd.grad(loss, examples)
+    return loss.detach(), gradient.view_as(synthetic)
+
+
+def fit_images(
+    records: Records,
+    net_of: Callable[[int], nn.Module],
+    ipc: int,
+    settings: DistributionMatching,
+    rng: torch.Generator,
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Synthetic:
+    """Synthetic images of every class of ``records``, as in FedDM's client update.
+
+    Args:
+        records: the client's own.
+        net_of: called with 0, 1, ... ``settings.steps - 1``; the network of that step (see `around`), on
+            the records' device.
+        ipc: images of every class, at least 1.
+        settings: see `DistributionMatching`.
+        rng: draws first images, batches and augmentations (a CPU generator).
+        on_step: called after every step with the number of steps done and of all.
+
+    Returns:
+        Normalised images ordered by class, ``ipc`` of each; with ``settings.clamp`` of pixels in [0, 1].
+
+    Raises:
+        ValueError: no class has enough records.
+    """
+    limits = pixel_limits(records.normalisation, records.images.device) if settings.clamp else None
+    return _fit(records, nn.Identity(), net_of, ipc, settings, rng, (0.0, 1.0), limits, on_step)
+
+
+def fit_representations(
+    records: Records,
+    projection: nn.Module,
+    net_of: Callable[[int], nn.Module],
+    dpc: int,
+    settings: DistributionMatching,
+    rng: torch.Generator,
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Synthetic:
+    """Synthetic representations of every class of ``records``, as in FedRD's client update.
+
+    Args:
+        records: the client's own.
+        projection: varphi, maps normalised images to representations; not trained.
+        net_of: called with 0, 1, ... ``settings.steps - 1``; psi of that step, a network whose inputs are
+            representations. Its features count.
+        dpc: representations of every class, at least 1.
+        settings: see `DistributionMatching`; ``clamp`` and ``rho`` don't matter.
+        rng: draws first values, batches and augmentations (a CPU generator).
+        on_step: called after every step with the number of steps done and of all.
+
+    Returns:
+        Unbounded values ordered by class, ``dpc`` of each.
+
+    Raises:
+        ValueError: no class has enough records.
+    """
+    some = torch.randperm(len(records), generator=rng)[:_SAMPLE].to(records.images.device)
+    with mode_of(projection, training=False), torch.no_grad():
+        z = projection(records.inputs(some))
+    noise = (float(z.mean()), float(z.std()))
+    return _fit(records, projection, net_of, dpc, settings, rng, noise, None, on_step)
+
+
+def _fit(
+    records: Records,
+    projection: nn.Module,
+    net_of: Callable[[int], nn.Module],
+    count: int,
+    settings: DistributionMatching,
+    rng: torch.Generator,
+    noise: tuple[float, float],
+    limits: tuple[Tensor, Tensor] | None,
+    on_step: Callable[[int, int], None] | None,
+) -> Synthetic:
+    counts = records.class_counts()
+    labels = [int(c) for c in torch.nonzero(counts >= settings.min_records).flatten()]
+    if not labels:
+        raise ValueError(
+            f"none of the classes of these {len(records)} records has min_records={settings.min_records} of them; "
+            f"leave this client out or lower min_records"
+        )
+    own = [records.of_class(c) for c in labels]
+    augment = DSA(settings.augment)
+    with mode_of(projection, training=False):
+        with torch.no_grad():
+            values = torch.stack([_start(part, projection, count, settings, rng, noise) for part in own])
+        velocity = torch.zeros_like(values)
+        for step in range(settings.steps):
+            chosen = [_batch(len(part), settings, rng) for part in own]
+            with torch.no_grad():
+                real = [
+                    projection(augment.draw(rng)(part.inputs(index.to(part.images.device))))
+                    for part, (index, _) in zip(own, chosen, strict=True)
+                ]
+            _, gradient = match(net_of(step), real, values, settings, [w.to(values.device) for _, w in chosen])
+            velocity.mul_(settings.momentum).add_(gradient)
+            values.sub_(velocity, alpha=settings.lr)  # S <- S - eta_S v, v <- mu v + grad_S L
+            if limits is not None:
+                torch.clamp(values, *limits, out=values)
+            if on_step is not None:
+                on_step(step + 1, settings.steps)
+    return Synthetic(values.flatten(0, 1), torch.tensor(labels, device=values.device).repeat_interleave(count))
+
+
+def _start(
+    part: Records,
+    projection: nn.Module,
+    count: int,
+    settings: DistributionMatching,
+    rng: torch.Generator,
+    noise: tuple[float, float],
+) -> Float[Tensor, "m c h w"]:
+    index = torch.randperm(len(part), generator=rng)[:count].to(part.images.device)
+    real: Tensor = projection(part.inputs(index))
+    mean, std = noise
+    values = torch.randn(count, *real.shape[1:], generator=rng).to(real.device) * std + mean
+    if settings.init == "real":
+        values[: len(real)] = real
+    return values
+
+
+def _batch(
+    n: int, settings: DistributionMatching, rng: torch.Generator
+) -> tuple[Int64[Tensor, " b"], Float[Tensor, " b"]]:
+    """Positions of a class's batch and how often each counts; none twice unless batch statistics must see it so."""
+    if n >= settings.batch_size or not settings.top_up:
+        index = torch.randperm(n, generator=rng)[: settings.batch_size]
+        return index, torch.ones(len(index))
+    index = torch.cat([torch.arange(n), torch.randint(n, (settings.batch_size - n,), generator=rng)])
+    if settings.batch_statistics:
+        return index, torch.ones(len(index))
+    return torch.arange(n), torch.bincount(index, minlength=n).float()
+
+
+def _outputs(net: nn.Module, x: Float[Tensor, "n c h w"], logits: bool) -> tuple[Tensor, ...]:
+    """Features ``(n, d)`` and, where wanted, logits ``(n, classes)``, from one forward pass."""
+    if not logits:
+        return (models.features(net, x),)
+    seen: list[Tensor] = []
+    last = [m for m in net.modules() if isinstance(m, nn.Linear)][-1:]
+    hooks = [m.register_forward_pre_hook(lambda _module, args: seen.append(args[0])) for m in last]
+    try:
+        found = net(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(seen) != 1:
+        raise ValueError(f"{type(net).__name__} doesn't end in one nn.Linear; logits can be matched only behind one")
+    return seen[0].flatten(1), found
+
+
+def _averaging(real: Sequence[Tensor], weights: Sequence[Tensor] | None) -> Float[Tensor, "k n"]:
+    """The matrix that takes all real outputs to their class means."""
+    rows = [x.new_ones(len(x)) for x in real] if weights is None else weights
+    matrix = real[0].new_zeros(len(real), sum(len(x) for x in real))
+    start = 0
+    for row, x, weight in zip(matrix, real, rows, strict=True):
+        row[start : start + len(x)] = weight / weight.sum()
+        start += len(x)
+    return matrix
+
+
+def _root(squares: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """Square roots, whose slope at 0 is taken as 0."""
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

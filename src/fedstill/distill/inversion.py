@@ -1,0 +1,146 @@
+"""Images fitted to the clients' networks pixel by pixel: the images of Fed-ADI, a baseline of DENSE.
+
+Yin et al., "Dreaming to distill: data-free knowledge transfer via DeepInversion", CVPR 2020 (arXiv:1912.08795), with an
+ensemble for a teacher; the adaptive version (equation 8) also looks for images that a student sees otherwise. Constants
+are those of the authors' code (NVlabs/DeepInversion, ``cifar10``).
+"""
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from fedstill.distill.generator import adam_of, descend, to_bytes
+from fedstill.distill.teachers import Teachers
+from fedstill.protocol import Settings
+from fedstill.records import Records
+from fedstill.train.local import mode_of
+
+
+def total_variation(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
+    """Sum of the L2 norms of all differences to the right, down and down both diagonals, over the whole batch."""
+    across = x[:, :, :, :-1] - x[:, :, :, 1:]
+    down = x[:, :, :-1, :] - x[:, :, 1:, :]
+    falling = x[:, :, :-1, :-1] - x[:, :, 1:, 1:]
+    rising = x[:, :, 1:, :-1] - x[:, :, :-1, 1:]
+    total: Tensor = across.norm() + down.norm() + falling.norm() + rising.norm()
+    return total
+
+
+def competition(
+    teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"], temperature: float = 3.0
+) -> Float[Tensor, ""]:
+    """``1 - JS(P, Q)``, P and Q the softmax of teachers' and student's logits over T (equation 8).
+
+    ``JS = (KL(P || M) + KL(Q || M)) / 2`` in nats with ``M = (P + Q) / 2``, averaged over images; at most log 2.
+    """
+    p, q = (log_softmax(logits / temperature, 1) for logits in (teacher, student))
+    middle = torch.logaddexp(p, q) - torch.log(p.new_tensor(2.0))
+    parts = [kl_div(middle, log, reduction="batchmean", log_target=True) for log in (p, q)]
+    return 1 - (parts[0] + parts[1]) / 2
+
+
+def reversed_competition(
+    teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"], temperature: float = 3.0
+) -> Float[Tensor, ""]:
+    """What the authors' code has in place of `competition`: ``1 - clip((KL(M || P) + KL(M || Q)) / 2, 0, 1)``.
+
+    All three distributions are clamped to [0.01, 0.99] and not normalised again.
+    """
+    p, q = ((logits / temperature).softmax(1) for logits in (teacher, student))
+    middle = ((p + q) / 2).clamp(0.01, 0.99)
+    parts = [kl_div(law.clamp(0.01, 0.99).log(), middle, reduction="batchmean") for law in (p, q)]
+    return 1 - ((parts[0] + parts[1]) / 2).clamp(0, 1)
+
+
+class Inversion(Settings):
+    """How a batch of images is made."""
+
+    batch_size: PositiveInt = 256
+    """Images of a batch."""
+    steps: PositiveInt = 2000
+    """Steps of Adam on the pixels."""
+    lr: PositiveFloat = 0.1
+    """Its learning rate, in units of the data set's standard deviation."""
+    jitter: NonNegativeInt = 2
+    """Pixels by which the batch is rolled at most, either way, at every step."""
+    ce: NonNegativeFloat = 1.0
+    """Weight of the teachers' cross-entropy for the labels drawn."""
+    tv: NonNegativeFloat = 2.5e-5
+    """Weight of the total variation."""
+    bn: NonNegativeFloat = 100.0
+    """Weight of L_BN; without batch norms there is no such term (see `Inversion.missing`)."""
+    adaptive: NonNegativeFloat = 0.01
+    """Weight of the competition with the student; 0 is DeepInversion without it."""
+    temperature: PositiveFloat = 3.0
+    """T of the competition."""
+    reversed_js: bool = False
+    """Whether the competition is the authors' code's, with the divergence turned round."""
+
+    @classmethod
+    def published(cls) -> "Inversion":
+        """The authors' code for CIFAR-10 with its usual weight of the competition."""
+        return cls(reversed_js=True)
+
+    def missing(self, teachers: Teachers) -> str | None:
+        """A sentence where the main term, L_BN, is absent for some teachers; None where all have it."""
+        without = teachers.batch_norms.count(0)
+        if not self.bn or not without:
+            return None
+        return (
+            f"{without} of {len(teachers)} networks have no batch normalisation, so DeepInversion's main term says "
+            "nothing about them; what is left is cross-entropy and smoothness"
+        )
+
+    def loss(
+        self,
+        teachers: Teachers,
+        student: nn.Module,
+        x: Float[Tensor, "n c h w"],
+        labels: Int64[Tensor, " n"],
+    ) -> Float[Tensor, ""]:
+        """``ce CE(D(x), y) + tv TV(x) + bn L_BN(x) + adaptive (1 - JS)`` of normalised images."""
+        look = teachers.look(x)
+        total = self.ce * cross_entropy(look.mean, labels) + self.tv * total_variation(x) + self.bn * look.bn
+        if self.adaptive:
+            compete = reversed_competition if self.reversed_js else competition
+            with mode_of(student, training=False):
+                total = total + self.adaptive * compete(look.mean, student(x), self.temperature)
+        return total
+
+    def epoch(
+        self, teachers: Teachers, student: nn.Module, like: Records, rng: torch.Generator
+    ) -> tuple[Records, Float[Tensor, "n classes"]]:
+        """One batch of images, from noise; nothing of it lasts to the next.
+
+        Args:
+            teachers: the clients' networks.
+            student: the network they are to teach, as it is now; looked at in eval mode, gets no gradients.
+            like: carries shape, classes, normalisation and device.
+            rng: a CPU generator; draws labels (uniform over the classes), first images (N(0, 1) after normalisation)
+                and jitter.
+
+        Returns:
+            ``batch_size`` images after the last step, rounded to 8 bits, with the labels drawn, ordered by them, and
+            the teachers' mean logits for exactly these images. After every step, images are put back into the range
+            that pixels in [0, 1] have.
+
+        Raises:
+            Diverged: the images are not finite.
+        """
+        n, device = self.batch_size, like.images.device
+        labels = torch.randint(like.num_classes, (n,), generator=rng).sort().values.to(device)
+        x = torch.randn(n, *like.shape, generator=rng).to(device)
+        corners = torch.stack([torch.zeros(like.shape), torch.ones(like.shape)]).to(device)
+        black, white = like.normalisation.apply(corners)
+        x = x.clamp_(black, white).requires_grad_()
+        adam = adam_of([x], self.lr, beta1=0.9)
+        for _ in range(self.steps):
+            rolls = torch.randint(-self.jitter, self.jitter + 1, (2,), generator=rng).tolist()
+            descend(adam, self.loss(teachers, student, x.roll(rolls, (2, 3)), labels))
+            with torch.no_grad():
+                x.clamp_(black, white)
+        pixels = (x.detach() - black) / (white - black)
+        images = Records(to_bytes(pixels, self.lr), labels, like.num_classes, like.normalisation)
+        return images, teachers.judge(images)

@@ -1,0 +1,212 @@
+"""Kernel inducing points: images from which ridge regression with a wide network's kernel predicts a client's records.
+
+Nguyen, Chen, Lee, "Dataset meta-learning from kernel ridge-regression", ICLR 2021 (arXiv:2011.00050), as FedD3 uses it
+(Song et al., IJCNN 2023, arXiv:2208.11311, section III and the authors' code, ``dd_kip.py``).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedstill.distill.coreset import shares
+from fedstill.distill.distribution_matching import Synthetic, pixel_limits
+from fedstill.protocol import Settings
+from fedstill.records import Records
+
+_EQUAL = 1e-12
+_CHECKED, _EVERY, _PATIENCE = 1000, 50, 5
+
+
+class KIP(Settings):
+    """How a client's images are fitted."""
+
+    steps: PositiveInt = 3000
+    """Steps of Adam on the images, at most."""
+    lr: PositiveFloat = 0.004
+    """Its learning rate, on pixels of about unit variance."""
+    batch_size: PositiveInt = 200
+    """Records, as many of each class, that a step predicts."""
+    ridge: PositiveFloat = 1e-6
+    """Multiple of the kernel's mean diagonal that regression adds to it."""
+    depth: NonNegativeInt = 4
+    """Hidden layers of the kernel's network."""
+    weight_std: PositiveFloat = math.sqrt(2)
+    """Standard deviation of its weights, times the root of the layer's inputs."""
+    bias_std: NonNegativeFloat = 0.1
+    """Standard deviation of its biases."""
+    stop: Literal["plateau", "batch_accuracy", "never"] = "plateau"
+    """When to end early. "plateau": the loss on the same 1,000 of the client's records, judged every 50 steps, has
+    not fallen by ``tolerance`` in the last 250. "batch_accuracy" as published: all of one step's batch is predicted
+    right, which with 10 records happens by luck."""
+    tolerance: NonNegativeFloat = 0.01
+    """Relative fall of the loss that counts."""
+    standardise: Literal["global", "client"] = "global"
+    """The images' space: the data set's normalisation, or as published the client's own mean and variance on top.
+    A server that trains on the latter trains on another scale than it tests on."""
+    clamp: bool = True
+    """Whether images are kept among those of pixels in [0, 1]; without effect on standardise="client"."""
+
+    @classmethod
+    def published(cls) -> "KIP":
+        """FedD3's constants: batches of 10, stop by their accuracy, the client's own statistics, free values."""
+        return cls(batch_size=10, stop="batch_accuracy", standardise="client", clamp=False)
+
+
+def ntk(
+    x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], depth: int, weight_std: float, bias_std: float
+) -> Float64[Tensor, "n m"]:
+    """Neural tangent kernel of an infinitely wide fully connected ReLU network with one output, in float64.
+
+    In NTK parametrisation a layer is ``weight_std / sqrt(inputs) W a + bias_std b`` with standard normal W and b. With
+    ``K = weight_std^2 x.y / d + bias_std^2`` and ``T = K``, each hidden layer is (Jacot et al. 2018, arXiv:1806.07572,
+    theorem 1; expectations: Cho, Saul 2009, equations 1 and 6, orders 1 and 0)::
+
+        angle = arccos(K(x, y) / sqrt(K(x, x) K(y, y)))
+        K <- weight_std^2 sqrt(K(x, x) K(y, y)) (sin angle + (pi - angle) cos angle) / 2 pi + bias_std^2
+        T <- K + weight_std^2 T (pi - angle) / 2 pi
+
+    Differentiable. Where x = y, T has a kink of infinitely many slopes; the one used there is 0 in the angle.
+
+    Args:
+        x: rows.
+        y: rows of the same length.
+        depth: hidden layers; with 0 it is the kernel of linear regression, ``K``.
+        weight_std: see above.
+        bias_std: see above.
+
+    Returns:
+        T, ``(n, m)``.
+    """
+    x, y = x.double(), y.double()
+    w, b = weight_std**2, bias_std**2
+    k = w * (x @ y.T) / x.shape[1] + b
+    of_x, of_y = (w * rows.square().mean(1) + b for rows in (x, y))
+    t = k
+    for _ in range(depth):
+        length = (of_x[:, None] * of_y).sqrt().clamp_min(1e-300)
+        cosine = k / length
+        apart = (cosine < 1 - _EQUAL) & (cosine > _EQUAL - 1)
+        safe = torch.where(apart, cosine, 0.0)
+        angle = torch.where(apart, safe.arccos(), (cosine < 0).to(k.dtype) * math.pi)
+        sine = torch.where(apart, (1 - safe.square()).sqrt(), 0.0)
+        k = w * (length * sine + (math.pi - angle) * k) / (2 * math.pi) + b
+        t = k + w * t * (math.pi - angle) / (2 * math.pi)
+        of_x, of_y = w * of_x / 2 + b, w * of_y / 2 + b
+    return t
+
+
+def predict(
+    support: Float[Tensor, "m d"], values: Float64[Tensor, "m classes"], target: Float[Tensor, "n d"], settings: KIP
+) -> Float64[Tensor, "n classes"]:
+    """Kernel ridge regression: ``K_ts (K_ss + ridge tr(K_ss) / m I)^-1 y_s``.
+
+    Args:
+        support: s, the rows regression knows.
+        values: y_s.
+        target: t, the rows it predicts.
+        settings: kernel and ridge.
+    """
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        return ntk(x, y, settings.depth, settings.weight_std, settings.bias_std)
+
+    within = kernel(support, support)
+    ridge = settings.ridge * within.diagonal().mean()
+    factor = torch.linalg.cholesky(within + ridge * torch.eye(len(support), dtype=within.dtype, device=within.device))
+    return kernel(target, support) @ torch.cholesky_solve(values, factor)
+
+
+def inducing_points(
+    records: Records,
+    total: int,
+    settings: KIP,
+    rng: torch.Generator,
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Synthetic:
+    """Images fitted so that regression on them predicts the client's records; labels stay as they are.
+
+    The loss is half the mean squared error of `predict` for one-hot labels less ``1 / num_classes``.
+
+    Args:
+        records: the client's own.
+        total: n_dd, images of all classes together (see `fedstill.distill.coreset.shares`).
+        settings: see `KIP`.
+        rng: draws first images, batches and the records that the loss is judged on (a CPU generator).
+        on_step: called after every step with the number of steps done and of all.
+
+    Returns:
+        Images ordered by class. They start as random records (where those run out, noise), in the space that
+        ``settings.standardise`` names.
+
+    Raises:
+        ValueError: there are no records, or ``total`` is below 1.
+    """
+    share = shares(records.class_counts(), total)
+    of_class = [torch.nonzero(records.labels.cpu() == c).flatten() for c in share]
+    device = records.images.device
+    images = _standardised(records, settings)
+    codes = one_hot(records.labels, records.num_classes).double() - 1 / records.num_classes
+    start = [_start(images, index, n, rng) for index, n in zip(of_class, share.values(), strict=True)]
+    support = torch.cat(start).double().requires_grad_()
+    labels = torch.tensor([c for c, n in share.items() for _ in range(n)], device=device)
+    known = one_hot(labels, records.num_classes).double() - 1 / records.num_classes
+    checked = torch.randperm(len(records), generator=rng)[:_CHECKED].to(device)
+    bounded = settings.clamp and settings.standardise == "global"
+    limits = pixel_limits(records.normalisation, device) if bounded else None
+
+    def error(index: Tensor) -> tuple[Tensor, bool]:
+        found = predict(support.flatten(1), known, images[index].flatten(1), settings)
+        right = bool((found.argmax(1) == records.labels[index]).all())
+        return 0.5 * (found - codes[index]).square().mean(), right
+
+    adam = torch.optim.Adam([support], lr=settings.lr)
+    judged: list[float] = []
+    for step in range(1, settings.steps + 1):
+        loss, right = error(_balanced(of_class, settings.batch_size, rng).to(device))
+        (support.grad,) = torch.autograd.grad(loss, support)
+        adam.step()
+        with torch.no_grad():
+            if limits is not None:
+                torch.clamp(support, *limits, out=support)
+            if settings.stop == "plateau" and step % _EVERY == 0:
+                judged.append(float(error(checked)[0]))
+        if on_step is not None:
+            on_step(step, settings.steps)
+        if settings.stop == "batch_accuracy" and right:
+            break
+        if len(judged) > _PATIENCE and min(judged[-_PATIENCE:]) > (1 - settings.tolerance) * min(judged[:-_PATIENCE]):
+            break
+    return Synthetic(support.detach().float(), labels)
+
+
+def _standardised(records: Records, settings: KIP) -> Float[Tensor, "n c h w"]:
+    images = records.inputs()
+    if settings.standardise == "client":
+        mean, std = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), correction=0, keepdim=True)
+        images = (images - mean) / std.clamp_min(1e-6)
+    return images
+
+
+def _start(images: Tensor, index: Int64[Tensor, " n"], count: int, rng: torch.Generator) -> Float[Tensor, "m c h w"]:
+    chosen = index[torch.randperm(len(index), generator=rng)[:count]]
+    values = torch.randn(count, *images.shape[1:], generator=rng).to(images.device)
+    values[: len(chosen)] = images[chosen.to(images.device)]
+    return values
+
+
+def _balanced(of_class: list[Int64[Tensor, " n"]], size: int, rng: torch.Generator) -> Int64[Tensor, " b"]:
+    """As many records of each class, all different while they last, then again."""
+    each = max(1, size // len(of_class))
+    found = []
+    for index in of_class:
+        chosen = index[torch.randperm(len(index), generator=rng)[:each]]
+        more = index[torch.randint(len(index), (each - len(chosen),), generator=rng)]
+        found += [chosen, more]
+    return torch.cat(found)
