@@ -12,17 +12,26 @@ if TYPE_CHECKING:
     from fedstill.experiment.config import Experiment as Experiment
     from fedstill.experiment.run import Job as Job
     from fedstill.experiment.run import run as run
+    from fedstill.methods.dense import Dense as Dense
+    from fedstill.methods.fed_adi import FedADI as FedADI
+    from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
     from fedstill.methods.fedaux import FedAUX as FedAUX
     from fedstill.methods.fedaux_f import FedAUXF as FedAUXF
     from fedstill.methods.fedauxfdp import FedAUXfdp as FedAUXfdp
     from fedstill.methods.fedavg import FedAvg as FedAvg
+    from fedstill.methods.fedavg_ft import FedAvgFT as FedAvgFT
     from fedstill.methods.fedavg_p import FedAvgP as FedAvgP
+    from fedstill.methods.fedd3 import FedD3 as FedD3
     from fedstill.methods.fedd_p import FedDP as FedDP
+    from fedstill.methods.feddf import FedDF as FedDF
+    from fedstill.methods.feddm import FedDM as FedDM
     from fedstill.methods.fedgm import FedGM as FedGM
     from fedstill.methods.fedgm_labels import FedGMLabels as FedGMLabels
     from fedstill.methods.fedgm_records import FedGMRecords as FedGMRecords
     from fedstill.methods.fednova import FedNova as FedNova
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fedrd import FedRD as FedRD
+    from fedstill.methods.fedrep import FedRep as FedRep
     from fedstill.methods.ldp_fedavg import LDPFedAvg as LDPFedAvg
     from fedstill.methods.real import Real as Real
     from fedstill.methods.scaffold import Scaffold as Scaffold
@@ -38,18 +47,27 @@ __version__ = "0.1.0"
 _PLACES = {
     "Client": "fedstill.protocol:Client",
     "DataSet": "fedstill.data.sources:DataSet",
+    "Dense": "fedstill.methods.dense:Dense",
     "Experiment": "fedstill.experiment.config:Experiment",
+    "FedADI": "fedstill.methods.fed_adi:FedADI",
     "FedAUX": "fedstill.methods.fedaux:FedAUX",
     "FedAUXF": "fedstill.methods.fedaux_f:FedAUXF",
     "FedAUXfdp": "fedstill.methods.fedauxfdp:FedAUXfdp",
     "FedAvg": "fedstill.methods.fedavg:FedAvg",
+    "FedAvgFT": "fedstill.methods.fedavg_ft:FedAvgFT",
     "FedAvgP": "fedstill.methods.fedavg_p:FedAvgP",
+    "FedD3": "fedstill.methods.fedd3:FedD3",
+    "FedDAFL": "fedstill.methods.fed_dafl:FedDAFL",
+    "FedDF": "fedstill.methods.feddf:FedDF",
+    "FedDM": "fedstill.methods.feddm:FedDM",
     "FedDP": "fedstill.methods.fedd_p:FedDP",
     "FedGM": "fedstill.methods.fedgm:FedGM",
     "FedGMLabels": "fedstill.methods.fedgm_labels:FedGMLabels",
     "FedGMRecords": "fedstill.methods.fedgm_records:FedGMRecords",
     "FedNova": "fedstill.methods.fednova:FedNova",
     "FedProx": "fedstill.methods.fedprox:FedProx",
+    "FedRD": "fedstill.methods.fedrd:FedRD",
+    "FedRep": "fedstill.methods.fedrep:FedRep",
     "Federation": "fedstill.protocol:Federation",
     "Job": "fedstill.experiment.run:Job",
     "LDPFedAvg": "fedstill.methods.ldp_fedavg:LDPFedAvg",
@@ -66,18 +84,27 @@ _PLACES = {
 __all__ = [
     "Client",
     "DataSet",
+    "Dense",
     "Experiment",
+    "FedADI",
     "FedAUX",
     "FedAUXF",
     "FedAUXfdp",
     "FedAvg",
+    "FedAvgFT",
     "FedAvgP",
+    "FedD3",
+    "FedDAFL",
+    "FedDF",
+    "FedDM",
     "FedDP",
     "FedGM",
     "FedGMLabels",
     "FedGMRecords",
     "FedNova",
     "FedProx",
+    "FedRD",
+    "FedRep",
     "Federation",
     "Job",
     "LDPFedAvg",

@@ -8,7 +8,9 @@
       000002-update/request           the digest of the server's third question
       000002-update/00007.reply       the reply of client 7 to it
       000002-update/00009.refused     why client 9's reply is not used
+      1000003-judge/00007.reply       what client 7 says of the model before that question, on test records of its own
       checkpoint                      what the server's loop carries after its last finished round
+      epochs                          what long work at the server carries after one of its epochs
 
 A resumed run asks the same questions in the same order; what is already answered is read from here. Every file is whole
 or absent (`fedstill.files`); replies and the checkpoint carry a checksum.
@@ -31,7 +33,10 @@ from torch import Tensor
 from fedstill import files, wire
 from fedstill.privacy.ledger import Entry
 
-_CHECKPOINT = "checkpoint"
+CHECKPOINT = "checkpoint"
+JUDGING = 1_000_000
+"""Questions that only judge a model are numbered from here on, so that they leave no trace in what else is asked: the
+one before question n is n more than this. Their bytes are counted apart."""
 _SMALL = 1 << 20
 """Bytes of a reply that may wait for the disk in memory, of which there are `_PENDING` at most."""
 _PENDING = 32
@@ -59,6 +64,7 @@ class Journal:
         self._spent = folder / "spent.jsonl"
         self.bytes_down = 0
         self.bytes_up = 0
+        self.bytes_judging = 0
         self._up: set[tuple[int, int]] = set()
         self._times: dict[tuple[int, int], float] = {}
         seconds = 0.0
@@ -81,8 +87,11 @@ class Journal:
     # ------------------------------------------------------------------------------------------------------- the meter
 
     def _count(self, exchange: int, client: int, down: int = 0, up: int = 0) -> None:
-        self.bytes_down += down
-        self.bytes_up += up
+        if exchange >= JUDGING:
+            self.bytes_judging += down + up
+        else:
+            self.bytes_down += down
+            self.bytes_up += up
         if up:
             self._up.add((exchange, client))
 
@@ -224,7 +233,7 @@ class Journal:
     def forget_replies(self, before: int) -> None:
         """Delete replies to questions older than ``before``, which a checkpoint has made needless; refusals stay."""
         for place in self.folder.glob("[0-9]*-*"):
-            if int(place.name.split("-")[0]) < before:
+            if int(place.name.split("-")[0]) % JUDGING < before:
                 if any(place.glob("*.refused")):
                     for f in place.glob("*.reply"):
                         f.unlink()
@@ -233,13 +242,13 @@ class Journal:
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
-    def save_checkpoint(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Replace the checkpoint."""
-        files.write_checked(self.folder / _CHECKPOINT, wire.pack(tensors, header))
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any], name: str = CHECKPOINT) -> None:
+        """Replace the checkpoint called ``name``."""
+        files.write_checked(self.folder / name, wire.pack(tensors, header))
 
-    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last checkpoint, or None; raises `Damaged` when the file is not what was written."""
-        place = self.folder / _CHECKPOINT
+    def load_checkpoint(self, name: str = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last checkpoint called ``name``, or None; raises `Damaged` when the file is not what was written."""
+        place = self.folder / name
         if not place.exists():
             return None
         return wire.unpack(files.read_checked(place, f"delete {self.folder.parent} and run again"))

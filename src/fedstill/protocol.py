@@ -19,7 +19,7 @@ from fedstill import schema
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.released import Released, together
 from fedstill.records import Records
-from fedstill.schema import Count, Labels, Parameters, Public, Schema, State
+from fedstill.schema import Count, Labels, OwnState, Parameters, Public, Schema, Shared, State
 
 __all__ = [
     "Client",
@@ -27,6 +27,7 @@ __all__ = [
     "Federation",
     "Labels",
     "Method",
+    "OwnState",
     "Parameters",
     "Public",
     "Records",
@@ -34,6 +35,7 @@ __all__ = [
     "Reply",
     "Round",
     "Settings",
+    "Shared",
     "State",
     "Step",
     "load",
@@ -125,13 +127,32 @@ def step(function: Callable[..., R]) -> Step[R]:
 
 
 class Method(Settings, ABC):
-    """One algorithm: fields are hyperparameters, `server` is the server's loop, `step` functions run at the clients."""
+    """One algorithm: fields are hyperparameters, `server` is the server's loop, `step` functions run at the clients.
+
+    Attributes:
+        personal: whether every client ends with a model of its own, so that only clients can judge the result.
+        mixed: whether clients may have models of different architectures (``--models``).
+        runs_model: whether what it returns is the run's model, so that clients can judge it on records of their own.
+    """
 
     model_config = ConfigDict(ignored_types=(Step,))
+    personal: ClassVar[bool] = False
+    mixed: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = True
 
     @abstractmethod
     def server(self, fed: "Federation") -> nn.Module:
         """Run the method and return the model it is judged by."""
+
+    def own(self, model: nn.Module) -> frozenset[str]:
+        """Names of the model's state that stay at the clients, in `Client.state`; none by default."""
+        return frozenset()
+
+    def personal_model(self, client: "Client", shared: Mapping[str, Tensor]) -> nn.Module:
+        """What a client would use, given what the server shares: that, and what it has kept itself."""
+        model = client.new_model(shared)
+        load(model, {name: client.state[name] for name in self.own(model) if name in client.state})
+        return model
 
     @classmethod
     def steps(cls) -> dict[str, Step[Any]]:
@@ -152,9 +173,11 @@ class Client(ABC):
         state: named tensors that survive between steps and never leave; change it in place.
         device: where tensors should live.
         delta: where the run states its epsilons; what mechanisms are calibrated for.
+        architecture: the name of its own model, as `new_model` takes it; the run's model unless clients differ.
     """
 
     id: int
+    architecture: str
     train: Records
     test: Records
     public: Records | None
@@ -189,10 +212,13 @@ class Client(ABC):
         """The stream called ``use`` of this client in this step; the same at every call with the same name."""
 
     @abstractmethod
-    def new_model(self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0) -> nn.Module:
+    def new_model(
+        self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, architecture: str | None = None
+    ) -> nn.Module:
         """The run's model in train mode: with ``weights`` (state or parameters), or in its ``draw``-th random start.
 
-        Every client and the server get the same random start for the same ``draw``; draw 0 is the server's w_0.
+        Every client and the server get the same random start for the same ``draw``; draw 0 is the server's w_0. With
+        ``architecture`` it is that one of the run's models.
         """
 
 
@@ -216,9 +242,13 @@ class Federation(ABC):
         like: an empty record set that carries the task's shape, classes and normalisation.
         device: where tensors should live.
         delta: where the run states its epsilons.
+        architecture: the name of the run's model, as `new_model` takes it.
+        architectures: the name of every client's own model.
     """
 
     clients: Sequence[int]
+    architecture: str
+    architectures: Sequence[str]
     public: Records | None
     num_classes: int
     shape: tuple[int, int, int]
@@ -262,7 +292,15 @@ class Federation(ABC):
         """
 
     @abstractmethod
-    def new_model(self, *, draw: int = 0) -> nn.Module:
+    def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
+        """Epochs 1 to ``number`` of long work at the server, with a checkpoint of ``keep`` every now and then.
+
+        A resumed run goes on behind the last one, so an epoch's random streams must be named by its number. ``keep``
+        is as for `rounds`; inside a round it may be that round's work.
+        """
+
+    @abstractmethod
+    def new_model(self, *, draw: int = 0, architecture: str | None = None) -> nn.Module:
         """The run's model in its ``draw``-th random start (see `Client.new_model`)."""
 
     @abstractmethod
@@ -271,7 +309,15 @@ class Federation(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> float | None:
-        """Accuracy in [0, 1] on the server's test records; None in a round that the run does not judge."""
+        """Accuracy in [0, 1]; None in a round that the run does not judge.
+
+        It is that on the server's test records or, in a run whose clients keep test records, the mean over clients
+        of that on their own.
+        """
+
+    @abstractmethod
+    def server_accuracy(self, model: nn.Module) -> float | None:
+        """Accuracy of any network on the server's test records, to be logged; None in a round that is not judged."""
 
     @abstractmethod
     def progress(self, what: str) -> Callable[[int, int], None]:

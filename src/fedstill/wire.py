@@ -115,7 +115,7 @@ def decode(
     for f in fields:
         if f.like:
             prefix = f"{f.name}/"
-            order = {key: place for place, key in enumerate(facts.templates.get(f.like, {}))}  # the model's own
+            order = {key: place for place, key in enumerate(facts.templates.get(f.template(values), {}))}  # the model's
             keys = [key.removeprefix(prefix) for key in tensors if key.startswith(prefix)]
             keys.sort(key=lambda key: (order.get(key, len(order)), key))  # noqa: B023
             values[f.name] = {key: tensors.pop(prefix + key) for key in keys}

@@ -23,6 +23,8 @@ from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, 
 from fedstill.records import Records
 
 MODEL = "convnet:width=8,depth=2"
+MODELS = {"FedRD": "projected:width=8"}
+"""Of methods that want a certain one."""
 
 
 class Update(Reply):
@@ -92,7 +94,8 @@ class Gossip(Method):
 
 
 def agreement(method: Method, train: Records, seed: int = 0) -> Agreement:
-    return Agreement(method, MODEL, train.shape, train.num_classes, train.normalisation, seed)
+    model = MODELS.get(type(method).__name__, MODEL)
+    return Agreement(method, model, train.shape, train.num_classes, train.normalisation, seed)
 
 
 def noise_images(data: Any, count: int = 64) -> Callable[[], Records]:
@@ -108,7 +111,7 @@ def site(
     seed: int = 0,
     public: Callable[[], Records] | None = None,
 ) -> Callable[[], Site]:
-    parts = [(part, part[:0]) for part in np.array_split(np.arange(len(train)), clients)]
+    parts = [(part, part[::10]) for part in np.array_split(np.arange(len(train)), clients)]
     return partial(Site, agreement(method, train, seed), Shards(train, parts, public), folder / "clients")
 
 
@@ -144,6 +147,13 @@ class Shuffled:
         yield from reversed(list(self.inner.exchange(request, clients, sent)))
 
 
+def federation(method: Method, transport: Any, data: Any, folder: Path, seed: int = 0, **options: Any) -> Any:
+    """A server of four clients; personal methods are judged by their clients."""
+    kind: Any = options.pop("kind", ServerFederation)
+    defaults = {"num_clients": 4, "test": data.test, "local_test": type(method).personal}
+    return kind(agreement(method, data.train, seed), transport, folder=folder, **{**defaults, **options})
+
+
 def run(
     method: Method,
     data: Any,
@@ -160,16 +170,10 @@ def run(
     make_site = site(method, data.train, folder, clients, seed, public)
     transport: Any = Workers(make_site, workers, timeout=timeout) if workers else Inline(make_site())
     try:
-        federation = ServerFederation(
-            agreement(method, data.train, seed),
-            Shuffled(transport) if shuffle else transport,
-            num_clients=clients,
-            folder=folder,
-            test=data.test,
-            public=None if public is None else public(),
-            **options,
-        )
-        return method.server(federation), federation
+        shown: Any = Shuffled(transport) if shuffle else transport
+        held = None if public is None else public()
+        fed = federation(method, shown, data, folder, seed, num_clients=clients, public=held, **options)
+        return method.server(fed), fed
     finally:
         transport.close()
 

@@ -27,6 +27,7 @@ class Agreement:
         delta: where epsilons are stated.
         budget: the largest epsilon that a client's releases may come to; None for no limit.
         simulated_noise: whether privacy noise is drawn from the seed; the operating system's entropy otherwise.
+        models: the clients' own models, in turn, where they differ from ``model``.
     """
 
     method: Method
@@ -39,13 +40,25 @@ class Agreement:
     delta: float = 1e-5
     budget: float | None = None
     simulated_noise: bool = True
+    models: tuple[str, ...] = ()
+
+    def architecture(self, client: int) -> str:
+        """The client's own model."""
+        return self.models[client % len(self.models)] if self.models else self.model
 
     def new_model(
-        self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, device: torch.device | str = "cpu"
+        self,
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        draw: int = 0,
+        architecture: str | None = None,
+        device: torch.device | str = "cpu",
     ) -> nn.Module:
         """The model in its ``draw``-th random start, or with ``weights``; in train mode."""
+        name = self.model if architecture is None else architecture
+        assert name in (self.model, *self.models), f"{name} is none of the run's models"
         with seeds.isolated(seeds.derive(self.seed, "model", draw)):
-            model = models.build(self.model, self.shape, self.num_classes)
+            model = models.build(name, self.shape, self.num_classes)
         if weights is not None:
             load(model, weights)
         return model.to(device).train()
@@ -54,9 +67,17 @@ class Agreement:
     def facts(self) -> schema.Facts:
         """What the wire checks every message against."""
         model = self.new_model()
+        held, own = state(model), self.method.own(model)
         channels, height, width = self.shape
+        templates = {
+            "state": schema.template(held),
+            "parameters": schema.template(parameters(model)),
+            "shared": schema.template({name: value for name, value in held.items() if name not in own}),
+        }
+        for name in {self.model, *self.models}:
+            templates[f"state of {name}"] = schema.template(state(self.new_model(architecture=name)))
         return schema.Facts(
             sizes={"channels": channels, "height": height, "width": width, "classes": self.num_classes},
-            templates={"state": schema.template(state(model)), "parameters": schema.template(parameters(model))},
+            templates=templates,
             max_bytes=self.max_bytes,
         )

@@ -16,6 +16,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 from fedstill import files, methods, models, schema, wire
 from fedstill.data import public, sources
 from fedstill.engines.agreement import Agreement
+from fedstill.engines.judging import steps_of
 from fedstill.engines.site import Site
 from fedstill.engines.terms import Terms
 from fedstill.privacy.ledger import Ledger
@@ -144,7 +145,7 @@ class PolicySite:
         if not policy.own_code:
             if terms.method not in methods.TABLE:
                 raise schema.Refused("its policy runs fedstill's own methods only (own_code)")
-            if models.is_own(terms.model):
+            if any(models.is_own(name) for name in (terms.model, *terms.models)):
                 raise schema.Refused("its policy builds fedstill's own models only (own_code)")
         if terms.simulated_noise and not policy.simulated_noise:
             raise schema.Refused(
@@ -156,7 +157,7 @@ class PolicySite:
             )
 
     def _permit_fields(self, agreement: Agreement, step: str) -> None:
-        steps = agreement.method.steps()
+        steps = steps_of(agreement.method)
         if step not in steps:
             raise schema.Refused(f"step '{schema.clean(step)}' is not one of {', '.join(sorted(steps))}")
         fields = steps[step].reply.schema

@@ -1,6 +1,8 @@
 """The server's side, the same in every engine: questions out, checked and journalled replies in."""
 
+import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,15 +16,20 @@ from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
-from fedstill.journal import Journal, Refusal
+from fedstill.engines.judging import JUDGE, Judgement, steps_of
+from fedstill.journal import JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Federation, Reply, Round, Step, load, state
 from fedstill.records import Records
-from fedstill.train.local import evaluate
+from fedstill.train.local import confusion, evaluate
 
 R = TypeVar("R", bound=Reply)
-_SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_length=10_000)])
+EPOCHS = "epochs"
+"""The checkpoint within a round, or without one."""
+SAVE_EVERY = 20.0
+"""Seconds between two of these at least: what a killed run loses at most, beside the epoch it was in."""
+_SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_length=100)])
 
 
 class TooFewReplies(RuntimeError):
@@ -103,6 +110,7 @@ class ServerFederation(Federation):
         evaluate_every: judge the model after every so many rounds, and after the last.
         device: where the server computes.
         watcher: sees the progress.
+        local_test: whether clients keep test records of their own, which then are what models are judged on.
     """
 
     def __init__(
@@ -119,9 +127,12 @@ class ServerFederation(Federation):
         evaluate_every: int = 1,
         device: str = "cpu",
         watcher: Watcher | None = None,
+        local_test: bool = False,
     ) -> None:
         self.agreement = agreement
         self.clients = range(num_clients)
+        self.architecture = agreement.model
+        self.architectures = [agreement.architecture(client) for client in self.clients]
         self.public = None if public is None else public.to(device)
         self.delta = agreement.delta
         self.num_classes = agreement.num_classes
@@ -137,6 +148,9 @@ class ServerFederation(Federation):
         self._keep_replies = keep_replies
         self._evaluate_every = evaluate_every
         self._watcher = watcher or Watcher()
+        self._local_test = local_test
+        self._judged: tuple[str, Judgement] | None = None
+        self._saved = time.monotonic()
         self._exchange = 0
         self._round: int | None = None
         self._rounds = 1
@@ -156,9 +170,20 @@ class ServerFederation(Federation):
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
         **payload: Any,
-    ) -> Sequence[R]:
+    ) -> Replies[R]:
         """See `Federation.ask`."""
         exchange, self._exchange = self._exchange, self._exchange + 1
+        return self._ask(exchange, step, to, payload, at_most, exactly)
+
+    def _ask(
+        self,
+        exchange: int,
+        step: Step[R],
+        to: Sequence[int] | None,
+        payload: Mapping[str, Any],
+        at_most: Mapping[str, int] | None = None,
+        exactly: Mapping[str, int] | None = None,
+    ) -> Replies[R]:
         facts = replace(self.agreement.facts, sizes={**self.agreement.facts.sizes, **(exactly or {})})
         asked = sorted(self.clients if to is None else to)
         assert set(asked) <= set(self.clients), f"asked for clients {asked}; there are {len(self.clients)}"
@@ -240,25 +265,42 @@ class ServerFederation(Federation):
         self._round = None
 
     def _save(self, done: int, keep: Sequence[nn.Module | dict[str, Tensor]]) -> None:
-        tensors: dict[str, Tensor] = {}
-        for i, part in enumerate(keep):
-            held = state(part) if isinstance(part, nn.Module) else part
-            tensors |= {f"{i}/{name}": value for name, value in held.items()}
-        header = {"round": done, "exchange": self._exchange, "steps": sorted(self.asked_steps)}
-        self.journal.save_checkpoint(tensors, header)
+        header: dict[str, Any] = {
+            "round": done,
+            "exchange": self._exchange,
+            "steps": sorted(self.asked_steps),
+            "judged": None,
+        }
+        if self._judged is not None:
+            header["judged"] = [self._judged[0], self._judged[1].described()]
+        self.journal.save_checkpoint(_tensors(keep), header)
 
     def _restore(self, keep: Sequence[nn.Module | dict[str, Tensor]]) -> int:
         checkpoint = self.journal.load_checkpoint()
         if checkpoint is None:
             return 0
         tensors, header = checkpoint
-        for i, part in enumerate(keep):
-            prefix = f"{i}/"
-            load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
+        _load(keep, tensors)
         self._exchange = header["exchange"]
-        steps = self.agreement.method.steps()
+        if header.get("judged") is not None:
+            self._judged = header["judged"][0], Judgement.read(header["judged"][1])
+        steps = steps_of(self.agreement.method)
         self.asked_steps |= {name: steps[name] for name in header["steps"]}
         return int(header["round"])
+
+    def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
+        """See `Federation.epochs`."""
+        at = {"exchange": self._exchange, "round": self._round, "epochs": number}
+        kept = self.journal.load_checkpoint(EPOCHS)
+        done = 0
+        if kept is not None and kept[1].items() >= at.items():
+            _load(keep, kept[0])
+            done = int(kept[1]["done"])
+        for epoch in range(done + 1, number + 1):
+            yield epoch
+            if epoch == number or time.monotonic() - self._saved >= SAVE_EVERY:
+                self.journal.save_checkpoint(_tensors(keep), {**at, "done": epoch}, EPOCHS)
+                self._saved = time.monotonic()
 
     def _keep_metrics(self, done: int) -> None:
         """Drop what a killed round had logged; the round will log it again."""
@@ -272,6 +314,8 @@ class ServerFederation(Federation):
 
     def _log(self, index: int, **numbers: float | None) -> None:
         values = {name: value for name, value in numbers.items() if value is not None}
+        if self._judged is not None and "accuracy" in values and (spread := self._judged[1].spread) is not None:
+            values["spread"] = spread
         line: dict[str, float] = {"round": index, **values}
         journal = self.journal
         line |= {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
@@ -296,9 +340,9 @@ class ServerFederation(Federation):
             simulated=self.agreement.simulated_noise,
         )
 
-    def new_model(self, *, draw: int = 0) -> nn.Module:
+    def new_model(self, *, draw: int = 0, architecture: str | None = None) -> nn.Module:
         """See `Federation.new_model`."""
-        return self.agreement.new_model(draw=draw, device=self.device)
+        return self.agreement.new_model(draw=draw, architecture=architecture, device=self.device)
 
     def rng(self, *use: str | int) -> torch.Generator:
         """See `Federation.rng`."""
@@ -306,9 +350,28 @@ class ServerFederation(Federation):
 
     def evaluate(self, model: nn.Module) -> float | None:
         """See `Federation.evaluate`."""
-        if self._round is not None and self._round % self._evaluate_every and self._round < self._rounds:
-            return None
-        return evaluate(model, self._test)
+        return self.judge(model).accuracy if self._judges else None
+
+    def server_accuracy(self, model: nn.Module) -> float | None:
+        """See `Federation.server_accuracy`."""
+        return evaluate(model, self._test) if self._judges else None
+
+    @property
+    def _judges(self) -> bool:
+        return self._round is None or not self._round % self._evaluate_every or self._round == self._rounds
+
+    def judge(self, model: nn.Module) -> Judgement:
+        """How good ``model`` is; clients that judge the same model as last time are not asked again."""
+        if not self._local_test:
+            return Judgement(confusion(model, self._test, self.num_classes).cpu())
+        own = self.agreement.method.own(model)
+        shared = {name: value.cpu() for name, value in state(model).items() if name not in own}
+        digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
+        if self._judged is None or self._judged[0] != digest:
+            replies = self._ask(JUDGING + self._exchange, JUDGE, None, {"shared": shared})
+            tables = {client: reply.confusion for client, reply in zip(replies.clients, replies, strict=True)}
+            self._judged = digest, Judgement.of_clients(tables, self.num_classes)
+        return self._judged[1]
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """See `Federation.progress`."""
@@ -319,6 +382,18 @@ class ServerFederation(Federation):
         save_images(self._folder / "images" / f"{name}.npz", images)
 
 
+def _tensors(keep: Sequence[nn.Module | dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What a loop carries, as one set of named tensors."""
+    parts = [state(part) if isinstance(part, nn.Module) else part for part in keep]
+    return {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.items()}
+
+
+def _load(keep: Sequence[nn.Module | dict[str, Tensor]], tensors: Mapping[str, Tensor]) -> None:
+    for i, part in enumerate(keep):
+        prefix = f"{i}/"
+        load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
+
+
 def _spent(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
     """The releases that a reply lists."""
     try:
@@ -326,7 +401,9 @@ def _spent(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise schema.Refused(f"its list of releases is wrong at {schema.clean(where)}: {first['msg']}") from error
+        raise schema.Refused(
+            f"its list of releases is wrong at {schema.clean(where)}: {schema.clean(first['msg'], 200)}"
+        ) from error
     if any((entry.step, entry.exchange) != (step, exchange) for entry in entries):
         raise schema.Refused("its list of releases is of another step")
     return entries

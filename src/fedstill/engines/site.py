@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
+from fedstill.engines.judging import steps_of
+from fedstill.journal import JUDGING
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Released
@@ -86,7 +88,7 @@ class Site:
 
     def _answer(self, client: int, request: bytes) -> bytes:
         name = wire.envelope(request).get("step")
-        steps = self.agreement.method.steps()
+        steps = steps_of(self.agreement.method)
         if not isinstance(name, str) or name not in steps:
             raise schema.Refused(f"step {name!r} is not one of {', '.join(sorted(steps))}")
         step = steps[name]
@@ -102,7 +104,7 @@ class Site:
         held = _StateFiles(folder)
         ledger = self._open_ledger(folder)
         actor = SiteClient(
-            self.agreement, client, exchange, name, self.holdings, held.read(exchange), ledger, self.device
+            self.agreement, client, exchange, name, self.holdings, held.read(exchange % JUDGING), ledger, self.device
         )
         seed = seeds.derive(self.agreement.seed, "client", client, exchange, "torch")
         try:
@@ -116,7 +118,8 @@ class Site:
                 raise
             # what was charged is charged; the server has to know
             return wire.pack({}, {"error": self._report(client, error), **_spent(ledger, exchange)})
-        held.write(exchange, actor.state)
+        if exchange < JUDGING:
+            held.write(exchange, actor.state)
         if not self.agreement.simulated_noise and ledger.of_exchange(exchange):
             given.write(data)
         return data
@@ -157,6 +160,7 @@ class SiteClient(Client):
         train, test = holdings.records(client)
         public = holdings.public()
         self.id = client
+        self.architecture = agreement.architecture(client)
         self.train = train.to(device)
         self.test = test.to(device)
         self.public = None if public is None else public.to(device)
@@ -195,9 +199,11 @@ class SiteClient(Client):
         """See `Client.rng`."""
         return seeds.stream(self._agreement.seed, "client", self.id, self._exchange, *use)
 
-    def new_model(self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0) -> nn.Module:
+    def new_model(
+        self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, architecture: str | None = None
+    ) -> nn.Module:
         """See `Client.new_model`."""
-        return self._agreement.new_model(weights, draw=draw, device=self.device)
+        return self._agreement.new_model(weights, draw=draw, architecture=architecture, device=self.device)
 
 
 class _Given:

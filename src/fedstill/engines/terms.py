@@ -47,6 +47,8 @@ class Terms(Settings):
     """The run's own limit on a client's epsilon; the site has one of its own besides."""
     simulated_noise: bool = False
     """Whether privacy noise is to come from the seed, so that the server could subtract it."""
+    models: Annotated[tuple[Text, ...], Len(0, 1000)] = ()
+    """The clients' own models, in turn, where they differ."""
     public: Text | None = None
     """The public records, as `fedstill.data.public.load` takes them."""
 
@@ -69,6 +71,7 @@ class Terms(Settings):
             delta=agreement.delta,
             budget=agreement.budget,
             simulated_noise=agreement.simulated_noise,
+            models=agreement.models,
             public=public,
         )
 
@@ -116,4 +119,5 @@ class Terms(Settings):
             delta=self.delta,
             budget=self.budget,
             simulated_noise=self.simulated_noise,
+            models=self.models,
         )

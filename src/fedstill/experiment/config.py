@@ -26,6 +26,8 @@ class Experiment(Settings):
     """Number of clients."""
     model: str = "convnet"
     """The model with its options, as convnet:width=32, or package.module:function of your own."""
+    models: tuple[str, ...] = ()
+    """Models of the clients, in turn, where a method takes clients that differ; --model is then the server's own."""
     seed: NonNegativeInt = 0
     """Seed of the partition and of every random stream."""
     limit: PositiveInt | None = None
@@ -33,7 +35,7 @@ class Experiment(Settings):
     validation: Fraction = 0.0
     """Hold this share of the training records back and judge on them instead of the test set: for tuning."""
     local_test: Fraction = 0.0
-    """Share of each client's records that it keeps for its own test."""
+    """Share of each client's records that it keeps for its own test, on which models are then judged."""
     public: str | None = None
     """Public records: a data set as for --data, with :unlabeled behind it to drop the labels; or noise, made up."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
@@ -117,8 +119,10 @@ def describe(experiment: Experiment, method_name: str, method: Method, label: st
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     """The first setting in which two ``config.json`` describe different results, in words, or None."""
+    defaults = {"experiment": _flat(Experiment().model_dump(mode="json"))}  # for what older versions did not know
     for part in ("experiment", "method"):
         left, right = (_flat(side[part]) if isinstance(side[part], dict) else {} for side in (old, new))
+        left = defaults.get(part, {}) | left
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in FREE):
                 return f"{key} = {left.get(key)}, not {right.get(key)}"

@@ -10,10 +10,10 @@ from fedstill import files, methods
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, read_json
-from fedstill.journal import Journal
+from fedstill.journal import JUDGING, Journal
 
-_TAKEN = ("journal/meter.jsonl", "journal/spent.jsonl", "journal/*/*.reply", "journal/*/request", "clients/**/*")
-"""What the new folder gets from the old one: no refusal, no checkpoint, and nothing that was made from the replies."""
+_TAKEN = ("meter.jsonl", "spent.jsonl", "000000-*/*.reply", "000000-*/request")
+"""What the new journal gets from the old one: no refusal, no checkpoint, and nothing that was made from the replies."""
 
 
 def read_job(run: Path, out: Path, command: str) -> Job:
@@ -69,7 +69,7 @@ def begin(run: Path, job: Job) -> None:
     _one_shot(run, job.experiment.clients)
     beside = job.out.with_name(f".{job.out.name}{files.PART}")
     shutil.rmtree(beside, ignore_errors=True)
-    for pattern in _TAKEN:
+    for pattern in (*(f"journal/{name}" for name in _TAKEN), "clients/**/*"):
         for place in run.glob(pattern):
             if place.is_file():
                 _link(place, beside / place.relative_to(run), linked=place.suffix == ".reply")
@@ -82,7 +82,7 @@ def begin(run: Path, job: Job) -> None:
 
 
 def _one_shot(run: Path, clients: int) -> None:
-    asked = {exchange for exchange, _ in Journal(run / "journal").times()}
+    asked = {exchange for exchange, _ in Journal(run / "journal").times() if exchange < JUDGING}
     if asked != {0}:
         raise ValueError(
             f"{run} asked its clients {len(asked)} times; only a one-shot run can be extended, since what is asked "

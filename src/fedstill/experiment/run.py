@@ -30,7 +30,6 @@ from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, state
 from fedstill.records import Records
 from fedstill.train.allocator import keep_memory
-from fedstill.train.local import confusion
 
 _SHOWN = 10
 """Real images of each class beside the synthetic ones in the report."""
@@ -76,6 +75,7 @@ def run(
         ValueError: when the folder holds another run, or the task cannot be set up; one sentence.
         TooFewReplies: when too few clients gave a usable reply.
     """
+    _suits(job)
     description = config.describe(job.experiment, job.name, job.method, job.label or job.name, job.command)
     job.out.mkdir(parents=True, exist_ok=True)
     with _locked(job.out):
@@ -102,6 +102,23 @@ def run(
             agreement, run=number, method=job.name, class_names=task.class_names, public=job.experiment.public
         )
         return _run(job, task, agreement, watcher or Watcher(), everything, sites(terms))
+
+
+def _suits(job: Job) -> None:
+    """Refuse a task that the method is not made for."""
+    kind, experiment = type(job.method), job.experiment
+    if experiment.models and not kind.mixed:
+        raise ValueError(f"{job.name} wants one model for all clients; leave --models out and choose it with --model")
+    if kind.personal and not experiment.local_test:
+        raise ValueError(
+            f"{job.name} gives every client a model of its own, which only clients can judge; let them keep records "
+            "for that with --local-test 0.2"
+        )
+    if experiment.local_test and not kind.runs_model:
+        raise ValueError(
+            f"{job.name} ends with a network that is put together at the server, which clients can't judge; leave "
+            "--local-test out"
+        )
 
 
 class Task(NamedTuple):
@@ -169,6 +186,7 @@ def _agreement(job: Job, task: Task) -> Agreement:
         delta=job.experiment.delta,
         budget=job.experiment.budget,
         simulated_noise=job.experiment.noise == "simulated",
+        models=job.experiment.models,
     )
 
 
@@ -213,6 +231,7 @@ def _run(
         evaluate_every=experiment.evaluate_every,
         device=experiment.device,
         watcher=watcher,
+        local_test=experiment.local_test > 0,
     )
     model = job.method.server(federation)
     return _finish(job, task, federation, model)
@@ -255,8 +274,8 @@ def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module
     out, journal = job.out, federation.journal
     seconds = journal.seconds
     files.write_bytes(out / "model.safetensors", wire.pack(state(model), {"model": job.experiment.model}))
-    matrix = confusion(model, task.test, task.test.num_classes).cpu()
-    files.write_json(out / "evaluation.json", {"confusion": matrix.tolist()})
+    judgement = federation.judge(model)
+    files.write_json(out / "evaluation.json", {"confusion": judgement.confusion.tolist()})
     first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
     save_images(out / "images" / "real.npz", task.test[torch.cat(first)])
     clients = job.experiment.clients
@@ -270,20 +289,29 @@ def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "rounds": federation.num_rounds,
         "seed": job.experiment.seed,
-        "judged_on": "validation records" if job.experiment.validation else "test records",
-        "accuracy": float(matrix.diag().sum() / matrix.sum()),
+        "judged_on": _judged_on(job.experiment),
+        "accuracy": judgement.accuracy,
         "bytes_up": journal.bytes_up,
         "bytes_down": journal.bytes_down,
         "bytes_up_per_client": journal.bytes_up / clients,
         "bytes_down_per_client": journal.bytes_down / clients,
+        "bytes_judging": journal.bytes_judging,
         "seconds": round(seconds, 2),
         "guarantee": asdict(federation.guarantee()),
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
     }
+    if judgement.clients is not None:
+        summary |= {"accuracy_of_clients": judgement.clients, "spread_over_clients": judgement.spread}
     files.write_json(out / "summary.json", summary)
     forget_state(out / "clients", keep={refusal.client for refusal in journal.refusals()})
     return summary
+
+
+def _judged_on(experiment: Experiment) -> str:
+    if experiment.local_test:
+        return "the clients' own test records"
+    return "validation records" if experiment.validation else "test records"
 
 
 _LOCK = ".lock"

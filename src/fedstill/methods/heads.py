@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -231,6 +231,8 @@ def mean_head(heads: Iterable[Tensor]) -> Float32[Tensor, "classes coefficients"
 
 class HeadMethod(Method):
     """What these methods have in common: a public extractor, and one private head from each client."""
+
+    runs_model: ClassVar[bool] = False
 
     epsilon: Epsilon = 1.0
     """What a client's upload may cost at the run's delta; None adds no noise and guarantees nothing."""

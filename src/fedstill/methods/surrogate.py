@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from fedstill import schema
+from fedstill.distill.distribution_matching import Synthetic
 from fedstill.protocol import Federation, Labels, Records, Reply
 from fedstill.train.server import ServerTraining
 
@@ -18,18 +19,36 @@ class ImageSet(Reply):
     labels: Labels
 
 
+class ValueSet(Reply):
+    """Labelled real-valued images, as networks see them: four bytes a pixel, one more for each label."""
+
+    values: Float32[Tensor, "n channels height width"]
+    labels: Labels
+
+
 def packed(records: Records) -> ImageSet:
     """The reply that carries ``records``."""
     return ImageSet(images=records.images, labels=schema.compact(records.labels, records.num_classes))
 
 
+def packed_values(made: Synthetic, num_classes: int) -> ValueSet:
+    """The reply that carries ``made``."""
+    return ValueSet(values=made.values.cpu(), labels=schema.compact(made.labels.cpu(), num_classes))
+
+
+def together(fed: Federation, sets: Iterable[tuple[Tensor, Tensor]]) -> Synthetic:
+    """All clients' values and labels as one set, in the order of the clients."""
+    held = [(values.to(fed.device), labels.long().to(fed.device)) for values, labels in sets]
+    values, labels = (torch.cat(parts) for parts in zip(*held, strict=True))
+    if not len(labels):
+        raise ValueError("the clients sent 0 examples; the server needs at least 1 to train on")
+    return Synthetic(values, labels)
+
+
 def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
     """All clients' images as one set, in the order of the clients."""
-    sets = [(r.images.to(fed.device), r.labels.long().to(fed.device)) for r in replies]
-    images, labels = (torch.cat(parts) for parts in zip(*sets, strict=True))
-    if not len(labels):
-        raise ValueError("the clients sent 0 images; the server needs at least 1 to train on")
-    return Records(images, labels, fed.num_classes, fed.like.normalisation)
+    held = together(fed, ((r.images, r.labels) for r in replies))
+    return Records(held.values, held.labels, fed.num_classes, fed.like.normalisation)
 
 
 def train_on(fed: Federation, images: Records, training: ServerTraining) -> nn.Module:

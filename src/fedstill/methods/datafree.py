@@ -1,0 +1,104 @@
+"""What methods share that make their images from the clients' models: DENSE, Fed-DAFL and Fed-ADI."""
+
+from abc import abstractmethod
+from functools import partial
+from typing import Protocol
+
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from fedstill.distill.ensemble import distillation_loss
+from fedstill.distill.generator import View
+from fedstill.distill.pool import Pool
+from fedstill.distill.teachers import Teachers
+from fedstill.methods.uploads import AUGMENTATIONS, UploadingMethod
+from fedstill.protocol import Federation, Records, Round
+from fedstill.train.local import SGD, Labelled
+
+_SHOWN = 10
+"""Images of each class in the report."""
+
+
+class Images(Protocol):
+    """Makes images, an epoch at a time."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that lasts from epoch to epoch; changing them in place resumes a run."""
+
+    def epoch(self, teachers: Teachers, student: nn.Module, rng: torch.Generator) -> tuple[Records, Tensor]:
+        """One epoch's images, and the teachers' mean logits for them, ``(n, classes)``."""
+
+
+class DataFreeMethod(UploadingMethod):
+    """Images are made for the student to learn on; nobody needs any."""
+
+    epochs: PositiveInt = 200
+    """Epochs at the server: make images, then teach the student."""
+    student: SGD = SGD(batch_size=128)
+    """The student's training in one of them."""
+    temperature: PositiveFloat = 4.0
+    """T of the distillation loss."""
+    student_view: View = "none"
+    """How images are augmented for it, and for the teachers with it."""
+    pool: PositiveInt = 20
+    """How many epochs' images it sees: the latest, all of them in every epoch."""
+
+    @abstractmethod
+    def images(self, like: Records, rng: torch.Generator) -> Images:
+        """What makes the images of one round."""
+
+    @property
+    @abstractmethod
+    def images_per_epoch(self) -> int:
+        """How many that makes in an epoch."""
+
+    def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
+        """See `UploadingMethod.teach`."""
+        like = fed.like.to(fed.device)
+        images = self.images(like, fed.rng("generator", round.number))
+        pool = Pool(like, min(self.pool, self.epochs) * self.images_per_epoch)
+        progress = fed.progress("making images and distilling")
+        for epoch in fed.epochs(self.epochs, student, images.tensors, pool.tensors):
+            pool.add(*images.epoch(teachers, student, fed.rng("images", round.number, epoch)))
+            self.learn(teachers, student, pool, fed.rng("student", round.number, epoch))
+            progress(epoch, self.epochs)
+        fed.show("synthetic", _some(pool.taught().images))
+
+    def learn(self, teachers: Teachers, student: nn.Module, pool: Pool, rng: torch.Generator) -> None:
+        """theta_S <- theta_S - eta_S grad L_dis, over the pool."""
+        if self.student_view == "none":
+            loss = partial(distillation_loss, temperature=self.temperature)
+            self.student.fit(student, pool.taught(), rng, loss=loss)
+        else:
+            pair = _Pair(teachers, student)
+            self.student.fit(
+                pair, pool.taught(), rng, augment=AUGMENTATIONS[self.student_view], loss=partial(pair.loss, self)
+            )
+
+
+class _Pair(nn.Module):
+    """A student with teachers who see the same view of an image."""
+
+    def __init__(self, teachers: Teachers, student: nn.Module) -> None:
+        super().__init__()
+        self._teachers = teachers
+        self.student = student
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of student and teachers, ``(n, 2, classes)``."""
+        with torch.no_grad():
+            said = self._teachers(x)
+        return torch.stack([self.student(x), said], 1)
+
+    def loss(self, method: DataFreeMethod, both: Tensor, _: Tensor) -> Tensor:
+        """L_dis; what the pool has of the teachers is for the image as it is."""
+        return distillation_loss(both[:, 0], both[:, 1], method.temperature)
+
+
+def _some(images: Labelled) -> Records:
+    """The latest of each class."""
+    assert isinstance(images, Records)
+    chosen = [torch.nonzero(images.labels == label).flatten()[-_SHOWN:] for label in range(images.num_classes)]
+    return images[torch.cat(chosen)]

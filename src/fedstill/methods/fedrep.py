@@ -1,0 +1,88 @@
+"""FedRep: a body that all clients share, and a head of each client's own.
+
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning", ICML
+2021 (arXiv:2102.07078), Algorithm 1.
+
+Differs from the paper (docs/methods/fedrep.md has the whole list):
+
+* the head is the model's last linear layer, weights and bias;
+* a client that is judged uses the head it has, which it fitted to the body it was sent.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+from torch import nn
+
+from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.protocol import Client, Count, Federation, Method, Reply, Shared, load, state, step
+from fedstill.train.local import SGD
+
+
+class Body(Reply):
+    """A client's body after its round."""
+
+    weights: Shared
+    num_records: Count
+
+
+class FedRep(Method):
+    """Averaged bodies under personal heads."""
+
+    personal: ClassVar[bool] = True
+    rounds: PositiveInt = 20
+    """Communication rounds."""
+    head: SGD = SGD(epochs=10)
+    """A client's training of its head in one round, under the server's body."""
+    body: SGD = SGD(epochs=1)
+    """Its training of the body after that, under its head."""
+    participation: Participation = 1.0
+    """Share of the clients asked in each round, drawn anew each time."""
+    weighting: Literal["records", "uniform"] = "uniform"
+    """Weigh clients alike, as the paper does, or by their number of records."""
+
+    def own(self, model: nn.Module) -> frozenset[str]:
+        """The last linear layer."""
+        *_, last = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+        return frozenset(name for name in state(model) if name.startswith(f"{last}."))
+
+    def server(self, fed: Federation) -> nn.Module:
+        """The server's loop."""
+        model = fed.new_model()  # phi_0
+        own = self.own(model)
+        for round in fed.rounds(self.rounds, model):
+            asked = sample(fed, self.participation, round)
+            shared = {name: value for name, value in state(model).items() if name not in own}
+            replies = fed.ask(self.update, to=asked, shared=shared)
+            uniform = self.weighting == "uniform"
+            load(model, weighted_mean((1 if uniform else r.num_records, r.weights) for r in replies))  # phi_{t+1}
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, shared: Shared) -> Body:
+        """h_i from phi_t, then phi_i from h_i."""
+        model = self.personal_model(client, shared)
+        own = self.own(model)
+        with _only(model, own):
+            self.head.fit(model, client.train, client.rng("head"))
+        with _only(model, state(model).keys() - own):
+            self.body.fit(model, client.train, client.rng("body"))
+        held = state(model)
+        client.state |= {name: held[name] for name in own}
+        return Body(weights={name: held[name] for name in held if name not in own}, num_records=len(client.train))
+
+
+@contextmanager
+def _only(model: nn.Module, names: frozenset[str] | set[str]) -> Iterator[None]:
+    """Only these parameters are trained inside the block."""
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        p.requires_grad_(before[name] and name in names)
+    try:
+        yield
+    finally:
+        for name, p in model.named_parameters():
+            p.requires_grad_(before[name])

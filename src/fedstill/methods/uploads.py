@@ -1,0 +1,116 @@
+"""What methods share whose clients train models of their own and send them whole; the server teaches a student by them.
+
+The shape of DENSE (Zhang et al. 2022, arXiv:2112.12371, Algorithm 1) and of FedDF (Lin et al. 2020, arXiv:2006.07242):
+they differ in what the student is taught on.
+"""
+
+from abc import abstractmethod
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Len
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from fedstill.distill.generator import View
+from fedstill.distill.teachers import Teachers
+from fedstill.methods.averaging import weighted_mean
+from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
+from fedstill.train import augment
+from fedstill.train.ldam import LDAM
+from fedstill.train.local import SGD
+
+AUGMENTATIONS = {"none": None, "crop": augment.crop, "crop_flip": augment.crop_flip}
+
+
+class Upload(Reply):
+    """A client's model after its local training."""
+
+    architecture: Annotated[str, Len(1, 200)]
+    weights: OwnState
+    num_records: Count
+
+
+class UploadingMethod(Method):
+    """Clients train and send their models, which may differ; the server has them teach one model."""
+
+    mixed: ClassVar[bool] = True
+    rounds: PositiveInt = 1
+    """Exchanges; from the second on, clients start from the student, so that all must have its architecture."""
+    local: SGD = SGD(batch_size=128, epochs=200)
+    """A client's training in one round."""
+    local_view: View = "none"
+    """How its records are augmented: not, shifted, or shifted and flipped."""
+    local_loss: Literal["ce", "ldam"] = "ce"
+    """Cross-entropy, or LDAM's for unbalanced classes."""
+    ldam: LDAM = LDAM()
+    """Of --local-loss ldam."""
+    start: Literal["fresh", "mean"] = "fresh"
+    """The student before its training: as it was (at first a random start), or the mean of the clients' models."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        """Collect the models, teach the student; again, with clients that start from it."""
+        student = fed.new_model()
+        if self.rounds > 1 and len({*fed.architectures, fed.architecture}) > 1:
+            raise ValueError(
+                f"rounds is {self.rounds}, but clients have models {', '.join(sorted(set(fed.architectures)))}, which "
+                f"can't start from the student, a {fed.architecture}; take --rounds 1, or leave --models out"
+            )
+        for round in fed.rounds(self.rounds, student):
+            if round.number == 1:
+                replies = fed.ask(self.train)
+            else:
+                replies = fed.ask(self.train_on, weights=state(student))
+            if self.start == "mean" and fed.architecture in {r.architecture for r in replies}:
+                alike = ((r.num_records, r.weights) for r in replies if r.architecture == fed.architecture)
+                load(student, weighted_mean(alike))
+            networks = []
+            for reply in replies:
+                networks.append(fed.new_model(architecture=reply.architecture))
+                load(networks[-1], reply.weights)
+            teachers = Teachers(networks)
+            self.teach(fed, teachers, student, round)
+            alone = [share for network in networks if (share := fed.server_accuracy(network)) is not None]
+            round.log(
+                accuracy=fed.evaluate(student),
+                ensemble=fed.server_accuracy(_Ensemble(teachers)),
+                clients_alone=sum(alone) / len(alone) if alone else None,
+            )
+        return student
+
+    @abstractmethod
+    def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
+        """Train ``student`` in place."""
+
+    @step
+    def train(self, client: Client) -> Upload:
+        """The client's own model, trained from the random start that all of its architecture share."""
+        return self._trained(client, client.new_model(architecture=client.architecture))
+
+    @step
+    def train_on(self, client: Client, weights: State) -> Upload:
+        """The student, trained on."""
+        return self._trained(client, client.new_model(weights))
+
+    def _trained(self, client: Client, model: nn.Module) -> Upload:
+        fit = partial(
+            self.local.fit, model, client.train, client.rng("batches"), augment=AUGMENTATIONS[self.local_view]
+        )
+        if self.local_loss == "ldam":
+            loss = self.ldam.loss(client.train.class_counts())
+            fit(loss=loss, on_epoch=loss.on_epoch)
+        else:
+            fit()
+        return Upload(architecture=client.architecture, weights=state(model), num_records=len(client.train))
+
+
+class _Ensemble(nn.Module):
+    """All teachers as one network, to be judged."""
+
+    def __init__(self, teachers: Teachers) -> None:
+        super().__init__()
+        self._teachers = teachers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of their logits."""
+        return self._teachers(x)
