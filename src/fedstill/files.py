@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 PART = ".part"
 """How the name of a file that is still being written ends; a crash may leave one, which nobody reads."""
@@ -60,14 +60,36 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_json(path: Path, value: Any) -> None:
     """Append ``value`` as one line, in place of what a crash may have left of the last one."""
-    line = json.dumps(value, allow_nan=False).encode() + b"\n"
-    with path.open("r+b" if path.exists() else "w+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            end = path.read_bytes().rfind(b"\n") + 1
-            file.truncate(end)
-        file.seek(end)
-        file.write(line)
+    lines = JsonLines(path)
+    lines.append(value)
+    lines.close()
+
+
+class JsonLines:
+    """A file of JSON lines that stays open between them, for a single writer; made when the first line comes."""
+
+    def __init__(self, path: Path) -> None:
+        """``path`` need not exist."""
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def append(self, value: Any) -> None:
+        """See `append_json`; the line is with the system when this returns."""
+        line = json.dumps(value, allow_nan=False).encode() + b"\n"
+        if self._file is None:
+            self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
+            end = self._file.seek(0, os.SEEK_END)
+            if end and os.pread(self._file.fileno(), 1, end - 1) != b"\n":
+                end = self._path.read_bytes().rfind(b"\n") + 1
+                self._file.truncate(end)
+            self._file.seek(end)
+        self._file.write(line)
+
+    def close(self) -> None:
+        """Close the file; another line opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -61,6 +61,7 @@ class Journal:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._meter = folder / "meter.jsonl"
+        self._lines = files.JsonLines(self._meter)
         self._spent = folder / "spent.jsonl"
         self.bytes_down = 0
         self.bytes_up = 0
@@ -104,7 +105,7 @@ class Journal:
             self._line(exchange=exchange, client=client, up=size)
 
     def _line(self, **counts: int) -> None:
-        files.append_json(self._meter, {**counts, "seconds": round(self.seconds, 3)})
+        self._lines.append({**counts, "seconds": round(self.seconds, 3)})
         self._count(**counts)
 
     # -------------------------------------------------------------------------------------------------------- releases
@@ -152,6 +153,7 @@ class Journal:
 
     def settle(self) -> None:
         """Wait until every reply is on the disk; raises what went wrong."""
+        self._lines.close()
         while self._writing:
             self._writing.popleft().result()
 

@@ -23,7 +23,8 @@ from fedstill import methods  # noqa: E402
 from fedstill.data.sources import DataSet  # noqa: E402
 from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.loopback import Loopback, certificates, loopback, site_key  # noqa: E402
-from fedstill.experiment.run import Job, run, share_out  # noqa: E402
+from fedstill.experiment.run import Job, run  # noqa: E402
+from fedstill.experiment.task import share_out  # noqa: E402
 from fedstill.privacy.site_ledger import SiteLedger  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

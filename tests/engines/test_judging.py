@@ -13,7 +13,8 @@ from fedstill.data.sources import DataSet
 from fedstill.engines.judging import Judgement
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.record import read_run
-from fedstill.experiment.run import Job, run, share_out
+from fedstill.experiment.run import Job, run
+from fedstill.experiment.task import share_out
 from fedstill.methods import get
 from fedstill.models import build
 from fedstill.protocol import load

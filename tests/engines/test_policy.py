@@ -17,8 +17,9 @@ from fedstill import methods, schema, wire
 from fedstill.data.sources import DataSet
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.policy import Policy, PolicySite
-from fedstill.engines.server import Arrival, ServerFederation, TooFewReplies
+from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.terms import Terms
+from fedstill.engines.transport import Arrival
 from fedstill.experiment import deploy
 from fedstill.records import Records
 

@@ -16,9 +16,11 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from fedstill import schema, wire
+from fedstill.engines.checks import listed
 from fedstill.engines.inprocess import Inline
-from fedstill.engines.server import Arrival, ServerFederation, TooFewReplies, _spent
+from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.site import Site
+from fedstill.engines.transport import Arrival
 from fedstill.protocol import Method, Public, Released, Reply
 
 
@@ -143,13 +145,13 @@ def test_any_other_list_of_releases_is_refused(spent: Any) -> None:
     if spent == []:
         return
     with pytest.raises(schema.Refused, match="its list of releases"):
-        _spent({"spent": spent}, "count", 0)
+        listed({"spent": spent}, "count", 0)
 
 
 def test_forged_epsilons_are_refused(digits: Any, tmp_path: Path) -> None:
     _, fed = run(Census(), digits, tmp_path)
     entry = fed.journal.spent()[0][0].model_dump(mode="json")
-    assert _spent({"spent": [entry]}, "count", 0)
+    assert listed({"spent": [entry]}, "count", 0)
     for change in (
         {"epsilon": 0.1},
         {"event": {"kind": "gaussian", "noise_multiplier": math.inf}},
@@ -160,7 +162,7 @@ def test_forged_epsilons_are_refused(digits: Any, tmp_path: Path) -> None:
         {"exchange": 3},
     ):
         with pytest.raises(schema.Refused, match="its list of releases"):
-            _spent({"spent": [entry | change]}, "count", 0)
+            listed({"spent": [entry | change]}, "count", 0)
 
 
 def test_public_and_released_fields_in_one_reply(digits: Any, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from small import Probe, agreement, run, site, weights
 
 from fedstill import wire
-from fedstill.engines.server import Arrival, ServerFederation, TooFewReplies
+from fedstill.engines.server import ServerFederation, TooFewReplies
+from fedstill.engines.transport import Arrival
 
 
 class Canned:

@@ -17,8 +17,9 @@ from fedstill.data import public as public_data
 from fedstill.data.shards import Shards
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline, Workers
-from fedstill.engines.server import Arrival, ServerFederation
+from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
+from fedstill.engines.transport import Arrival
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, load, state, step
 from fedstill.records import Records
 

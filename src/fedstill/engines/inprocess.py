@@ -14,8 +14,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from fedstill.engines.server import Arrival
 from fedstill.engines.site import Site
+from fedstill.engines.transport import Arrival
 from fedstill.train.allocator import keep_memory
 
 

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
+from fedstill.engines.checks import check
 from fedstill.engines.judging import JUDGE, Judgement, steps_of
+from fedstill.engines.transport import Arrival, Transport, Watcher
 from fedstill.journal import JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
@@ -29,45 +30,10 @@ EPOCHS = "epochs"
 """The checkpoint within a round, or without one."""
 SAVE_EVERY = 20.0
 """Seconds between two of these at least: what a killed run loses at most, beside the epoch it was in."""
-_SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_length=100)])
 
 
 class TooFewReplies(RuntimeError):
     """Fewer clients than the run requires gave a usable reply."""
-
-
-class Arrival(NamedTuple):
-    """What came back from one client: a message, or why there is none."""
-
-    client: int
-    reply: bytes
-    failure: str | None = None
-
-
-class Transport(Protocol):
-    """Carries bytes to the clients and back: all that tells one engine from another."""
-
-    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order they come.
-
-        ``sent(client)`` is called whenever the request leaves for a client: what crosses is counted then.
-        """
-
-
-class Watcher:
-    """Sees a run's progress; this one looks away."""
-
-    def asked(self, step: str, clients: int, answered: int) -> None:
-        """A question goes out to ``clients``, of which ``answered`` had answered before the run was resumed."""
-
-    def arrived(self, refusal: Refusal | None) -> None:
-        """A reply came; ``refusal`` says why it is not used."""
-
-    def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
-        """A round logged its numbers."""
-
-    def progressed(self, what: str, done: int, total: int) -> None:
-        """The server is ``done`` of ``total`` through ``what``."""
 
 
 class Replies(Sequence[R]):
@@ -230,23 +196,7 @@ class ServerFederation(Federation):
         at_most: Mapping[str, int] | None,
     ) -> tuple[Refusal | None, list[Entry]]:
         """Why a reply must not be used, or None; and what the client says it released."""
-        reason = arrival.failure
-        spent: list[Entry] = []
-        if reason is None:
-            try:
-                header = wire.envelope(arrival.reply)
-                spent = _spent(header, step.name, exchange)
-                if header.get("error") is not None:
-                    reason = schema.clean(str(header["error"]), 500) or "the client gives no reason"
-                else:
-                    _, envelope = wire.decode(arrival.reply, step.reply.schema, facts, at_most=at_most)
-                    envelope.pop("spent", None)
-                    if envelope != {"step": step.name, "exchange": exchange}:
-                        reason = f"the reply is not to step '{step.name}' of exchange {exchange}"
-                    elif not spent and any(f.is_released for f in step.reply.schema):
-                        reason = "the reply has released fields, but lists no release"
-            except schema.Refused as refused:
-                reason = str(refused)
+        reason, spent = check(arrival, exchange, step, facts, at_most)
         return (None if reason is None else Refusal(arrival.client, step.name, self._round, reason)), spent
 
     # ---------------------------------------------------------------------------------------------------------- rounds
@@ -392,21 +342,6 @@ def _load(keep: Sequence[nn.Module | dict[str, Tensor]], tensors: Mapping[str, T
     for i, part in enumerate(keep):
         prefix = f"{i}/"
         load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
-
-
-def _spent(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
-    """The releases that a reply lists."""
-    try:
-        entries = _SPENT.validate_python(header.get("spent", []))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise schema.Refused(
-            f"its list of releases is wrong at {schema.clean(where)}: {schema.clean(first['msg'], 200)}"
-        ) from error
-    if any((entry.step, entry.exchange) != (step, exchange) for entry in entries):
-        raise schema.Refused("its list of releases is of another step")
-    return entries
 
 
 def save_images(path: Path, images: Records) -> None:

@@ -68,6 +68,7 @@ class Site:
         self._open_ledger = open_ledger or self._ledger
         self._discreet = discreet
         self._logged: set[str] = set()
+        self._steps = steps_of(agreement.method)
 
     def _ledger(self, folder: Path) -> Ledger:
         return Ledger(
@@ -88,10 +89,9 @@ class Site:
 
     def _answer(self, client: int, request: bytes) -> bytes:
         name = wire.envelope(request).get("step")
-        steps = steps_of(self.agreement.method)
-        if not isinstance(name, str) or name not in steps:
-            raise schema.Refused(f"step {name!r} is not one of {', '.join(sorted(steps))}")
-        step = steps[name]
+        if not isinstance(name, str) or name not in self._steps:
+            raise schema.Refused(f"step {name!r} is not one of {', '.join(sorted(self._steps))}")
+        step = self._steps[name]
         values, envelope = wire.decode(request, step.request, self.agreement.facts)
         exchange = envelope.get("exchange")
         if not isinstance(exchange, int) or exchange < 0:

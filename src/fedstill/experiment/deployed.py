@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.engines.policy import Policy, PolicySite
-from fedstill.engines.server import Transport, Watcher
 from fedstill.engines.site import Site
 from fedstill.engines.terms import Terms
+from fedstill.engines.transport import Transport, Watcher
 from fedstill.experiment import config, extend
-from fedstill.experiment.run import Job, held, run, share_out
+from fedstill.experiment.run import Job, run
+from fedstill.experiment.task import held, share_out
 from fedstill.journal import Refusal
 
 Config = Mapping[str, Any]

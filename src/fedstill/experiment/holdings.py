@@ -12,7 +12,7 @@ from fedstill.data.names import KNOWN
 from fedstill.experiment import plots
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.record import RunRecord
-from fedstill.experiment.run import share_out
+from fedstill.experiment.task import share_out
 
 _SHADES = " ░▒▓█"
 _MOST_CLIENTS = 40

@@ -14,7 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedstill.engines.server import Watcher
+from fedstill.engines.transport import Watcher
 from fedstill.journal import Refusal
 
 

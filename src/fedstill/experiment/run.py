@@ -11,24 +11,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 from torch import nn
 
 import fedstill
-from fedstill import files, seeds, wire
-from fedstill.data import partition, public, shards, sources
+from fedstill import files, wire
+from fedstill.data import shards, sources
 from fedstill.engines import inprocess
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.server import ServerFederation, Transport, Watcher, save_images
+from fedstill.engines.server import ServerFederation, save_images
 from fedstill.engines.site import Site, forget_state
 from fedstill.engines.terms import Terms
+from fedstill.engines.transport import Transport, Watcher
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
+from fedstill.experiment.task import Task, held, share_out
 from fedstill.protocol import Method, state
-from fedstill.records import Records
 from fedstill.train.allocator import keep_memory
 
 _SHOWN = 10
@@ -121,59 +120,6 @@ def _suits(job: Job) -> None:
         )
 
 
-class Task(NamedTuple):
-    """A task, shared out."""
-
-    train: Records
-    test: Records
-    parts: list[tuple[shards.Indices, shards.Indices]]
-    class_names: tuple[str, ...]
-    fingerprint: str
-    source: str | Records
-
-    def counts(self) -> NDArray[np.int64]:
-        """Training records of each client and class, ``(K, C)``."""
-        return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))
-
-
-def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bool = True) -> Task:
-    """Load the data and decide who holds what; with ``share=False`` nobody holds any of it.
-
-    Raises:
-        ValueError: when the data cannot be read or shared out so, in one sentence.
-    """
-    found = data or sources.load(experiment.data)
-    source = experiment.data if data is None else found.train
-    if not share:
-        return Task(found.train, found.test, [], found.class_names, found.fingerprint, source)
-    labels, test = found.train.labels.numpy(), found.test
-    kept = np.arange(len(labels))
-    if experiment.limit is not None and experiment.limit < len(kept):
-        order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
-        kept = np.sort(order[: experiment.limit])
-    if experiment.validation:
-        rng = seeds.numpy_stream(experiment.seed, "validation")
-        inner, held = partition.local_test_split(
-            np.arange(len(kept)), fraction=experiment.validation, rng=rng, labels=labels[kept]
-        )
-        kept, test = kept[inner], found.train[torch.from_numpy(kept[held])]
-    split = partition.split(
-        experiment.partition,
-        labels[kept],
-        experiment.clients,
-        rng=seeds.numpy_stream(experiment.seed, "partition"),
-        columns={name: column[kept] for name, column in found.columns.items()},
-    )
-    parts = []
-    for client, own in enumerate(kept[part] for part in split):
-        rng = seeds.numpy_stream(experiment.seed, "local test", client)
-        if experiment.local_test:
-            parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
-        else:
-            parts.append((own, own[:0]))
-    return Task(found.train, test, parts, found.class_names, found.fingerprint, source)
-
-
 def _agreement(job: Job, task: Task) -> Agreement:
     return Agreement(
         method=job.method,
@@ -188,14 +134,6 @@ def _agreement(job: Job, task: Task) -> Agreement:
         simulated_noise=job.experiment.noise == "simulated",
         models=job.experiment.models,
     )
-
-
-def held(experiment: Experiment, task: Task) -> shards.Shards:
-    """What the clients hold, and everybody."""
-    load_public = None
-    if experiment.public is not None:
-        load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
-    return shards.Shards(task.source, task.parts, load_public)
 
 
 def _simulated(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards) -> dict[str, Any]:

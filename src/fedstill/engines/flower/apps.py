@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstill import schema
 from fedstill.engines.flower.grid import ASK, OnGrid, content, payload
-from fedstill.engines.server import Arrival
+from fedstill.engines.transport import Arrival
 
 HELLO = "hello"
 """The name of the query by which the server learns which client a node is."""

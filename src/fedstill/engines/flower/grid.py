@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstill import schema
-from fedstill.engines.server import Arrival
+from fedstill.engines.transport import Arrival
 
 ASK = "ask"
 """The name of the query that carries a request."""
