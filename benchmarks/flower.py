@@ -2,9 +2,10 @@
 
 ``overhead``: a round in which clients do nothing, through our engine (bytes, checks, journal, client folders) and on
 bare Flower (the same grid and ``send_and_receive`` with an empty message), one after the other. ``scale``: three rounds
-of FedAvg with 10, 100 and 1,000 clients. ``work``: a round of FedAvg in worker processes and on Flower.
+of FedAvg with 10, 100 and 1,000 clients. ``work``: a round of FedAvg in worker processes and on Flower. ``large``:
+replies of 256 MiB, and the memory of the server meanwhile; ``deployed``: the same over TLS, with two sites.
 
-Usage: python benchmarks/flower.py overhead|scale|work
+Usage: python benchmarks/flower.py overhead|scale|work|large|deployed
 """
 
 import argparse
@@ -17,7 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, UInt8
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill.data import sources
@@ -34,6 +37,7 @@ from fedstill.engines.agreement import Agreement
 from fedstill.engines.flower.simulation import simulation
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
+from fedstill.experiment.loopback import loopback
 from fedstill.protocol import Client, Federation, Method, Reply, step
 
 
@@ -43,17 +47,33 @@ class Nothing(Reply):
     numbers: Float32[Tensor, " n"]
 
 
+class Block(Reply):
+    """Many bytes."""
+
+    data: UInt8[Tensor, " n"]
+
+
 class Idle(Method):
-    """Asks again and again; nobody does anything."""
+    """Asks; nobody does anything."""
+
+    size: PositiveInt = 1 << 20
+    """Bytes of a reply."""
 
     def server(self, fed: Federation) -> nn.Module:
-        """The benchmark asks by itself."""
-        raise NotImplementedError
+        """One question."""
+        replies = fed.ask(self.block, at_most={"n": self.size}, size=self.size)
+        assert sum(len(reply.data) for reply in replies) == len(replies) * self.size
+        return fed.new_model()
 
     @step
     def nothing(self, client: Client) -> Nothing:
         """Answers at once."""
         return Nothing(numbers=torch.zeros(8))
+
+    @step
+    def block(self, client: Client, size: int) -> Block:
+        """So many bytes that nothing can make fewer of them."""
+        return Block(data=torch.randint(256, (size,), dtype=torch.uint8, generator=client.rng("bytes")))
 
 
 def ours(clients: int, rounds: int, workers: int) -> list[float]:
@@ -161,10 +181,87 @@ def work(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [{**times, "ratio": times["inprocess"] / times["flower"]}]
 
 
+def large(options: argparse.Namespace) -> list[dict[str, Any]]:
+    size, clients = options.mib << 20, (options.clients or [16])[0]
+    data = sources.load("digits")
+    agreement = Agreement(
+        Idle(), "convnet:width=8,depth=2", data.train.shape, 10, data.train.normalisation, 0, max_bytes=1 << 30
+    )
+    parts = [(part, part[:0]) for part in np.array_split(np.arange(len(data.train)), clients)]
+    with tempfile.TemporaryDirectory() as folder:
+        make_site = partial(Site, agreement, Shards("digits", parts), Path(folder) / "clients")
+        with simulation(make_site, clients, workers=2) as transport:
+            fed = ServerFederation(
+                agreement, transport, num_clients=clients, folder=Path(folder) / "run", test=data.test
+            )
+            began = time.perf_counter()
+            with own_memory(psutil.Process) as seen:
+                Idle(size=size).server(fed)
+            seconds = time.perf_counter() - began
+    return [told(options, clients, seconds, max(seen) - seen[0])]
+
+
+@contextmanager
+def own_memory(find: Callable[[], psutil.Process | None]) -> Iterator[list[float]]:
+    """What a process has for itself alone, in bytes, ten times a second; it is looked for until it is there."""
+    seen, done = list[float](), threading.Event()
+
+    def watch() -> None:
+        process = None
+        while not done.wait(0.1):
+            try:
+                process = process or find()
+                if process is not None:
+                    seen.append(process.memory_full_info().uss)
+            except psutil.Error:
+                process = None
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    time.sleep(0.3)
+    yield seen
+    done.set()
+    watcher.join()
+
+
+def told(options: argparse.Namespace, clients: int, seconds: float, memory: float) -> dict[str, Any]:
+    replies = memory / (options.mib << 20)
+    print(
+        f"{clients} replies of {options.mib} MiB: {seconds:.1f} s, server {memory / 2**20:.0f} MiB above what it had, "
+        f"{replies:.2f} replies"
+    )
+    return {"clients": clients, "mib": options.mib, "seconds": seconds, "server_mb": memory / 1e6, "replies": replies}
+
+
+def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
+    clients = (options.clients or [2])[0]
+    data = sources.load("digits").train
+
+    def server() -> psutil.Process | None:
+        known = psutil.Process().children(recursive=True)
+        return next((p for p in known if any("flwr-serverapp" in word for word in p.cmdline()[:3])), None)
+
+    with tempfile.TemporaryDirectory() as folder, loopback(Path(folder)) as here:
+        for client in range(clients):
+            here.add_site(client, data, methods=["flower:Idle"], own_code=True, unprotected=True, simulated_noise=True)
+            here.start_site(client)
+        task = {"data": "digits", "clients": clients, "model": "convnet:width=8,depth=2"}
+        method = {"size": options.mib << 20}
+        with own_memory(server) as seen:
+            run = here.run("large", {"method": "flower:Idle", **task, "flower:Idle": method}, wait=300.0)
+            status = here.finish(run, 580.0)
+        assert status == "finished:completed", here.said(run)
+        seconds = json.loads((here.folder / "runs" / "large" / "summary.json").read_text())["seconds"]
+    # what it had: the least after its imports, which are the first half of its samples at most
+    return [told(options, clients, seconds, max(seen) - min(seen[len(seen) // 2 :]))]
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "overhead": overhead,
     "scale": scale,
     "work": work,
+    "large": large,
+    "deployed": deployed,
 }
 
 
@@ -174,6 +271,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--data", default="fashion_mnist")
+    parser.add_argument("--mib", type=int, default=256, help="size of a large reply")
     options = parser.parse_args()
     table = PARTS[options.part](options)
     record = {

@@ -1,5 +1,6 @@
 """Our bytes on a Flower grid: in a raw ``Array``, as they are."""
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,9 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedstill import schema
+from fedstill import schema, wire
 from fedstill.engines.transport import Arrival
 
+_BYTES = 64 << 20
+"""Replies that may wait in the server's memory, beyond one for each client that can be played at a time."""
+_LARGE = 16 << 20
+"""Bytes of a reply that is worth tidying up after."""
 ASK = "ask"
 """The name of the query that carries a request."""
 
@@ -21,6 +26,7 @@ class OnGrid:
         grid: Flower's way to its nodes.
         nodes: the node of every client.
         window: how many clients have a question at a time; the others' messages are not made before.
+        ahead: as ``window``, once replies to a step have turned out to be small: `_BYTES` in all.
         timeout: seconds that a client may take for one step, None for no limit.
         failed: says why there is nothing to wait for any more, or None.
         facts: what goes with every request.
@@ -34,6 +40,7 @@ class OnGrid:
         nodes: Mapping[int, int],
         *,
         window: int,
+        ahead: int | None = None,
         timeout: float | None = None,
         failed: Callable[[], str | None] = lambda: None,
         facts: Mapping[str, int | str] | None = None,
@@ -43,6 +50,8 @@ class OnGrid:
         self._grid = grid
         self._nodes = nodes
         self._window = window
+        self._ahead = ahead or window
+        self._largest: dict[str | None, int] = {}
         self._timeout = timeout
         self._failed = failed
         self._facts = dict(facts or {})
@@ -51,12 +60,14 @@ class OnGrid:
 
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
+        step = _step(request)
         waiting = deque(clients)
         flying: dict[str, tuple[int, float]] = {}  # message -> client, deadline
         while waiting or flying:
             if reason := self._failed():
                 raise RuntimeError(f"Flower ended early: {reason}")
-            some = [waiting.popleft() for _ in range(min(self._window - len(flying), len(waiting)))]
+            free = max(0, self._may_fly(step) - len(flying))
+            some = [waiting.popleft() for _ in range(min(free, len(waiting)))]
             for client in [client for client in some if client not in self._nodes]:
                 some.remove(client)
                 yield Arrival(client, b"", "no site answers for it")
@@ -70,13 +81,24 @@ class OnGrid:
             for asked in _batched(flying, self._at_once):
                 for reply in self._grid.pull_messages(asked):
                     client, _ = flying.pop(reply.metadata.reply_to_message_id)
-                    yield _arrival(client, reply)
+                    arrival = _arrival(client, reply)
+                    self._largest[step] = max(self._largest.get(step, 1), len(arrival.reply))
+                    yield arrival
+                    if len(arrival.reply) > _LARGE:
+                        del arrival, reply
+                        gc.collect()  # Flower's copies, which live on in cycles otherwise
             for message, (client, deadline) in list(flying.items()):
                 if deadline <= time.monotonic():
                     del flying[message]
                     yield Arrival(client, b"", f"no reply within {self._timeout:g} s (--timeout)")
             if len(flying) == before:
                 time.sleep(self._poll)
+
+    def _may_fly(self, step: str | None) -> int:
+        """How many questions may be out at a time: more than can be played, once replies are known to be small."""
+        if step not in self._largest:
+            return self._window
+        return max(self._window, min(self._ahead, _BYTES // self._largest[step]))
 
     def _push(self, request: bytes, clients: Sequence[int]) -> list[str]:
         messages = [
@@ -88,6 +110,13 @@ class OnGrid:
             for client in clients
         ]
         return list(self._grid.push_messages(messages)) if messages else []
+
+
+def _step(request: bytes) -> str | None:
+    try:
+        return str(wire.envelope(request).get("step"))
+    except schema.Refused:
+        return None
 
 
 def _batched(messages: Iterable[str], size: int) -> list[list[str]]:
@@ -117,6 +146,8 @@ def _arrival(client: int, reply: Message) -> Arrival:
             return Arrival(client, b"", "its process ended; out of memory?")
         return Arrival(client, b"", f"Flower says: {schema.clean(reason, 300)}")
     try:
-        return Arrival(client, payload(reply))
+        data = payload(reply)
+        reply.content.array_records["message"]["bytes"].data = b""  # Flower's objects live on in cycles for a while
+        return Arrival(client, data)
     except (KeyError, AttributeError, TypeError):
         return Arrival(client, b"", "the reply holds no bytes of ours")

@@ -77,8 +77,9 @@ def simulation(
             grid = flower.grid()
             # Flower hands messages over ten times a second, so that many must wait for actors not to idle; but waiting
             # must not count as taking long
-            window = slots if timeout else max(2 * slots, _AHEAD)
-            yield OnGrid(grid, _nodes(grid, clients), window=window, timeout=timeout, failed=flower.failure)
+            ahead = slots if timeout else max(2 * slots, _AHEAD)
+            nodes = _nodes(grid, clients)
+            yield OnGrid(grid, nodes, window=slots, ahead=ahead, timeout=timeout, failed=flower.failure)
         finally:
             flower.end()
     finally:
