@@ -171,7 +171,27 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
         seconds, memory = measured(f"{words} --engine flower --workers 2")
         found.append({"clients": clients, "seconds": seconds, "peak_mb": memory})
         print(f"{clients} clients: {seconds:.1f} s, {memory:.0f} MB at most")
+    (Path(__file__).parent / "results" / "flower-scale.svg").write_text(curve(found))
     return found
+
+
+def curve(table: list[dict[str, Any]]) -> str:
+    """Seconds and memory over the number of clients, as a picture."""
+    xs = [60 + 340 * i / max(1, len(table) - 1) for i in range(len(table))]
+    drawn = []
+    for key, unit, colour, top in (("seconds", "s", "#1f77b4", 20), ("peak_mb", "MB", "#d62728", 150)):
+        highest = max(row[key] for row in table)
+        ys = [top + 100 - 90 * row[key] / highest for row in table]
+        points = " ".join(f"{x:.0f},{y:.0f}" for x, y in zip(xs, ys, strict=True))
+        drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        drawn.append(f'<line x1="50" y1="{top + 100}" x2="410" y2="{top + 100}" stroke="#999"/>')
+        for x, y, row in zip(xs, ys, table, strict=True):
+            drawn.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="3" fill="{colour}"/>')
+            drawn.append(f'<text x="{x:.0f}" y="{y - 7:.0f}" text-anchor="middle">{row[key]:,.0f} {unit}</text>')
+    for x, row in zip(xs, table, strict=True):
+        drawn.append(f'<text x="{x:.0f}" y="268" text-anchor="middle">{row["clients"]:,} clients</text>')
+    style = 'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" width="460" height="280"'
+    return f"<svg {style}>\n" + "\n".join(drawn) + "\n</svg>\n"
 
 
 def work(options: argparse.Namespace) -> list[dict[str, Any]]:

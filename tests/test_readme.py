@@ -18,7 +18,16 @@ SMALL = {
     "fedprox": "rounds 2",
     "fednova": "rounds 2",
     "scaffold": "rounds 2",
+    "fedavg-ft": "rounds 2",
+    "fedrep": "rounds 2",
     "real": "training.epochs 2",
+    "feddm": "rounds 1 --{}training.epochs 2 --{}matching.steps 2",
+    "fedd3": "training.epochs 2 --{}kip.steps 2",
+    "fedrd": "rounds 1 --{}training.epochs 2 --{}matching.steps 2 --{}projection.epochs 1",
+    "feddf": "local.epochs 1 --{}distillation.epochs 1",
+    "dense": "local.epochs 1 --{}epochs 1 --{}generation.steps 2 --{}generation.ngf 8",
+    "fed-dafl": "local.epochs 1 --{}epochs 1 --{}generation.steps 2",
+    "fed-adi": "local.epochs 1 --{}epochs 1 --{}inversion.steps 2",
     "fedgm": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
     "fedgm-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3",
     "fedgm-labels": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
@@ -59,7 +68,8 @@ def small(words: list[str], out: Path) -> list[str]:
             prefix = f"{label or name}."
             words += f"--{prefix}{SMALL[name].replace('{}', prefix)}".split()
     if words[0] in ("run", "compare"):
-        words += ["--limit", "400", "--workers", "0", "--model", "convnet:width=8,depth=2", "--public", "noise=64"]
+        model = "projected:width=8" if "fedrd" in words else "convnet:width=8,depth=2"
+        words += ["--limit", "400", "--workers", "0", "--model", model, "--public", "noise=64"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
 
 

@@ -255,7 +255,9 @@ def test_garbage_of_three_sites_leaves_the_run_of_the_fourth(everyone: Loopback,
 
 
 @thorough
-def test_a_site_that_is_killed_before_it_is_asked_is_left_out(everyone: Loopback) -> None:
+def test_a_site_that_is_killed_before_it_is_asked_is_left_out_and_may_come_later(
+    everyone: Loopback, tmp_path: Path
+) -> None:
     here, name = everyone, "killed-before"
     here.stop("site-1", signal.SIGKILL)
     running = here.run(name, probe(min_clients=3, timeout=120), wait=60)
@@ -263,6 +265,14 @@ def test_a_site_that_is_killed_before_it_is_asked_is_left_out(everyone: Loopback
     (refused,) = summary_of(out)["refused"]
     assert (refused["client"], refused["reason"]) == (1, "no site answers for it")
     assert "client 1 is left out: no site answers for it" in here.said(running)
+    come_back(here, 1)
+    late = completed(here, here.extend(name, "late"), "late")
+    assert summary_of(late)["refused"] == []
+    assert times_asked(late) == [1, 1, 1, 1]
+    probe_alone = methods.get("small:Probe")(rounds=1)
+    run(Job(Experiment(**{**TASK, "public": None}, workers=0), "small:Probe", probe_alone, tmp_path / "whole"))
+    models = [(folder / "model.safetensors").read_bytes() for folder in (out, late, tmp_path / "whole")]
+    assert models[0] != models[1] == models[2]
 
 
 @thorough

@@ -238,7 +238,14 @@ class Loopback:
         """Submit a run from an experiment file; returns Flower's number of it. Results go to ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(content)))
-        settings = {"file": str(file), "out": str(self.folder / "runs" / name), "wait": wait}
+        return self._submit({"file": str(file), "out": str(self.folder / "runs" / name), "wait": wait})
+
+    def extend(self, finished: str, name: str, wait: float = 120.0) -> str:
+        """Submit the extension of a finished run by the sites that were missing."""
+        runs = self.folder / "runs"
+        return self._submit({"extend": str(runs / finished), "out": str(runs / name), "wait": wait})
+
+    def _submit(self, settings: Mapping[str, Any]) -> str:
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         submitted = self.flwr("run", self.app, _CONNECTION, "--run-config", words, "--format", "json")
         try:
