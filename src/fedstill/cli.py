@@ -309,7 +309,8 @@ def _deploy(words: list[str]) -> None:
         "usage: fedstill deploy site FOLDER --client N --data PATH --state FOLDER --methods METHOD ... [--budget E]\n"
         "                                   a site's policy and ledger; more: fedstill deploy site --help\n"
         "       fedstill deploy app FOLDER  the folder that 'flwr run' wants\n"
-        "       fedstill deploy check       a SuperLink and two sites on this machine, tried (docs/deploy.md)"
+        "       fedstill deploy check [FOLDER]\n"
+        "                                   a SuperLink and two sites on this machine, tried (docs/deploy.md)"
     )
     if not words or words[0] in ("-h", "--help"):
         print(usage)
@@ -317,10 +318,12 @@ def _deploy(words: list[str]) -> None:
     from fedstill.experiment import deploy
 
     if words[0] == "check":
-        _no_more(words[1:])
+        _no_more(words[2:])
+        if unknown := [word for word in words[1:] if word.startswith("-")]:
+            raise Bad(f"there is no flag {unknown[0]}; deploy check knows an empty folder for what it makes")
         console = _console()
         try:
-            for line in deploy.check():
+            for line in deploy.check(Path(words[1]) if words[1:] else None):
                 console.print(line, soft_wrap=True, highlight=False)
         except RuntimeError as error:
             print(f"fedstill: {error}", file=sys.stderr)

@@ -67,6 +67,8 @@ def check(folder: Path | None = None) -> Iterator[Any]:
             f"a deployment needs the package {error.name}, which is not installed; pip install 'fedstill[flower]'"
         ) from error
     folder = (folder or Path(mkdtemp(prefix="fedstill-check-"))).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder; give another one, or none")
     data = sources.load("digits")
     with loopback(folder) as here:
         yield f"SuperLink: TLS at 127.0.0.1:{here.port}, a certificate made for it, sites known by their keys"
