@@ -1,6 +1,6 @@
 """FedRD: a projection that stays at the client, synthetic representations that travel, a task network for all.
 
-FedRD (papers/fedrd, in Chinese), section III, Algorithm 1.
+Chen, "Personalized federated learning method based on dataset distillation" (in Chinese), section III, Algorithm 1.
 
 Differs from the paper (docs/methods/fedrd.md has the whole list):
 
