@@ -327,6 +327,9 @@ def test_small_classes_are_left_out_and_nonsense_is_refused(digits: DataSet) -> 
     for few in (records, records[:0]):
         with pytest.raises(ValueError, match=f"these {len(few)} records has min_records=10.*lower min_records"):
             images(few, changed(FEDDM, min_records=10))
+    asked = changed(FEDDM, min_records=10)
+    assert set(images(records, asked.suited(records)).labels.tolist()) == {2, 6}
+    assert asked.suited(digits.train) == asked
     with pytest.raises(ValueError, match="Sequential doesn't end in one nn.Linear"):
         match(nn.Sequential(nn.Flatten()), [records.inputs()], records.inputs()[None], FEDDM)
     for wrong in ({"steps": 0}, {"momentum": 1.0}, {"lr": 0.0}, {"rho": -1.0}, {"augment": "zoom"}, {"x": 1}):

@@ -76,6 +76,11 @@ class DistributionMatching(Settings):
             min_records=10,
         )
 
+    def suited(self, records: Records) -> "DistributionMatching":
+        """These settings or, where no class of ``records`` has ``min_records``, such that all classes count."""
+        enough = bool((records.class_counts() >= self.min_records).any())
+        return self if enough else self.model_copy(update={"min_records": 1})
+
 
 @dataclass(frozen=True)
 class Synthetic:

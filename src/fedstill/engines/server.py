@@ -117,6 +117,7 @@ class ServerFederation(Federation):
         self._local_test = local_test
         self._judged: tuple[str, Judgement] | None = None
         self._saved = time.monotonic()
+        self._loops = 0  # of epochs, since the round began
         self._exchange = 0
         self._round: int | None = None
         self._rounds = 1
@@ -207,7 +208,7 @@ class ServerFederation(Federation):
         done = self._restore(keep)
         self._keep_metrics(done)
         for index in range(done + 1, number + 1):
-            self._round = index
+            self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
             self._save(index, keep)
             if not self._keep_replies and index < number:
@@ -240,7 +241,8 @@ class ServerFederation(Federation):
 
     def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
         """See `Federation.epochs`."""
-        at = {"exchange": self._exchange, "round": self._round, "epochs": number}
+        self._loops += 1
+        at = {"exchange": self._exchange, "round": self._round, "epochs": number, "loop": self._loops}
         kept = self.journal.load_checkpoint(EPOCHS)
         done = 0
         if kept is not None and kept[1].items() >= at.items():

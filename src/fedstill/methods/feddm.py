@@ -66,4 +66,4 @@ class FedDM(Method):
 
     def _made(self, client: Client, weights: State) -> Synthetic:
         nets = around(client.new_model(weights), self.matching.rho, client.rng("networks"))
-        return fit_images(client.train, nets, self.ipc, self.matching, client.rng("images"))
+        return fit_images(client.train, nets, self.ipc, self.matching.suited(client.train), client.rng("images"))

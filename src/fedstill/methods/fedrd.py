@@ -82,7 +82,12 @@ class FedRD(Method):
         self.projection.fit(_UnderTask(model), client.train, client.rng("projection"))
         client.state |= {name: value for name, value in state(model).items() if name in self.own(model)}
         made = fit_representations(
-            client.train, model.projection, _tasks(client), self.dpc, self.matching, client.rng("representations")
+            client.train,
+            model.projection,
+            _tasks(client),
+            self.dpc,
+            self.matching.suited(client.train),
+            client.rng("representations"),
         )
         return Representations(
             values=made.values.cpu(), labels=schema.compact(made.labels.cpu(), client.train.num_classes)
