@@ -19,15 +19,15 @@ Usage: python benchmarks/distribution_matching.py --threads 1 --repeats 5
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
+from alternating import seconds_of, show
 from torch import Tensor, nn
 
 from fedstill.distill.distribution_matching import DistributionMatching, match
@@ -164,25 +164,12 @@ def main() -> None:
     parser.add_argument("--classes", type=int, nargs="+", default=[4, 10])
     parser.add_argument("--json", help="write the table here too")
     args = parser.parse_args()
-    table = []
+    table: list[dict[str, Any]] = []
     for kind in ("feddm", "fedrd"):
         for classes in args.classes:
             names = list(contenders(kind))
-            context = get_context("spawn")
-            pipes: dict[str, Connection] = {}
-            seconds: dict[str, list[float]] = {name: [] for name in names}
-            for name in names:
-                pipes[name], other = context.Pipe()
-                context.Process(
-                    target=contender, args=(kind, name, classes, args.width, args.threads, other), daemon=True
-                ).start()
-            for repeat in range(args.repeats + 1):  # the first warms up
-                for name, pipe in pipes.items():
-                    pipe.send(True)
-                    taken = pipe.recv()
-                    seconds[name] += [taken] if repeat else []
-            for pipe in pipes.values():
-                pipe.send(False)
+            given = {name: (kind, name, classes, args.width, args.threads) for name in names}
+            seconds = seconds_of(contender, given, args.repeats)
             medians = {name: statistics.median(values) for name, values in seconds.items()}
             loss, gradient = differences(kind, classes, args.width)
             row = {
@@ -196,11 +183,7 @@ def main() -> None:
                 "relative difference of loss": loss,
                 "relative difference of gradient": gradient,
             }
-            table.append(row)
-            print(json.dumps(row, indent=1), flush=True)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(table, file, indent=1)
+            show(row, table, args.json)
 
 
 if __name__ == "__main__":

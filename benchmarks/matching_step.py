@@ -12,14 +12,14 @@ Usage: python benchmarks/matching_step.py --threads 2 --repeats 7
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
+from alternating import seconds_of, show
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -97,23 +97,10 @@ def main() -> None:
     parser.add_argument("--json", help="write the table here too")
     args = parser.parse_args()
     contenders = {"plain": (plain, False), "plain, memory kept": (plain, True), "fedstill": (fast, True)}
-    table = []
+    table: list[dict[str, Any]] = []
     for shape in ((1, 28, 28), (3, 32, 32)):
-        context = get_context("spawn")
-        pipes: dict[str, Connection] = {}
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for name, (step, kept) in contenders.items():
-            pipes[name], other = context.Pipe()
-            context.Process(
-                target=contender, args=(step, kept, args.threads, shape, args.width, other), daemon=True
-            ).start()
-        for repeat in range(args.repeats + 1):  # the first warms up
-            for name, pipe in pipes.items():
-                pipe.send(True)
-                taken = pipe.recv()
-                seconds[name] += [taken] if repeat else []
-        for pipe in pipes.values():
-            pipe.send(False)
+        given = {name: (*step_and_kept, args.threads, shape, args.width) for name, step_and_kept in contenders.items()}
+        seconds = seconds_of(contender, given, args.repeats)
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         loss, gradient = differences(shape, args.width)
         row = {
@@ -126,11 +113,7 @@ def main() -> None:
             "relative difference of loss": loss,
             "relative difference of gradient": gradient,
         }
-        table.append(row)
-        print(json.dumps(row, indent=1), flush=True)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(table, file, indent=1)
+        show(row, table, args.json)
 
 
 if __name__ == "__main__":

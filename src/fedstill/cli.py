@@ -136,7 +136,7 @@ def _extend(words: list[str]) -> None:
     run = Path(words[0])
     out = run.with_name(f"{run.name}-extended")
     job = extend.read_job(run, out, _command(["run", "--extend", *words]))
-    if not (run / "partition.json").exists():
+    if extend.asked_sites(run):
         raise Bad(
             f"{run} asked real sites; ask the late ones with flwr run APP CONNECTION --run-config "
             f'\'extend="{run.absolute()}" out="{out.absolute()}"\''

@@ -5,8 +5,8 @@
     journal/
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       spent.jsonl                     one line per reply with released values: exchange, client, the releases
-      000002-update/request           the digest of the server's third question
-      000002-update/00007.reply       the reply of client 7 to it
+      000000-update/request           the digest of the server's first question
+      000002-update/00007.reply       the reply of client 7 to its third
       000002-update/00009.refused     why client 9's reply is not used
       1000003-judge/00007.reply       what client 7 says of the model before that question, on test records of its own
       checkpoint                      what the server's loop carries after its last finished round
@@ -36,7 +36,7 @@ from fedstill.privacy.ledger import Entry
 CHECKPOINT = "checkpoint"
 JUDGING = 1_000_000
 """Questions that only judge a model are numbered from here on, so that they leave no trace in what else is asked: the
-one before question n is n more than this. Their bytes are counted apart."""
+first before question n is n more than this, a second n more than twice this. Their bytes are counted apart."""
 _SMALL = 1 << 20
 """Bytes of a reply that may wait for the disk in memory, of which there are `_PENDING` at most."""
 _PENDING = 32
@@ -174,17 +174,18 @@ class Journal:
         return files.read_checked(place, f"delete it and run again to ask client {client} anew")
 
     def asks(self, exchange: int, step: str, request: bytes) -> None:
-        """Note the digest of a question; raises ValueError where kept replies answer another one.
+        """Note the digest of a run's first question; raises ValueError where kept replies answer another one.
 
-        A GPU may round a request otherwise when a killed run computes it again, so only its first question is held to
-        it: nothing was computed from replies before that, and who extends a run must ask just what the others were
-        asked.
+        Who extends a run must ask just what the others were asked. Later questions are computed from replies, and a GPU
+        may round them otherwise when a killed run computes them again.
         """
+        if exchange:
+            return
         place = self._place(exchange, step) / "request"
         digest = hashlib.sha256(request).hexdigest()
         if not place.exists():
             files.write_bytes(place, digest.encode())
-        elif exchange == 0 and place.read_text() != digest:
+        elif place.read_text() != digest:
             raise ValueError(
                 f"{self.folder} holds replies to another question than step '{step}' asks now (the method's code or "
                 "the data have changed since); start anew with another --out"

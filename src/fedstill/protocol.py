@@ -148,6 +148,16 @@ class Method(Settings, ABC):
         """Names of the model's state that stay at the clients, in `Client.state`; none by default."""
         return frozenset()
 
+    def shared(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's state without what stays at the clients, in its order: what a `Shared` field carries."""
+        own = self.own(model)
+        return {name: value for name, value in state(model).items() if name not in own}
+
+    def keep(self, client: "Client", model: nn.Module) -> None:
+        """Put what stays at the client into its state."""
+        held = state(model)
+        client.state |= {name: held[name] for name in self.own(model)}
+
     def personal_model(self, client: "Client", shared: Mapping[str, Tensor]) -> nn.Module:
         """What a client would use, given what the server shares: that, and what it has kept itself."""
         model = client.new_model(shared)

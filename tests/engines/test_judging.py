@@ -16,6 +16,7 @@ from fedstill.experiment.record import read_run
 from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import share_out
 from fedstill.methods import get
+from fedstill.methods.fedavg import FedAvg
 from fedstill.models import build
 from fedstill.protocol import load
 from fedstill.train.local import evaluate
@@ -105,6 +106,34 @@ def test_fine_tuning_helps_and_leaves_the_server_s_model_alone(tmp_path: Path) -
     assert tuned["accuracy"] > plain["accuracy"] + 0.1
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "tuned")]
     assert weights[0] == weights[1]
+
+
+class Twice(FedAvg):
+    """Changes its model after it was judged, without another question."""
+
+    def server(self, fed: Any) -> Any:
+        """FedAvg's, and a model that knows one class."""
+        model = super().server(fed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+            list(model.parameters())[-1][3] = 1.0
+        fed.evaluate(model)
+        return model
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_another_model_is_judged_anew_even_without_a_question_between(
+    killed: bool, digits: DataSet, tmp_path: Path
+) -> None:
+    method = Twice(rounds=2, local=LOCAL)  # type: ignore[arg-type]
+    model, fed = small.run(method, digits, tmp_path, local_test=True)
+    if killed:
+        model, fed = small.run(method, digits, tmp_path, local_test=True)
+    table = fed.judge(model).confusion
+    assert int(table[:, 3].sum()) == int(table.sum()) > 0
+    folders = sorted(place.name for place in (tmp_path / "journal").glob("*-judge"))
+    assert folders == ["1000001-judge", "1000002-judge", "2000002-judge"]
 
 
 def test_clients_without_test_records_are_left_out() -> None:

@@ -287,10 +287,14 @@ def test_without_an_epsilon_there_is_no_guarantee(name: str, digits: DataSet, tm
     assert "released unprotected" not in found.reason  # it is the noise that lacks, not the release
 
 
-@every
+def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "MODELS", {})
+    with pytest.raises(ValueError, match="fedrd needs a network in two parts, not a ConvNet; take --model projected"):
+        _ = small.agreement(make("fedrd"), digits.train).facts
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if methods.get(name).__name__ not in small.MODELS])
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
-    if type(make(name)).__name__ in small.MODELS:
-        pytest.skip("it wants a certain model")
     before = small.MODEL
     small.MODEL = "own_model:mlp"
     try:

@@ -5,13 +5,15 @@ code (huawei-noah/Efficient-Computing, ``DAFL-train.py``); the weights of
 the defaults are those of the re-run in VainF/Fast-Datafree, their steps and batches DENSE's.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.distill.generator import adam_of, descend, lasting, to_bytes
+from fedstill.distill.generator import adam_of, descend, lasting, quarter_of, to_bytes
 from fedstill.distill.teachers import Look, Teachers
 from fedstill.protocol import Settings
 from fedstill.records import Normalisation, Records
@@ -36,12 +38,10 @@ class DAFLGenerator(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], nz: int = 256) -> None:
         super().__init__()
-        channels, height, width = shape
-        if height % 4 or width % 4:
-            raise ValueError(f"the generator can't make images of {height}x{width} pixels, only multiples of 4 a side")
-        self.linear = nn.Linear(nz, 128 * (height // 4) * (width // 4))
+        channels, quarter = shape[0], quarter_of(shape)
+        self.linear = nn.Linear(nz, 128 * math.prod(quarter))
         self.body = nn.Sequential(
-            nn.Unflatten(1, (128, height // 4, width // 4)),
+            nn.Unflatten(1, (128, *quarter)),
             nn.BatchNorm2d(128),
             nn.Upsample(scale_factor=2),
             nn.Conv2d(128, 128, 3, padding=1),

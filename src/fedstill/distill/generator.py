@@ -4,7 +4,8 @@ Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022 (arXi
 data generation stage, and the authors' code (zj-jayzhang/DENSE), which does something else: `Generation.published`.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -19,10 +20,12 @@ from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.seeds import isolated
 from fedstill.train import augment
-from fedstill.train.local import Diverged, draw_seed, mode_of
+from fedstill.train.local import Augment, Diverged, draw_seed, mode_of
 
 View = Literal["none", "crop", "crop_flip"]
 """How images are changed before the networks see them: not, shifted, or shifted and flipped left to right."""
+VIEWS: Mapping[View, Augment | None] = {"none": None, "crop": augment.crop, "crop_flip": augment.crop_flip}
+"""What does that."""
 
 
 class Generator(nn.Module):
@@ -44,12 +47,10 @@ class Generator(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], nz: int = 256, ngf: int = 64) -> None:
         super().__init__()
-        channels, height, width = shape
-        if height % 4 or width % 4:
-            raise ValueError(f"the generator can't make images of {height}x{width} pixels, only multiples of 4 a side")
-        self.linear = nn.Linear(nz, 2 * ngf * (height // 4) * (width // 4))
+        channels, quarter = shape[0], quarter_of(shape)
+        self.linear = nn.Linear(nz, 2 * ngf * math.prod(quarter))
         self.body = nn.Sequential(
-            nn.Unflatten(1, (2 * ngf, height // 4, width // 4)),
+            nn.Unflatten(1, (2 * ngf, *quarter)),
             nn.BatchNorm2d(2 * ngf),
             nn.Upsample(scale_factor=2),
             nn.Conv2d(2 * ngf, 2 * ngf, 3, padding=1, bias=False),
@@ -72,6 +73,18 @@ class Generator(nn.Module):
         """Pixels in [0, 1]."""
         pixels: Tensor = self.body(self.linear(z))
         return pixels
+
+
+def quarter_of(shape: tuple[int, int, int]) -> tuple[int, int]:
+    """A quarter of height and width, where generators begin.
+
+    Raises:
+        ValueError: a side of the image is no multiple of 4.
+    """
+    _, height, width = shape
+    if height % 4 or width % 4:
+        raise ValueError(f"the generator can't make images of {height}x{width} pixels, only multiples of 4 a side")
+    return height // 4, width // 4
 
 
 def divergence_loss(teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"]) -> Float[Tensor, ""]:
@@ -212,9 +225,8 @@ class Synthesis:
 
 def viewed(pixels: Float[Tensor, "n c h w"], view: View, rng: torch.Generator) -> Float[Tensor, "n c h w"]:
     """The augmented pixels, zero (black) where an image was shifted away; differentiable."""
-    if view == "none":
-        return pixels
-    return augment.crop(pixels, rng) if view == "crop" else augment.crop_flip(pixels, rng)
+    change = VIEWS[view]
+    return pixels if change is None else change(pixels, rng)
 
 
 def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:

@@ -67,14 +67,14 @@ class Agreement:
     def facts(self) -> schema.Facts:
         """What the wire checks every message against."""
         model = self.new_model()
-        held, own = state(model), self.method.own(model)
         channels, height, width = self.shape
         templates = {
-            "state": schema.template(held),
+            "state": schema.template(state(model)),
             "parameters": schema.template(parameters(model)),
-            "shared": schema.template({name: value for name, value in held.items() if name not in own}),
+            "shared": schema.template(self.method.shared(model)),
         }
-        for name in {self.model, *self.models}:
+        templates[f"state of {self.model}"] = templates["state"]
+        for name in {*self.models} - {self.model}:
             templates[f"state of {name}"] = schema.template(state(self.new_model(architecture=name)))
         return schema.Facts(
             sizes={"channels": channels, "height": height, "width": width, "classes": self.num_classes},

@@ -115,7 +115,7 @@ class ServerFederation(Federation):
         self._evaluate_every = evaluate_every
         self._watcher = watcher or Watcher()
         self._local_test = local_test
-        self._judged: tuple[str, Judgement] | None = None
+        self._judged: tuple[int, str, Judgement] | None = None  # question, digest of what was judged, and how
         self._saved = time.monotonic()
         self._loops = 0  # of epochs, since the round began
         self._exchange = 0
@@ -223,7 +223,7 @@ class ServerFederation(Federation):
             "judged": None,
         }
         if self._judged is not None:
-            header["judged"] = [self._judged[0], self._judged[1].described()]
+            header["judged"] = [*self._judged[:2], self._judged[2].described()]
         self.journal.save_checkpoint(_tensors(keep), header)
 
     def _restore(self, keep: Sequence[nn.Module | dict[str, Tensor]]) -> int:
@@ -234,7 +234,8 @@ class ServerFederation(Federation):
         _load(keep, tensors)
         self._exchange = header["exchange"]
         if header.get("judged") is not None:
-            self._judged = header["judged"][0], Judgement.read(header["judged"][1])
+            number, digest, judgement = header["judged"]
+            self._judged = int(number), digest, Judgement.read(judgement)
         steps = steps_of(self.agreement.method)
         self.asked_steps |= {name: steps[name] for name in header["steps"]}
         return int(header["round"])
@@ -266,7 +267,7 @@ class ServerFederation(Federation):
 
     def _log(self, index: int, **numbers: float | None) -> None:
         values = {name: value for name, value in numbers.items() if value is not None}
-        if self._judged is not None and "accuracy" in values and (spread := self._judged[1].spread) is not None:
+        if self._judged is not None and "accuracy" in values and (spread := self._judged[2].spread) is not None:
             values["spread"] = spread
         line: dict[str, float] = {"round": index, **values}
         journal = self.journal
@@ -316,14 +317,16 @@ class ServerFederation(Federation):
         """How good ``model`` is; clients that judge the same model as last time are not asked again."""
         if not self._local_test:
             return Judgement(confusion(model, self._test, self.num_classes).cpu())
-        own = self.agreement.method.own(model)
-        shared = {name: value.cpu() for name, value in state(model).items() if name not in own}
+        shared = self.agreement.method.shared(model)
         digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
-        if self._judged is None or self._judged[0] != digest:
-            replies = self._ask(JUDGING + self._exchange, JUDGE, None, {"shared": shared})
+        last, judged, judgement = self._judged or (0, "", None)
+        if judgement is None or judged != digest:
+            number = JUDGING + (last if last and last % JUDGING == self._exchange else self._exchange)
+            replies = self._ask(number, JUDGE, None, {"shared": shared})
             tables = {client: reply.confusion for client, reply in zip(replies.clients, replies, strict=True)}
-            self._judged = digest, Judgement.of_clients(tables, self.num_classes)
-        return self._judged[1]
+            judgement = Judgement.of_clients(tables, self.num_classes)
+            self._judged = number, digest, judgement
+        return judgement
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """See `Federation.progress`."""

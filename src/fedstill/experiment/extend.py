@@ -38,6 +38,11 @@ def read_job(run: Path, out: Path, command: str) -> Job:
         raise files.Damaged(f"{run / 'config.json'} is damaged ({error}); it does not say what was run") from error
 
 
+def asked_sites(run: Path) -> bool:
+    """Whether the run asked real sites, whose records nobody here shared out."""
+    return not (run / "partition.json").exists()
+
+
 def begin(run: Path, job: Job) -> None:
     """Lay out ``job.out`` as if the run had been killed with just the missing replies outstanding.
 
@@ -57,7 +62,7 @@ def begin(run: Path, job: Job) -> None:
     if other := config.difference(before, described):
         raise ValueError(f"{run} has {other}; an extension changes nothing but who answers")
     old = int(kept["experiment"]["clients"])
-    if job.experiment.clients < old or (job.experiment.clients > old and (run / "partition.json").exists()):
+    if job.experiment.clients < old or (job.experiment.clients > old and not asked_sites(run)):
         raise ValueError(
             f"--clients is {job.experiment.clients}; {run} shares its records among {old}, and an extension asks those "
             "who are missing (only a run with real sites can get more)"

@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Literal, Protocol
 
 import torch
 from annotated_types import Gt, Le
@@ -35,6 +35,27 @@ def weighted_mean(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[s
     total, sums = weighted_sum(terms)
     assert total > 0, "a mean needs a positive total weight"
     return {name: value / total for name, value in sums.items()}
+
+
+Weighting = Literal["records", "uniform"]
+"""How a mean over clients weighs them: by their numbers of records, or all alike."""
+
+
+class Weighted(Protocol):
+    """A reply with a model, or a part of one, and the records it was trained on."""
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """By name."""
+
+    @property
+    def num_records(self) -> int:
+        """How many."""
+
+
+def mean_weights(replies: Iterable[Weighted], weighting: Weighting) -> dict[str, Tensor]:
+    """The mean of the clients' weights (`weighted_mean`)."""
+    return weighted_mean((1 if weighting == "uniform" else r.num_records, r.weights) for r in replies)
 
 
 def _constant_rate(local: SGD) -> SGD:

@@ -9,10 +9,10 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import View
+from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
-from fedstill.methods.uploads import AUGMENTATIONS, UploadingMethod
+from fedstill.methods.uploads import UploadingMethod
 from fedstill.protocol import Federation, Records, Round
 from fedstill.train.local import SGD, Labelled
 
@@ -72,18 +72,17 @@ class DataFreeMethod(UploadingMethod):
             loss = partial(distillation_loss, temperature=self.temperature)
             self.student.fit(student, pool.taught(), rng, loss=loss)
         else:
-            pair = _Pair(teachers, student)
-            self.student.fit(
-                pair, pool.taught(), rng, augment=AUGMENTATIONS[self.student_view], loss=partial(pair.loss, self)
-            )
+            pair = _Pair(teachers, student, self.temperature)
+            self.student.fit(pair, pool.taught(), rng, augment=VIEWS[self.student_view], loss=pair.loss)
 
 
 class _Pair(nn.Module):
     """A student with teachers who see the same view of an image."""
 
-    def __init__(self, teachers: Teachers, student: nn.Module) -> None:
+    def __init__(self, teachers: Teachers, student: nn.Module, temperature: float) -> None:
         super().__init__()
         self._teachers = teachers
+        self._temperature = temperature
         self.student = student
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,9 +91,9 @@ class _Pair(nn.Module):
             said = self._teachers(x)
         return torch.stack([self.student(x), said], 1)
 
-    def loss(self, method: DataFreeMethod, both: Tensor, _: Tensor) -> Tensor:
+    def loss(self, both: Tensor, _: Tensor) -> Tensor:
         """L_dis; what the pool has of the teachers is for the image as it is."""
-        return distillation_loss(both[:, 0], both[:, 1], method.temperature)
+        return distillation_loss(both[:, 0], both[:, 1], self._temperature)
 
 
 def _some(images: Labelled) -> Records:

@@ -4,12 +4,10 @@ Differs from the paper: nothing. ``rounds=1`` is one-shot FedAvg; ``weighting="u
 takes; buffers (BatchNorm statistics) are averaged like weights.
 """
 
-from typing import Literal
-
 from pydantic import PositiveInt
 from torch import nn
 
-from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
 from fedstill.train.local import SGD
 
@@ -30,7 +28,7 @@ class FedAvg(Method):
     """A client's training in one round."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
-    weighting: Literal["records", "uniform"] = "records"
+    weighting: Weighting = "records"
     """Weigh a client by its number of records, or all clients alike."""
 
     def server(self, fed: Federation) -> nn.Module:
@@ -39,8 +37,7 @@ class FedAvg(Method):
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)  # S_t
             replies = fed.ask(self.update, to=asked, weights=state(model))
-            uniform = self.weighting == "uniform"
-            load(model, weighted_mean((1 if uniform else r.num_records, r.weights) for r in replies))  # w_{t+1}
+            load(model, mean_weights(replies, self.weighting))  # w_{t+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 

@@ -10,7 +10,7 @@ Differs from the paper (docs/methods/fedd3.md has the whole list):
 * the last epoch at the server counts, not the best one on the test set.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import PositiveInt
 from torch import nn
@@ -18,9 +18,9 @@ from torch import nn
 from fedstill.distill.coreset import Coreset, centres
 from fedstill.distill.distribution_matching import Synthetic
 from fedstill.distill.kip import KIP, inducing_points
-from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, together, union
-from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.local import SGD, Labelled
+from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
+from fedstill.protocol import Client, Federation, Method, Step, step
+from fedstill.train.local import SGD
 
 
 class FedD3(Method):
@@ -41,14 +41,8 @@ class FedD3(Method):
 
     def server(self, fed: Federation) -> nn.Module:
         """Train on the union of the clients' images."""
-        limit = {"n": self.images}
-        images: Labelled
-        if self.pixels == "uint8":
-            images = union(fed, fed.ask(self.distil, at_most=limit))
-            fed.show("synthetic", images)
-        else:
-            images = together(fed, ((r.values, r.labels) for r in fed.ask(self.distil_values, at_most=limit)))
-            fed.show("synthetic", images.rounded(fed.num_classes, fed.like.normalisation))
+        asked: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
+        images = received(fed, fed.ask(asked, at_most={"n": self.images}))
         model = fed.new_model()
         self.training.fit(model, images, fed.rng("training"), on_epoch=fed.progress("training at the server"))
         return model

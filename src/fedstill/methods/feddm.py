@@ -10,15 +10,15 @@ Differs from the paper (docs/methods/feddm.md has the whole list):
 * the server trains freely from its last model; the paper keeps it within rho of that.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import PositiveInt
 from torch import nn
 
 from fedstill.distill.distribution_matching import DistributionMatching, Synthetic, around, fit_images
-from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, together, union
-from fedstill.protocol import Client, Federation, Method, State, state, step
-from fedstill.train.local import SGD, Labelled
+from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
+from fedstill.protocol import Client, Federation, Method, State, Step, state, step
+from fedstill.train.local import SGD
 
 
 class FedDM(Method):
@@ -40,14 +40,8 @@ class FedDM(Method):
         model = fed.new_model()  # w_0
         limit = {"n": self.ipc * fed.num_classes}
         for round in fed.rounds(self.rounds, model):
-            images: Labelled
-            if self.pixels == "uint8":
-                images = union(fed, fed.ask(self.distil, at_most=limit, weights=state(model)))
-                fed.show("synthetic", images)
-            else:
-                replies = fed.ask(self.distil_values, at_most=limit, weights=state(model))
-                images = together(fed, ((r.values, r.labels) for r in replies))
-                fed.show("synthetic", images.rounded(fed.num_classes, fed.like.normalisation))
+            asked: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
+            images = received(fed, fed.ask(asked, at_most=limit, weights=state(model)))
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
             self.training.fit(model, images, rng, on_epoch=progress)  # w_{r+1}
             round.log(accuracy=fed.evaluate(model))

@@ -7,7 +7,7 @@ and clients are weighted by their number of records, as everybody does.
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
-from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.methods.averaging import Participation, mean_weights, sample
 from fedstill.methods.fedavg import Update
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
 from fedstill.train.local import SGD, proximal
@@ -31,7 +31,7 @@ class FedProx(Method):
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)  # S_t
             replies = fed.ask(self.update, to=asked, weights=state(model))
-            load(model, weighted_mean((r.num_records, r.weights) for r in replies))  # w_{t+1}
+            load(model, mean_weights(replies, "records"))  # w_{t+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 

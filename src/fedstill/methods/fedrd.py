@@ -65,8 +65,7 @@ class FedRD(Method):
         model = fed.new_model()  # theta_0
         assert isinstance(model, Projected)
         for round in fed.rounds(self.rounds, model):
-            shared = {name: value for name, value in state(model).items() if name not in self.own(model)}
-            replies = fed.ask(self.represent, at_most={"n": self.dpc * fed.num_classes}, shared=shared)
+            replies = fed.ask(self.represent, at_most={"n": self.dpc * fed.num_classes}, shared=self.shared(model))
             received = together(fed, ((r.values, r.labels) for r in replies))  # S = S_1 u ... u S_K
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
             self.training.fit(model.task, received, rng, on_epoch=progress)  # theta_{r+1}
@@ -80,7 +79,7 @@ class FedRD(Method):
         model = self.personal_model(client, shared)
         assert isinstance(model, Projected)
         self.projection.fit(_UnderTask(model), client.train, client.rng("projection"))
-        client.state |= {name: value for name, value in state(model).items() if name in self.own(model)}
+        self.keep(client, model)
         made = fit_representations(
             client.train,
             model.projection,

@@ -11,12 +11,12 @@ Differs from the paper (docs/methods/fedrep.md has the whole list):
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import PositiveInt
 from torch import nn
 
-from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
 from fedstill.protocol import Client, Count, Federation, Method, Reply, Shared, load, state, step
 from fedstill.train.local import SGD
 
@@ -40,7 +40,7 @@ class FedRep(Method):
     """Its training of the body after that, under its head."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
-    weighting: Literal["records", "uniform"] = "uniform"
+    weighting: Weighting = "uniform"
     """Weigh clients alike, as the paper does, or by their number of records."""
 
     def own(self, model: nn.Module) -> frozenset[str]:
@@ -51,13 +51,10 @@ class FedRep(Method):
     def server(self, fed: Federation) -> nn.Module:
         """The server's loop."""
         model = fed.new_model()  # phi_0
-        own = self.own(model)
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)
-            shared = {name: value for name, value in state(model).items() if name not in own}
-            replies = fed.ask(self.update, to=asked, shared=shared)
-            uniform = self.weighting == "uniform"
-            load(model, weighted_mean((1 if uniform else r.num_records, r.weights) for r in replies))  # phi_{t+1}
+            replies = fed.ask(self.update, to=asked, shared=self.shared(model))
+            load(model, mean_weights(replies, self.weighting))  # phi_{t+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 
@@ -70,9 +67,8 @@ class FedRep(Method):
             self.head.fit(model, client.train, client.rng("head"))
         with _only(model, state(model).keys() - own):
             self.body.fit(model, client.train, client.rng("body"))
-        held = state(model)
-        client.state |= {name: held[name] for name in own}
-        return Body(weights={name: held[name] for name in held if name not in own}, num_records=len(client.train))
+        self.keep(client, model)
+        return Body(weights=self.shared(model), num_records=len(client.train))
 
 
 @contextmanager

@@ -6,13 +6,19 @@ paper's (x - y) / (eta K). Dividing by K inflates it by about 1/(1 - rho), the k
 default has no momentum, like the paper.
 """
 
-from typing import Literal
-
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import nn
 
-from fedstill.methods.averaging import ConstantRate, Participation, accumulated, sample, weighted_mean, weighted_sum
+from fedstill.methods.averaging import (
+    ConstantRate,
+    Participation,
+    Weighting,
+    accumulated,
+    mean_weights,
+    sample,
+    weighted_sum,
+)
 from fedstill.protocol import Client, Count, Federation, Method, Parameters, Reply, State, load, parameters, state, step
 from fedstill.train.local import SGD, control_variates
 
@@ -37,7 +43,7 @@ class Scaffold(Method):
     """Share of the clients asked in each round, drawn anew each time."""
     server_lr: PositiveFloat = 1.0
     """eta_g: how far the server goes towards the mean of the clients' models."""
-    weighting: Literal["records", "uniform"] = "uniform"
+    weighting: Weighting = "uniform"
     """Weigh clients alike, as the paper does, or by their number of records, as NIID-Bench does."""
 
     def server(self, fed: Federation) -> nn.Module:
@@ -47,8 +53,7 @@ class Scaffold(Method):
         for round in fed.rounds(self.rounds, model, control):
             asked = sample(fed, self.participation, round)
             replies = fed.ask(self.update, to=asked, weights=state(model), control=control)
-            uniform = self.weighting == "uniform"
-            mean = weighted_mean((1 if uniform else r.num_records, r.weights) for r in replies)
+            mean = mean_weights(replies, self.weighting)
             # x <- x + eta_g (mean y_k - x)
             old = parameters(model)
             eta = self.server_lr

@@ -1,6 +1,7 @@
 """What methods share whose clients send small labelled image sets: reply, union and the server's training."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float32, UInt8
@@ -34,6 +35,17 @@ def packed(records: Records) -> ImageSet:
 def packed_values(made: Synthetic, num_classes: int) -> ValueSet:
     """The reply that carries ``made``."""
     return ValueSet(values=made.values.cpu(), labels=schema.compact(made.labels.cpu(), num_classes))
+
+
+def received(fed: Federation, replies: Sequence[ImageSet | ValueSet]) -> Records | Synthetic:
+    """All clients' images, 8-bit or real-valued, in the order of the clients; the report shows them in 8 bits."""
+    if isinstance(replies[0], ImageSet):
+        images = union(fed, cast(Sequence[ImageSet], replies))
+        fed.show("synthetic", images)
+        return images
+    made = together(fed, ((r.values, r.labels) for r in cast(Sequence[ValueSet], replies)))
+    fed.show("synthetic", made.rounded(fed.num_classes, fed.like.normalisation))
+    return made
 
 
 def together(fed: Federation, sets: Iterable[tuple[Tensor, Tensor]]) -> Synthetic:

@@ -12,15 +12,12 @@ from annotated_types import Len
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from fedstill.distill.generator import View
+from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.teachers import Teachers
-from fedstill.methods.averaging import weighted_mean
+from fedstill.methods.averaging import mean_weights
 from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
-from fedstill.train import augment
 from fedstill.train.ldam import LDAM
 from fedstill.train.local import SGD
-
-AUGMENTATIONS = {"none": None, "crop": augment.crop, "crop_flip": augment.crop_flip}
 
 
 class Upload(Reply):
@@ -62,8 +59,8 @@ class UploadingMethod(Method):
             else:
                 replies = fed.ask(self.train_on, weights=state(student))
             if self.start == "mean" and fed.architecture in {r.architecture for r in replies}:
-                alike = ((r.num_records, r.weights) for r in replies if r.architecture == fed.architecture)
-                load(student, weighted_mean(alike))
+                alike = (r for r in replies if r.architecture == fed.architecture)
+                load(student, mean_weights(alike, "records"))
             networks = []
             for reply in replies:
                 networks.append(fed.new_model(architecture=reply.architecture))
@@ -93,9 +90,7 @@ class UploadingMethod(Method):
         return self._trained(client, client.new_model(weights))
 
     def _trained(self, client: Client, model: nn.Module) -> Upload:
-        fit = partial(
-            self.local.fit, model, client.train, client.rng("batches"), augment=AUGMENTATIONS[self.local_view]
-        )
+        fit = partial(self.local.fit, model, client.train, client.rng("batches"), augment=VIEWS[self.local_view])
         if self.local_loss == "ldam":
             loss = self.ldam.loss(client.train.class_counts())
             fit(loss=loss, on_epoch=loss.on_epoch)

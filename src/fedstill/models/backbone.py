@@ -1,5 +1,7 @@
 """What the feature extractors of FedAUX have in common (Sattler et al. 2021, arXiv:2102.02514; fedl-repo/fedaux)."""
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -43,6 +45,14 @@ class Backbone(nn.Module):
         """Logits."""
         out: Tensor = self.classifier(self.features(x))
         return out
+
+
+def stage(
+    block: Callable[[int, int, int], nn.Module], channels: int, filters: int, blocks: int, stride: int
+) -> list[nn.Module]:
+    """``blocks`` of ``block(channels, filters, stride)``, of which the first changes channels and takes the stride."""
+    first = block(channels, filters, stride)
+    return [first, *(block(filters, filters, 1) for _ in range(blocks - 1))]
 
 
 def conv_norm(channels: int, filters: int, side: int, *, stride: int = 1, groups: int = 1) -> list[nn.Module]:

@@ -4,10 +4,12 @@ Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2
 32x32 images of kuangliu/pytorch-cifar; halved as in FedAUX's code (fedl-repo/fedaux, ``models.py``).
 """
 
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedstill.models.backbone import Backbone, conv_norm
+from fedstill.models.backbone import Backbone, conv_norm, stage
 
 _STEM, _LAST = 32, 640
 _STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 1), (6, 80, 3, 2), (6, 160, 1, 1))
@@ -33,9 +35,8 @@ class MobileNetV2S(Backbone):
         layers = [*conv_norm(shape[0], _STEM, 3), nn.ReLU()]
         channels = _STEM
         for expansion, filters, blocks, stride in _STAGES:
-            for block in range(blocks):
-                layers.append(_Block(channels, filters, expansion, stride if block == 0 else 1))
-                channels = filters
+            layers += stage(partial(_Block, expansion), channels, filters, blocks, stride)
+            channels = filters
         layers += [*conv_norm(channels, _LAST, 1), nn.ReLU()]
         super().__init__("mobilenetv2s", shape, nn.Sequential(*layers), _LAST, num_classes)
 
@@ -43,7 +44,7 @@ class MobileNetV2S(Backbone):
 class _Block(nn.Module):
     """Widen by a 1x1 convolution, filter each channel by 3x3, narrow by 1x1 without ReLU; a shortcut at stride 1."""
 
-    def __init__(self, channels: int, filters: int, expansion: int, stride: int) -> None:
+    def __init__(self, expansion: int, channels: int, filters: int, stride: int) -> None:
         super().__init__()
         wide = expansion * channels
         self.residual = nn.Sequential(

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedstill.models.backbone import Backbone, conv_norm
+from fedstill.models.backbone import Backbone, conv_norm, stage
 
 
 class ResNet8(Backbone):
@@ -50,13 +50,10 @@ class ResNet18(Backbone):
 
 def _body(channels: int, width: int, blocks: int) -> nn.Sequential:
     """Stem and four stages of ``blocks`` basic blocks; the first block of each stage but the first has stride 2."""
-    layers: list[nn.Module] = [*conv_norm(channels, width, 3), nn.ReLU()]
-    channels = width
-    for filters, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-        for block in range(blocks):
-            layers.append(_Block(channels, filters, stride if block == 0 else 1))
-            channels = filters
-    return nn.Sequential(*layers)
+    layers = stage(_Block, width, width, blocks, 1)
+    for factor in (2, 4, 8):
+        layers += stage(_Block, factor * width // 2, factor * width, blocks, 2)
+    return nn.Sequential(*conv_norm(channels, width, 3), nn.ReLU(), *layers)  # the stem is drawn last
 
 
 class _Block(nn.Module):

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedstill.models.backbone import Backbone, conv_norm
+from fedstill.models.backbone import Backbone, conv_norm, stage
 
 _STEM, _GROUPS = 24, 2
 _STAGES = ((200, 4), (400, 8), (800, 4))
@@ -35,11 +35,14 @@ class ShuffleNet(Backbone):
         layers = [*conv_norm(shape[0], _STEM, 1), nn.ReLU()]
         channels = _STEM
         for filters, blocks in _STAGES:
-            for block in range(blocks):
-                # the first convolution of all has too few channels to be worth groups (section 3.2 of the paper)
-                layers.append(_Block(channels, filters, 1 if channels == _STEM else _GROUPS, halve=block == 0))
-                channels = filters
+            layers += stage(_block, channels, filters, blocks, stride=2)
+            channels = filters
         super().__init__("shufflenet", shape, nn.Sequential(*layers), channels, num_classes)
+
+
+def _block(channels: int, filters: int, stride: int) -> nn.Module:
+    # the first convolution of all has too few channels to be worth groups (section 3.2 of the paper)
+    return _Block(channels, filters, 1 if channels == _STEM else _GROUPS, halve=stride == 2)
 
 
 class _Block(nn.Module):

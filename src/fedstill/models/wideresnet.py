@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedstill.models.backbone import Backbone
+from fedstill.models.backbone import Backbone, stage
 
 
 class WideResNet(Backbone):
@@ -40,9 +40,8 @@ class WideResNet(Backbone):
         channels = 16
         layers: list[nn.Module] = [nn.Conv2d(shape[0], channels, 3, padding=1, bias=False)]
         for filters, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
-            for block in range(blocks):
-                layers.append(_Block(channels, filters, stride if block == 0 else 1))
-                channels = filters
+            layers += stage(_Block, channels, filters, blocks, stride)
+            channels = filters
         super().__init__(
             "wrn", shape, nn.Sequential(*layers, nn.BatchNorm2d(channels), nn.ReLU()), channels, num_classes
         )

@@ -1,0 +1,43 @@
+"""Contenders that take turns, each in a process of its own: what the benchmarks of single steps share."""
+
+import json
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def seconds_of(
+    contender: Callable[..., None], arguments: Mapping[str, tuple[Any, ...]], repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of ``repeats`` steps of each contender, after one that warms up.
+
+    Args:
+        contender: makes a step for every true message of the pipe that is its last argument, and answers with its
+            seconds; ends at a false one. Must be picklable.
+        arguments: what else it gets, by the contender's name.
+        repeats: how many steps count.
+    """
+    context = get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in arguments}
+    for name, given in arguments.items():
+        pipes[name], other = context.Pipe()
+        context.Process(target=contender, args=(*given, other), daemon=True).start()
+    for repeat in range(repeats + 1):  # the first warms up
+        for name, pipe in pipes.items():
+            pipe.send(True)
+            taken = pipe.recv()
+            seconds[name] += [taken] if repeat else []
+    for pipe in pipes.values():
+        pipe.send(False)
+    return seconds
+
+
+def show(row: dict[str, Any], table: list[dict[str, Any]], place: str | None) -> None:
+    """Print a row, and write all so far to ``place``, if there is one."""
+    table.append(row)
+    print(json.dumps(row, indent=1), flush=True)
+    if place:
+        with open(place, "w") as file:
+            json.dump(table, file, indent=1)
