@@ -182,6 +182,7 @@ def _page(records: "Sequence[Any]", path: Path, command: str | None) -> None:
 
 def _compare(words: list[str]) -> None:
     from fedstill import flags
+    from fedstill.experiment import extend
     from fedstill.experiment.record import read_run
     from fedstill.experiment.run import Job
 
@@ -192,12 +193,14 @@ def _compare(words: list[str]) -> None:
     out = parsed.out or Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
     command = _command(["compare", *entries, *words])
     console = _console()
-    folders = []
+    folders: list[Path] = []
     for seed in parsed.seeds:
         experiment = parsed.experiment.model_copy(update={"seed": seed})
         for label, (name, method) in parsed.methods.items():
-            folders.append(out / label / f"seed-{seed}")
-            _make(Job(experiment, name, method, folders[-1], label=label, command=command), console)
+            job = Job(experiment, name, method, out / label / f"seed-{seed}", label=label, command=command)
+            extend.reuse(job, folders)
+            _make(job, console)
+            folders.append(job.out)
     _show([read_run(folder) for folder in folders], out, command, console)
 
 

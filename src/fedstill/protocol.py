@@ -140,6 +140,14 @@ class Method(Settings, ABC):
     mixed: ClassVar[bool] = False
     runs_model: ClassVar[bool] = True
 
+    @property
+    def first_answer(self) -> tuple[Any, ...] | None:
+        """What the replies to the first question depend on, beside the task: the step and some settings.
+
+        Runs of which this is equal get the same replies, so that a comparison asks once. None: never the same.
+        """
+        return None
+
     @abstractmethod
     def server(self, fed: "Federation") -> nn.Module:
         """Run the method and return the model it is judged by."""

@@ -11,6 +11,7 @@ from fedstill.experiment import extend
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
 from fedstill.methods import get
+from fedstill.train.local import SGD
 from fedstill.wire import unpack
 
 MODELS = {"rounds": 1, "local": {"lr": 0.05}}
@@ -130,6 +131,55 @@ def test_real_sites_are_asked_by_flower(away: Path, tmp_path: Path, capsys: pyte
     more = again._replace(experiment=again.experiment.model_copy(update={"clients": 6}))
     extend.begin(finished, more)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["experiment"]["clients"] == 6
+
+
+LOCAL = ["--local.epochs", "1", "--local.lr", "0.05"]
+SMALL = "--data digits --clients 3 --model dense-mnist --workers 0 --public noise=64".split()
+FEDDF = ["--distillation.epochs", "1", *LOCAL]
+DAFL = ["--epochs", "1", "--generation.steps", "1", "--generation.batch-size", "20", *LOCAL]
+
+
+def test_a_comparison_asks_for_the_same_models_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+    fit = SGD.fit
+    monkeypatch.setattr(SGD, "fit", lambda self, *rest, **more: (trained.append(self.lr), fit(self, *rest, **more))[1])
+    main(["run", "fed-dafl", *SMALL, *DAFL, "--out", str(tmp_path / "alone")])
+    before = trained.count(0.05)
+    prefixed = [
+        f"--{name}.{word[2:]}" if word.startswith("--") else word
+        for name, words in (("feddf", FEDDF), ("fed-dafl", DAFL))
+        for word in words
+    ]
+    main(["compare", "feddf", "fed-dafl", *SMALL, *prefixed, "--out", str(tmp_path / "both")])
+    assert before == trained.count(0.05) - before == 3
+    alone, again = tmp_path / "alone", tmp_path / "both" / "fed-dafl" / "seed-0"
+    assert (alone / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (alone, again)]
+    counted = ("accuracy", "bytes_up", "bytes_down", "refused", "guarantee", "rounds")
+    assert [summaries[0][key] for key in counted] == [summaries[1][key] for key in counted]
+    assert json.loads((again / "config.json").read_text())["answers"] == str(tmp_path / "both" / "feddf" / "seed-0")
+
+
+@pytest.mark.parametrize(
+    "change", [{"local": {"epochs": 2}}, {"local_view": "crop"}, {"local_loss": "ldam"}, "seed", "begun", "other"]
+)
+def test_other_questions_are_asked_anew(tmp_path: Path, change: dict[str, Any] | str) -> None:
+    task = {"data": "digits", "clients": 3, "model": "dense-mnist", "workers": 0, "public": "noise=64"}
+    settings = {"local": {"epochs": 1}, "distillation": {"epochs": 1}}
+    first = Job(Experiment(**task), "feddf", get("feddf")(**settings), tmp_path / "first")
+    run(first)
+    settings = settings | {"start": "fresh"} | (change if isinstance(change, dict) else {})
+    out = tmp_path / "out"
+    name = "late:LateModels" if change == "other" else "feddf"
+    method = get(name)(**({} if change == "other" else settings))
+    if change == "begun":
+        out.mkdir()
+        (out / "config.json").touch()
+    extend.reuse(Job(Experiment(**task, seed=int(change == "seed")), name, method, out), [first.out])
+    assert not (out / "journal").exists()
+    if change == "seed":  # all else was equal
+        extend.reuse(first._replace(method=method, out=out), [first.out])
+        assert len(list((out / "journal" / "000000-train").glob("*.reply"))) == 3
 
 
 def test_the_command_says_what_it_did(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,28 @@
-"""A late client joins a finished one-shot run: the others' replies are kept, and only who is missing is asked."""
+"""Replies of a finished run for another one: of a run that a late client joins, or of one with another server.
 
+The new run is laid out as if it had been killed once the replies had come, so that it goes on from there.
+"""
+
+import json
 import os
+import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+import fedstill
 from fedstill import files, methods
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, read_json
 from fedstill.journal import JUDGING, Journal
 
-_TAKEN = ("meter.jsonl", "spent.jsonl", "000000-*/*.reply", "000000-*/request")
-"""What the new journal gets from the old one: no refusal, no checkpoint, and nothing that was made from the replies."""
+_TAKEN = ("spent.jsonl", "000000-*/*.reply", "000000-*/request")
+"""What the new journal gets from the old one, beside the meter of the first question: no refusal, no checkpoint, and
+nothing that was made from the replies."""
 
 
 def read_job(run: Path, out: Path, command: str) -> Job:
@@ -72,18 +81,52 @@ def begin(run: Path, job: Job) -> None:
     if job.out.exists() and any(job.out.iterdir()):
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     _one_shot(run, job.experiment.clients)
-    beside = job.out.with_name(f".{job.out.name}{files.PART}")
+    facts = {key: kept[key] for key in ("version", "fingerprint", "run")}
+    _lay_out(run, job.out, {**described, **facts, "extends": str(run)}, "clients/**/*")
+
+
+def reuse(job: Job, earlier: Iterable[Path]) -> None:
+    """Begin ``job.out`` with the replies to its first question, if a finished run got those that it would get.
+
+    Methods say which settings those replies depend on (`fedstill.protocol.Method.first_answer`). Bytes and time of
+    the question are taken along: the new run costs what it would have cost alone.
+
+    Args:
+        job: may have been begun already; then nothing is done.
+        earlier: folders of finished runs, the likeliest last.
+    """
+    wanted = job.method.first_answer
+    if wanted is None or (job.out.exists() and any(job.out.iterdir())):
+        return
+    described = config.describe(job.experiment, job.name, job.method, job.label or job.name, job.command)
+    for run in reversed(list(earlier)):
+        other = read_job(run, job.out, job.command)
+        if other.method.first_answer != wanted or config.difference(
+            {**described, "experiment": other.experiment.model_dump(mode="json")}, described
+        ):
+            continue
+        kept = read_json(run / "config.json", {"version", "fingerprint"})
+        if kept["version"] == fedstill.__version__ and not asked_sites(run):
+            facts = {"version": kept["version"], "fingerprint": kept["fingerprint"], "run": secrets.token_hex(16)}
+            _lay_out(run, job.out, {**described, **facts, "answers": str(run)})
+            return
+
+
+def _lay_out(run: Path, out: Path, description: dict[str, Any], *more: str) -> None:
+    """Make ``out`` a run that has just the replies to its first question."""
+    beside = out.with_name(f".{out.name}{files.PART}")
     shutil.rmtree(beside, ignore_errors=True)
-    for pattern in (*(f"journal/{name}" for name in _TAKEN), "clients/**/*"):
+    for pattern in (*(f"journal/{name}" for name in _TAKEN), *more):
         for place in run.glob(pattern):
             if place.is_file():
                 _link(place, beside / place.relative_to(run), linked=place.suffix == ".reply")
-    facts = {key: kept[key] for key in ("version", "fingerprint", "run")}
-    files.write_json(beside / "config.json", {**described, **facts, "extends": str(run)})
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    if job.out.exists():
-        job.out.rmdir()
-    beside.rename(job.out)
+    meter = [line for line in files.read_json_lines(run / "journal" / "meter.jsonl") if line.get("exchange") == 0]
+    files.write_bytes(beside / "journal" / "meter.jsonl", *(json.dumps(line).encode() + b"\n" for line in meter))
+    files.write_json(beside / "config.json", description)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        out.rmdir()
+    beside.rename(out)
 
 
 def _one_shot(run: Path, clients: int) -> None:

@@ -93,7 +93,7 @@ def run(
         kept = read_json(place, set()) if place.exists() else {}
         number = kept.get("run") or secrets.token_hex(16)  # earlier versions gave none
         facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": number}
-        facts |= {"extends": kept["extends"]} if "extends" in kept else {}
+        facts |= {key: kept[key] for key in ("extends", "answers") if key in kept}
         files.write_json(place, {**description, **facts})
         if sites is None:
             return _simulated(job, task, agreement, watcher or Watcher(), everything)

@@ -6,7 +6,7 @@ they differ in what the student is taught on.
 
 from abc import abstractmethod
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Len
 from pydantic import PositiveInt
@@ -44,6 +44,11 @@ class UploadingMethod(Method):
     """Of --local-loss ldam."""
     start: Literal["fresh", "mean"] = "fresh"
     """The student before its training: as it was (at first a random start), or the mean of the clients' models."""
+
+    @property
+    def first_answer(self) -> tuple[Any, ...]:
+        """See `Method.first_answer`: who is taught by the models, and how, makes no difference to them."""
+        return self.train, self.local, self.local_view, self.local_loss, self.ldam
 
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, teach the student; again, with clients that start from it."""
