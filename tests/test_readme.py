@@ -32,6 +32,10 @@ SMALL = {
     "fedgm-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3",
     "fedgm-labels": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
     "ldp-fedavg": "rounds 1",
+    "dp-fl": "rounds 2 --{}local.steps 2",
+    "adap-dp-fl": "rounds 2 --{}local.steps 2",
+    "fedkd": "rounds 2 --{}local.steps 2",
+    "fedkadp": "rounds 2 --{}local.steps 2",
     "fedavg-p": "extractor.pretrain none",
     "fedd-p": "extractor.pretrain none --{}distillation.epochs 1",
     "fedauxfdp": "extractor.pretrain none --{}distillation.epochs 1",
@@ -69,7 +73,8 @@ def small(words: list[str], out: Path) -> list[str]:
             words += f"--{prefix}{SMALL[name].replace('{}', prefix)}".split()
     if words[0] in ("run", "compare"):
         model = "projected:width=8" if "fedrd" in words else "convnet:width=8,depth=2"
-        words += ["--limit", "400", "--workers", "0", "--model", model, "--public", "noise=64"]
+        words += ["--limit", "400", "--workers", "0", "--model", model]
+        words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
 
 

@@ -235,6 +235,7 @@ class Journal:
 
     def forget_replies(self, before: int) -> None:
         """Delete replies to questions older than ``before``, which a checkpoint has made needless; refusals stay."""
+        self.settle()
         for place in self.folder.glob("[0-9]*-*"):
             if int(place.name.split("-")[0]) % JUDGING < before:
                 if any(place.glob("*.refused")):

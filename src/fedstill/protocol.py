@@ -260,6 +260,7 @@ class Federation(ABC):
         like: an empty record set that carries the task's shape, classes and normalisation.
         device: where tensors should live.
         delta: where the run states its epsilons.
+        budget: the largest epsilon that a client's releases may come to; None for no limit.
         architecture: the name of the run's model, as `new_model` takes it.
         architectures: the name of every client's own model.
     """
@@ -273,6 +274,7 @@ class Federation(ABC):
     like: Records
     device: torch.device
     delta: float
+    budget: float | None
 
     @abstractmethod
     def ask(

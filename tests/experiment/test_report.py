@@ -360,6 +360,40 @@ def test_accuracy_against_bytes_draws_the_path_and_the_spread(tmp_path: Path) ->
     assert figure.layout.xaxis.type == "log" and min(level.x) > 0
 
 
+@pytest.mark.parametrize(("way", "share"), [("up", 0.25), ("down", 0.75)])
+def test_bytes_up_and_down_are_drawn_apart(tmp_path: Path, way: plots.Way, share: float) -> None:
+    bytes_ = {"bytes_up_per_client": 1000, "bytes_down_per_client": 3000, "bytes_up": 2000, "bytes_down": 6000}
+    folder = add_parts(write_run(tmp_path / "run", **bytes_))
+    lines = [{"round": 1, "accuracy": 0.5, "bytes_up": 500, "bytes_down": 3000}, {"round": 2, "accuracy": 0.8}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (trace,) = plots.accuracy_against_bytes([read_run(folder)], way).data
+    assert list(trace.x) == [250 if way == "up" else 1500, 4000 * share]
+    assert figure_title(plots.accuracy_against_bytes([read_run(folder)], way)) == f"bytes per client, {way}"
+    html.write_report([read_run(folder)], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert all(f'id="figure-{name}"' in page for name in ("bytes", "bytes-up", "bytes-down"))
+
+
+def figure_title(figure: Any) -> str:
+    return str(figure.layout.xaxis.title.text)
+
+
+def test_other_numbers_of_the_rounds_have_a_panel_each(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
+    for seed, folder in enumerate(folders):
+        lines = [{"round": r, "accuracy": 0.5, "noise": 5.0 - r - seed, "<b>metric": 10.0 * r} for r in (1, 2)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = [read_run(folder) for folder in folders]
+    figure = plots.course(records)
+    assert [list(trace.y) for trace in figure.data] == [[10, 20], [3.5, 2.5]]  # means over seeds
+    assert figure.layout.yaxis.title.text == "&lt;b&gt;metric"
+    assert figure.layout.yaxis2.title.text == "noise"
+    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+    assert [trace.showlegend for trace in figure.data] == [True, False]
+    (folders[0] / "metrics.jsonl").write_text("")
+    assert plots.course([read_run(folders[0])]) is None
+
+
 def test_a_thousand_clients_and_classes_without_records_can_be_drawn(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", clients=1000)
     counts = np.random.default_rng(0).integers(0, 3, (1000, 10)) * np.eye(10, dtype=int)[np.arange(1000) % 10]

@@ -24,6 +24,7 @@ from fedstill.protocol import Method, Settings
 LOCAL = {"lr": 0.05, "batch_size": 32}
 TRAINING = {"epochs": 3}
 DATAFREE = {"local": LOCAL, "epochs": 2, "student": LOCAL}
+PRIVATE_ROUNDS = {"rounds": 2, "participation": 1.0, "local": {"steps": 2, "supposed_records": 400, "lr": 0.05}}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
 SMALL: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2, "local": LOCAL},
@@ -49,6 +50,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
     "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
     "ldp-fedavg": {"rounds": 2, "local": LOCAL},
+    "dp-fl": PRIVATE_ROUNDS,
+    "adap-dp-fl": PRIVATE_ROUNDS,
+    "fedkd": PRIVATE_ROUNDS,
+    "fedkadp": PRIVATE_ROUNDS,
     "fedgm-records": {"ipc": 1, "nets": 2, "fitting": {"steps": 10}, "training": TRAINING},
     "fedavg-p": {**HEADS},
     "fedd-p": {**HEADS, "distillation": {"epochs": 1}},
@@ -59,6 +64,10 @@ SMALL: dict[str, dict[str, Any]] = {
 PRIVATE = {
     "fedgm-labels": "label",
     "ldp-fedavg": "record",
+    "dp-fl": "record",
+    "adap-dp-fl": "record",
+    "fedkd": "record",
+    "fedkadp": "record",
     "fedgm-records": "record",
     "fedavg-p": "record",
     "fedd-p": "record",
@@ -245,9 +254,10 @@ def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, tup
 
 
 private = pytest.mark.parametrize("name", PRIVATE)
+targeted = pytest.mark.parametrize("name", [n for n in PRIVATE if "epsilon" in methods.get(n).model_fields])
 
 
-@private
+@targeted
 def test_the_guarantee_is_the_epsilon_that_was_asked_for(
     name: str, whole: dict[str, tuple[bytes, ServerFederation]]
 ) -> None:
@@ -261,7 +271,7 @@ def test_the_guarantee_is_the_epsilon_that_was_asked_for(
     assert "simulation" in found.reason
 
 
-@private
+@targeted
 def test_other_epsilons_and_deltas_are_met_within_a_budget_of_just_that_much(
     name: str, digits: DataSet, tmp_path: Path
 ) -> None:
@@ -278,7 +288,7 @@ def test_other_epsilons_and_deltas_are_met_within_a_budget_of_just_that_much(
     assert fed.guarantee().delta == (0.0 if PRIVATE[name] == "label" else 1e-6)
 
 
-@private
+@targeted
 def test_without_an_epsilon_there_is_no_guarantee(name: str, digits: DataSet, tmp_path: Path) -> None:
     _, fed = run(make(name, epsilon=None), digits, tmp_path)
     found = fed.guarantee()

@@ -33,6 +33,8 @@ def parameters(model: nn.Module) -> int:
         ("dense-cnn2", CIFAR, 10, 319_242),
         ("dense-cnn2:width=256", CIFAR, 100, 1_097_188),
         ("dense-mnist", MNIST, 10, 29_034),
+        ("kadp-mnist", MNIST, 10, 215_370),
+        ("kadp-cifar", CIFAR, 10, 188_810),
         ("resnet18", CIFAR, 10, 11_173_962),
         ("wrn", CIFAR, 10, 175_066),
         ("wrn:depth=40", CIFAR, 10, 563_930),
@@ -45,7 +47,10 @@ def test_parameter_counts_are_the_published_ones(
 
 
 @pytest.mark.parametrize("shape", [DIGITS, MNIST, CIFAR], ids=str)
-@pytest.mark.parametrize("spec", ["convnet:width=8,depth=2", "lenet:padding=2", "dense-mnist", "resnet18", "wrn"])
+@pytest.mark.parametrize(
+    "spec",
+    ["convnet:width=8,depth=2", "lenet:padding=2", "dense-mnist", "kadp-mnist", "kadp-cifar", "resnet18", "wrn"],
+)
 def test_logits_and_features_have_a_row_per_image(spec: str, shape: tuple[int, int, int]) -> None:
     model = models.build(spec, shape, 7).eval()
     x = torch.rand(3, *shape)
@@ -99,6 +104,8 @@ def test_options_reach_the_network() -> None:
         ("dense-cnn1", DIGITS, "8x8.*18x18"),
         ("dense-cnn2", (3, 32, 17), "32x17.*18x18"),
         ("dense-mnist", (1, 3, 3), "3x3.*4x4"),
+        ("kadp-mnist", (1, 3, 4), "3x4.*4x4"),
+        ("kadp-cifar", (3, 7, 8), "7x8.*8x8"),
         ("resnet18", (1, 7, 8), "7x8.*8x8"),
         ("wrn", (1, 7, 8), "7x8.*8x8"),
         ("wrn:depth=17", MNIST, r"6 n \+ 4.*depth=17.*16 or 22"),

@@ -21,11 +21,13 @@ from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, load, state, step
-from fedstill.records import Records
+from fedstill.records import Normalisation, Records
 
 MODEL = "convnet:width=8,depth=2"
 MODELS = {"FedRD": "projected:width=8"}
 """Of methods that want a certain one."""
+BUDGETS = {"AdapDPFL": 5.0, "FedKADP": 5.0}
+"""Of methods that want one."""
 
 
 class Update(Reply):
@@ -96,12 +98,18 @@ class Gossip(Method):
 
 def agreement(method: Method, train: Records, seed: int = 0) -> Agreement:
     model = MODELS.get(type(method).__name__, MODEL)
-    return Agreement(method, model, train.shape, train.num_classes, train.normalisation, seed)
+    budget = BUDGETS.get(type(method).__name__)
+    return Agreement(method, model, train.shape, train.num_classes, train.normalisation, seed, budget=budget)
 
 
 def noise_images(data: Any, count: int = 64) -> Callable[[], Records]:
-    """Loads public images for a task; worker processes can have it too."""
-    return partial(public_data.load, f"noise={count}", data.train.shape, data.train.normalisation)
+    """Loads public images for a task, with labels; worker processes can have it too."""
+    return partial(_labelled, count, data.train.shape, data.train.normalisation, data.train.num_classes)
+
+
+def _labelled(count: int, shape: tuple[int, int, int], normalisation: Normalisation, num_classes: int) -> Records:
+    images = public_data.load(f"noise={count}", shape, normalisation).images
+    return Records(images, torch.arange(count) % num_classes, num_classes, normalisation)
 
 
 def site(

@@ -39,6 +39,10 @@ def load(
     Raises:
         ValueError: there is no such data set, or it can't be brought to the task's channels.
     """
+    if held(spec) is not None:
+        raise ValueError(
+            f"public data {spec!r} are some of a simulation's own records; real sites need a data set that all have"
+        )
     name = spec.removesuffix(_UNLABELED)
     if name.split("=")[0] == "noise":
         return _noise(name, like_shape, normalisation)
@@ -62,6 +66,20 @@ def load(
         return Records(images, torch.zeros(len(images), dtype=torch.int64), 1, normalisation)
     labels = torch.cat([part.labels for part in parts])
     return Records(images, labels, data.train.num_classes, normalisation)
+
+
+def held(spec: str | None) -> int | None:
+    """N of ``held=N``: of a simulation's training records so many are public and no client's; None for other data.
+
+    Raises:
+        ValueError: N is no number from 1.
+    """
+    if spec is None or spec.split("=")[0] != "held":
+        return None
+    number = spec.partition("=")[2]
+    if not number.isdecimal() or not int(number):
+        raise ValueError(f"public data {spec!r} asks for {number!r} records; write held=N with N from 1")
+    return int(number)
 
 
 def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) -> UInt8[Tensor, "n c2 h2 w2"]:

@@ -101,6 +101,7 @@ class ServerFederation(Federation):
         self.architectures = [agreement.architecture(client) for client in self.clients]
         self.public = None if public is None else public.to(device)
         self.delta = agreement.delta
+        self.budget = agreement.budget
         self.num_classes = agreement.num_classes
         self.shape = agreement.shape
         self.like = test[:0]

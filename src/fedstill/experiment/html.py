@@ -85,8 +85,9 @@ def _page(records: Sequence[RunRecord], command: str | None) -> str:
     finding = tables.finding(records).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
     sections = [
         _section("Results", _table(records)),
-        _section("Accuracy against bytes", _figure(plots.accuracy_against_bytes(records), "bytes", BYTES_NOTE)),
+        _section("Accuracy against bytes", _against_bytes(records)),
         _section("Accuracy per round", _figure(plots.accuracy_per_round(records), "rounds", ROUNDS_NOTE)),
+        _section("The course of the rounds", _figure(plots.course(records), "course", COURSE_NOTE)),
         _section("Who holds what", _holdings(records)),
         _section("What the images look like", _sheets(groups)),
         _section("Accuracy per class", _classes(records, groups)),
@@ -108,6 +109,18 @@ def _page(records: Sequence[RunRecord], command: str | None) -> str:
 PLOT_CLASS = "plotly-graph-div"
 BYTES_NOTE = "Mean over seeds; bars span one sample standard deviation. Up and to the left is better."
 ROUNDS_NOTE = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method without a path."
+
+
+COURSE_NOTE = "What else the methods logged after each round; means over seeds."
+
+
+def _against_bytes(records: Sequence[RunRecord]) -> str:
+    ways: tuple[plots.Way, ...] = ("up and down", "up", "down")
+    figures = ((plots.accuracy_against_bytes(records, way), way) for way in ways)
+    return "".join(
+        _figure(figure, "bytes" if i == 0 else f"bytes-{way}", BYTES_NOTE if i == 0 else f"Bytes {way} alone.")
+        for i, (figure, way) in enumerate(figures)
+    )
 
 
 def _section(heading: str, content: str) -> str:

@@ -8,7 +8,7 @@ marker says the same a second time. Labels are escaped: plotly reads HTML in its
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 AMOUNTS = ((0.0, "rgba(31,119,196,0.15)"), (1.0, "rgba(31,119,196,1)"))  # fades into the page, light or dark
 GRID = "rgba(128,128,128,0.28)"
 MANY_CLIENTS = 50
+_DRAWN = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
+"""Logged numbers that have figures of their own, or none."""
 
 
 def styles(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -28,23 +30,27 @@ def styles(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {label: (PALETTE[i % 7], SYMBOLS[i % 8]) for i, label in enumerate(labels)}
 
 
-def accuracy_against_bytes(records: Sequence[RunRecord]) -> Any | None:
+Way = Literal["up and down", "up", "down"]
+"""Which bytes: all, or those that clients send, or those that they get."""
+
+
+def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down") -> Any | None:
     """Accuracy against the bytes a client sends and receives, log axis; methods of many rounds draw their path.
 
     A method that exchanges nothing has no place on a log axis and is drawn as a dotted level. None for a single point.
     """
     groups = {label: runs for label, runs in group(records).items() if accuracy(runs)[0] is not None}
-    totals = {label: float(np.mean([_total(run) for run in runs])) for label, runs in groups.items()}
+    totals = {label: float(np.mean([_bytes(run, way) for run in runs])) for label, runs in groups.items()}
     if not any(totals.values()):
         return None
-    figure, look = _figure("bytes per client, up and down", "accuracy, %"), styles(group(records))
+    figure, look = _figure(f"bytes per client, {way}", "accuracy, %"), styles(group(records))
     seen = [total for total in totals.values() if total]
     for label, runs in groups.items():
         mean, spread = accuracy(runs)
         assert mean is not None
         if not totals[label]:
             continue
-        xs, ys = _path(runs)
+        xs, ys = _path(runs, way)
         earlier = [(x, y) for x, y in zip(xs, ys, strict=True) if 0 < x < 0.999 * totals[label]]
         seen += [x for x, _ in earlier]
         points = [*earlier, (totals[label], mean)]
@@ -111,6 +117,40 @@ def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
         mode = "lines+markers" if len(xs) <= 40 else "lines"
         figure.add_scatter(x=xs, y=mean, mode=mode, hovertemplate="round %{x}<br>%{y:.2f} %", **style)
     figure.update_xaxes(tickformat="d", dtick=1 if last <= 12 else None)
+    return figure
+
+
+def course(records: Sequence[RunRecord]) -> Any | None:
+    """What else methods logged in every round, one panel each: means over seeds. None where there is nothing."""
+    groups = group(records)
+    series: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for label, runs in groups.items():
+        for metric in (metric for run in runs for metric in run.metrics):
+            for name in metric.keys() - _DRAWN:
+                if isinstance(metric[name], int | float) and math.isfinite(metric[name]):
+                    rounds = series.setdefault(name, {}).setdefault(label, {})
+                    rounds.setdefault(metric["round"], []).append(float(metric[name]))
+    names = [name for name, found in sorted(series.items()) if any(len(rounds) > 1 for rounds in found.values())]
+    if not names:
+        return None
+    figure, look = _figure("round", ""), styles(groups)
+    gap = 0.25 / len(names)
+    for row, name in enumerate(names):
+        bottom = 1 - (row + 1 - gap) / len(names)
+        axis = "" if row == 0 else str(row + 1)
+        same = {key: value for key, value in figure.layout.yaxis.to_plotly_json().items() if key != "title"}
+        figure.update_layout(
+            {f"yaxis{axis}": {**same, "domain": [bottom, 1 - row / len(names)], "title": {"text": escape(name)}}}
+        )
+        for label, rounds in series[name].items():
+            xs = sorted(rounds)
+            style = _style(label, look) | {"showlegend": name == names[0] or label not in series[names[0]]}
+            hover = f"round %{{x}}<br>{escape(name)} %{{y:.4g}}"
+            ys = [float(np.mean(rounds[x])) for x in xs]
+            mode = "lines+markers" if len(xs) <= 40 else "lines"
+            figure.add_scatter(x=xs, y=ys, mode=mode, yaxis=f"y{axis}", hovertemplate=hover, **style)
+    figure.update_xaxes(tickformat="d", anchor="y" if len(names) == 1 else f"y{len(names)}")
+    figure.update_layout(height=160 * len(names) + 120)
     return figure
 
 
@@ -256,19 +296,20 @@ def _class(record: RunRecord, label: int, longest: int = 60) -> str:
     return escape(name if len(name) <= longest else name[: longest - 1] + "…")
 
 
-def _total(run: RunRecord) -> float:
-    return float(run.summary["bytes_up_per_client"] + run.summary["bytes_down_per_client"])
+def _bytes(run: RunRecord, way: Way) -> float:
+    return sum(float(run.summary[f"bytes_{one}_per_client"]) for one in way.split(" and "))
 
 
-def _path(runs: Sequence[RunRecord]) -> tuple[list[float], list[float]]:
+def _path(runs: Sequence[RunRecord], way: Way) -> tuple[list[float], list[float]]:
     """Mean bytes per client and mean accuracy after each logged round."""
     points: dict[int, list[tuple[float, float]]] = {}
+    names = [f"bytes_{one}" for one in way.split(" and ")]
     for run in runs:
-        everything = run.summary["bytes_up"] + run.summary["bytes_down"]
+        everything = sum(run.summary[name] for name in names)
         for metric in run.metrics:
-            if everything and None not in (metric["accuracy"], metric["bytes_up"], metric["bytes_down"]):
-                share = (metric["bytes_up"] + metric["bytes_down"]) / everything
-                points.setdefault(metric["round"], []).append((share * _total(run), metric["accuracy"]))
+            if everything and None not in (metric["accuracy"], *(metric[name] for name in names)):
+                share = sum(metric[name] for name in names) / everything
+                points.setdefault(metric["round"], []).append((share * _bytes(run, way), metric["accuracy"]))
     means = [np.mean(points[round], axis=0) for round in sorted(points)]
     return [float(mean[0]) for mean in means], [float(mean[1]) for mean in means]
 

@@ -22,6 +22,7 @@ class Task(NamedTuple):
     class_names: tuple[str, ...]
     fingerprint: str
     source: str | Records
+    public: shards.Indices | None = None
 
     def counts(self) -> NDArray[np.int64]:
         """Training records of each client and class, ``(K, C)``."""
@@ -49,6 +50,12 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
             np.arange(len(kept)), fraction=experiment.validation, rng=rng, labels=labels[kept]
         )
         kept, test = kept[inner], found.train[torch.from_numpy(kept[held])]
+    public_records = None
+    if (number := public.held(experiment.public)) is not None:
+        if number >= len(kept):
+            raise ValueError(f"--public held={number} leaves none of the {len(kept)} training records to the clients")
+        order = seeds.numpy_stream(experiment.seed, "public").permutation(len(kept))
+        public_records, kept = np.sort(kept[order[:number]]), np.sort(kept[order[number:]])
     split = partition.split(
         experiment.partition,
         labels[kept],
@@ -63,12 +70,19 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
             parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
         else:
             parts.append((own, own[:0]))
-    return Task(found.train, test, parts, found.class_names, found.fingerprint, source)
+    return Task(found.train, test, parts, found.class_names, found.fingerprint, source, public_records)
 
 
 def held(experiment: Experiment, task: Task) -> shards.Shards:
     """What the clients hold, and everybody."""
     load_public = None
-    if experiment.public is not None:
+    if task.public is not None:
+        load_public = partial(_some, task.source, task.public)
+    elif experiment.public is not None:
         load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
     return shards.Shards(task.source, task.parts, load_public)
+
+
+def _some(source: str | Records, indices: shards.Indices) -> Records:
+    records = sources.load(source).train if isinstance(source, str) else source
+    return records[torch.from_numpy(indices)]

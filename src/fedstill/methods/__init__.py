@@ -28,6 +28,10 @@ TABLE = {
     "fedaux": "fedstill.methods.fedaux:FedAUX",
     "fedgm-labels": "fedstill.methods.fedgm_labels:FedGMLabels",
     "ldp-fedavg": "fedstill.methods.ldp_fedavg:LDPFedAvg",
+    "dp-fl": "fedstill.methods.dp_fl:DPFL",
+    "adap-dp-fl": "fedstill.methods.adap_dp_fl:AdapDPFL",
+    "fedkd": "fedstill.methods.fedkd:FedKD",
+    "fedkadp": "fedstill.methods.fedkadp:FedKADP",
 }
 """Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/."""
 

@@ -1,7 +1,7 @@
 """What the averaging methods share: sums over replies (one pass, one reply in memory, float64) and who is asked."""
 
 import builtins
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -71,13 +71,17 @@ Participation = Annotated[float, Gt(0), Le(1)]
 """Share of the clients asked in a round."""
 
 
-def sample(fed: Federation, participation: float, round: Round) -> list[int]:
-    """The clients of a round: ``max(1, round(participation * K))`` of them without replacement."""
+def sample(fed: Federation, participation: float, round: Round, of: Sequence[int] | None = None) -> list[int]:
+    """The clients of a round: ``max(1, round(participation * K))`` of all K without replacement.
+
+    ``of`` are those to draw from, all by default; where they are no more than that, they are all asked.
+    """
     number = max(1, builtins.round(participation * len(fed.clients)))
-    if number == len(fed.clients):
-        return list(fed.clients)
-    order = torch.randperm(len(fed.clients), generator=fed.rng("participation", round.number))
-    return sorted(fed.clients[int(i)] for i in order[:number])
+    among = fed.clients if of is None else of
+    if number >= len(among):
+        return list(among)
+    order = torch.randperm(len(among), generator=fed.rng("participation", round.number))
+    return sorted(among[int(i)] for i in order[:number])
 
 
 def accumulated(momentum: float, steps: int) -> float:

@@ -5,6 +5,7 @@ they differ in what the student is taught on.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -63,9 +64,9 @@ class UploadingMethod(Method):
                 replies = fed.ask(self.train)
             else:
                 replies = fed.ask(self.train_on, weights=state(student))
-            if self.start == "mean" and fed.architecture in {r.architecture for r in replies}:
-                alike = (r for r in replies if r.architecture == fed.architecture)
-                load(student, mean_weights(alike, "records"))
+            mean = _mean(fed, replies)
+            if self.start == "mean" and mean is not None:
+                load(student, state(mean))
             networks = []
             for reply in replies:
                 networks.append(fed.new_model(architecture=reply.architecture))
@@ -76,6 +77,7 @@ class UploadingMethod(Method):
             round.log(
                 accuracy=fed.evaluate(student),
                 ensemble=fed.server_accuracy(_Ensemble(teachers)),
+                average=None if mean is None else fed.server_accuracy(mean),
                 clients_alone=sum(alone) / len(alone) if alone else None,
             )
         return student
@@ -102,6 +104,15 @@ class UploadingMethod(Method):
         else:
             fit()
         return Upload(architecture=client.architecture, weights=state(model), num_records=len(client.train))
+
+
+def _mean(fed: Federation, replies: Sequence[Upload]) -> nn.Module | None:
+    """FedAvg of those models that have the student's architecture, by records; None without any."""
+    if fed.architecture not in {r.architecture for r in replies}:
+        return None
+    model = fed.new_model()
+    load(model, mean_weights((r for r in replies if r.architecture == fed.architecture), "records"))
+    return model
 
 
 class _Ensemble(nn.Module):

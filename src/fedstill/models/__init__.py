@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN
+from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN
 from fedstill.models.convnet import ConvNet
 from fedstill.models.lenet import LeNet
 from fedstill.models.mobilenet import MobileNetV2S
@@ -29,6 +29,8 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "dense-cnn1": DenseCNN1,
     "dense-cnn2": DenseCNN2,
     "dense-mnist": DenseMnistCNN,
+    "kadp-mnist": KadpMnistCNN,
+    "kadp-cifar": KadpCifarCNN,
     "resnet8": ResNet8,
     "resnet18": ResNet18,
     "wrn": WideResNet,

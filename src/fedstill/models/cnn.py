@@ -1,4 +1,8 @@
-"""The clients' networks of DENSE (Zhang et al. 2022, arXiv:2112.12371), as in its code (zj-jayzhang/DENSE, models/)."""
+"""Small convolutional networks: of DENSE's clients and of FedKADP.
+
+DENSE: Zhang et al. 2022 (arXiv:2112.12371), as in its code (zj-jayzhang/DENSE, models/). FedKADP's text names its
+layers, not their sizes: those are chosen here, without norms, so that gradients of single records exist.
+"""
 
 from jaxtyping import Float
 from pydantic import PositiveInt
@@ -122,4 +126,73 @@ class DenseMnistCNN(nn.Module):
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """Logits."""
         logits: Tensor = self.fc(self.features(x))
+        return logits
+
+
+class KadpMnistCNN(nn.Module):
+    """FedKADP's network for MNIST: convolutions 16 and 32 (5x5, padding 2), layers of 128 and C.
+
+    215,370 parameters for 1x28x28 images and 10 classes.
+
+    Args:
+        shape: channels, height and width of one image, at least 4 pixels a side.
+        num_classes: number of outputs C.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < 4:
+            raise ValueError(f"kadp-mnist can't use images of {height}x{width} pixels: it needs 4x4 or more")
+        self.conv1 = nn.Conv2d(channels, 16, 5, padding=2)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
+        self.fc1 = nn.Linear(32 * (height // 4) * (width // 4), 128)
+        self.fc2 = nn.Linear(128, num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 128"]:
+        """Penultimate features."""
+        x = relu(max_pool2(self.conv1(x)))
+        x = relu(max_pool2(self.conv2(x)))
+        return relu(self.fc1(x.flatten(1)))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.fc2(self.features(x))
+        return logits
+
+
+class KadpCifarCNN(nn.Module):
+    """FedKADP's network for CIFAR-10: convolutions 32, 64 and 64 (3x3, padding 1), layers of 128 and C.
+
+    188,810 parameters for 3x32x32 images and 10 classes.
+
+    Args:
+        shape: channels, height and width of one image, at least 8 pixels a side.
+        num_classes: number of outputs C.
+
+    Raises:
+        ValueError: if the images are too small.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < 8:
+            raise ValueError(f"kadp-cifar can't use images of {height}x{width} pixels: it needs 8x8 or more")
+        self.convs = nn.ModuleList(nn.Conv2d(c, k, 3, padding=1) for c, k in ((channels, 32), (32, 64), (64, 64)))
+        self.fc1 = nn.Linear(64 * (height // 8) * (width // 8), 128)
+        self.fc2 = nn.Linear(128, num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 128"]:
+        """Penultimate features."""
+        for conv in self.convs:
+            x = relu(max_pool2(conv(x)))
+        return relu(self.fc1(x.flatten(1)))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.fc2(self.features(x))
         return logits

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, RdpFilter, Unbounded, Unit, Words
+from fedstill.privacy.accounting import Event, Unbounded, Unit, Words
 
 
 class BudgetExceeded(ValueError):
@@ -111,13 +111,9 @@ class Ledger:
     def _check(self, entry: Entry, budget: float) -> None:
         same = [*(e for e in self.entries if e.unit == entry.unit), entry]
         paths = [[e.event for e in path] for path in touching(same)]
-        if any(e.adaptive for e in same):
-            fits = all(map(RdpFilter(budget, self._delta).allows, paths))
-            total = math.inf
-        else:
-            total = max(accounting.epsilon(events, self._delta, entry.unit) for events in paths)
-            fits = total <= budget
-        if not fits:
+        adaptive = any(e.adaptive for e in same)
+        if not all(accounting.fits(events, budget, self._delta, entry.unit, adaptive=adaptive) for events in paths):
+            total = math.inf if adaptive else max(accounting.epsilon(p, self._delta, entry.unit) for p in paths)
             what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
             raise BudgetExceeded(
                 f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "

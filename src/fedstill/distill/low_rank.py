@@ -1,0 +1,83 @@
+"""Updates as products of two thin matrices: the compression of FedKD.
+
+Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation", Nature Communications
+13, 2032 (2022), equations 7 and 8.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float32, Int32
+from torch import Tensor
+
+
+class LowRank(NamedTuple):
+    """Tensors, the matrices among them as factors.
+
+    Attributes:
+        ranks: of each matrix in order, 0 where it is sent as it is.
+        values: for each tensor in order, its values or its factors ``u s (m, r)`` and ``v (r, n)``.
+    """
+
+    ranks: Int32[Tensor, " matrices"]
+    values: Float32[Tensor, " n"]
+
+
+def matrices(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of those with two axes or more; a convolution is its filters by all else."""
+    return [name for name, value in tensors.items() if value.dim() > 1]
+
+
+def compress(tensors: Mapping[str, Tensor], energy: float) -> LowRank:
+    """Of each matrix the fewest singular values that have more than a share ``energy`` of the sum of their squares.
+
+    Where factors would be no fewer numbers than the matrix (``r (m + n) >= m n``), and where the matrix is not finite
+    or 0, it is sent as it is.
+    """
+    ranks, values = [], []
+    for value in tensors.values():
+        exact = value.detach().cpu().float()
+        if value.dim() > 1:
+            matrix = exact.flatten(1)
+            factors = _factors(matrix, energy)
+            ranks.append(0 if factors is None else factors[0].shape[1])
+            if factors is not None:
+                values += [part.flatten() for part in factors]
+                continue
+        values.append(exact.flatten())
+    return LowRank(torch.tensor(ranks, dtype=torch.int32), torch.cat(values))
+
+
+def _factors(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
+    rows, columns = matrix.shape
+    if not torch.isfinite(matrix).all():
+        return None
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    share = s.square().cumsum(0) / s.square().sum()
+    rank = int((share <= energy).sum()) + 1  # a matrix of zeros has no shares, and a rank that is too large
+    if rank > len(s) or rank * (rows + columns) >= rows * columns or not torch.isfinite(share).all():
+        return None
+    return (u[:, :rank] * s[:rank]).float(), v[:rank].float()
+
+
+def expand(given: LowRank, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The tensors, in the names and shapes of ``like``; None where ranks and values don't fit them."""
+    names = matrices(like)
+    if len(given.ranks) != len(names):
+        return None
+    ranks = dict(zip(names, given.ranks.tolist(), strict=True))
+    found, at = {}, 0
+    for name, value in like.items():
+        rank, rows = ranks.get(name, 0), value.shape[0] if value.dim() else 1
+        columns = value.numel() // max(rows, 1)
+        if not 0 <= rank <= min(rows, columns):
+            return None
+        sizes = [rows * rank, rank * columns] if rank else [value.numel()]
+        if at + sum(sizes) > len(given.values):
+            return None
+        parts = torch.split(given.values[at : at + sum(sizes)], sizes)
+        at += sum(sizes)
+        whole = parts[0].view(rows, rank) @ parts[1].view(rank, columns) if rank else parts[0]
+        found[name] = whole.view(value.shape)
+    return found if at == len(given.values) else None

@@ -1,0 +1,58 @@
+"""DP-SGD as some papers print it: the gradient of the whole batch is clipped. Kept to show what that costs."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstill.privacy.accounting import Event, Unbounded
+from fedstill.privacy.dp_sgd import DPSGD, Examples
+from fedstill.privacy.mechanisms import Mechanism
+from fedstill.seeds import Noise
+
+
+@dataclass(frozen=True, eq=False)
+class BatchClippedSGD(Mechanism[Examples, dict[str, Tensor]]):
+    """``w <- w - lr (min(1, c / |g|) g + N(0, sigma^2 c^2) / B)``, g the mean gradient of a shuffled batch of B.
+
+    One record may turn g round, so the sensitivity is 2c, and the noise is 2B / sigma times smaller than that.
+
+    Attributes:
+        settings: everything but the order of clipping and adding up; its sampling is not used.
+    """
+
+    settings: DPSGD
+
+    @property
+    def event(self) -> Event:
+        """See `Mechanism.event`."""
+        return Unbounded(
+            reason="the batch's gradient is clipped, not each record's, so one record may turn it round; the noise is "
+            "for a B-th of that"
+        )
+
+    @property
+    def theorem(self) -> str:
+        """See `Mechanism.theorem`."""
+        return "none"
+
+    def __call__(self, rows: Examples, noise: Noise) -> dict[str, Tensor]:
+        """The trainable parameters by name, after as many steps as the settings say."""
+        s = self.settings
+        model = copy.deepcopy(s.model).train()
+        weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        size = min(int(s.batch_size), len(rows.labels))
+        order = torch.empty(0, dtype=torch.int64)
+        for _ in range(s.steps if size else 0):
+            if len(order) < size:
+                order = noise.uniform((len(rows.labels),)).argsort()
+            batch, order = order[:size].to(rows.labels.device), order[size:]
+            device = next(iter(weights.values())).device
+            x, y = rows.inputs(batch).to(device), rows.labels[batch].to(device)
+            found = torch.autograd.grad(s.loss(model(x), x, y).mean(), list(weights.values()))
+            length = float(torch.sqrt(sum((g.double().square().sum() for g in found), torch.zeros(()))))
+            for w, g in zip(weights.values(), found, strict=True):
+                drawn = noise.gaussian(g.shape).to(device) * (s.noise_multiplier * s.clip / s.batch_size)
+                w.data.copy_(w.data.double() - s.lr * (g.double() * min(1.0, s.clip / max(length, 1e-30)) + drawn))
+        return {name: w.detach() for name, w in weights.items()}

@@ -1,0 +1,122 @@
+"""DP-SGD: a whole local training as one release.
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016 (CCS, arXiv:1607.00133), algorithm 1, with the sampling
+that its theorem needs: every record is in a step's batch by a coin of its own.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstill.privacy.accounting import Event, Gaussian, Unbounded
+from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive
+from fedstill.privacy.per_record import ClippedGradients, PerRecordLoss, check_alone
+from fedstill.seeds import Noise, isolated
+
+_LOADED = 1024
+"""Records whose inputs are held at a time."""
+
+
+class Examples(Protocol):
+    """What can be trained on: ``Records``, or any other set with normalised inputs and labels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes ``(n,)``, or what else the loss takes, a row for each record."""
+
+    def inputs(self, index: Tensor | slice = ...) -> Tensor:
+        """Normalised float32 images at the given positions, ``(n, c, h, w)``."""
+
+
+def per_record_cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy of logits ``(n, classes)`` and classes ``(n,)``, for each record; a `PerRecordLoss`."""
+    losses: Tensor = cross_entropy(output, y, reduction="none")
+    return losses
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DPSGD(Mechanism[Examples, dict[str, Tensor]]):
+    """``steps`` times ``w <- w - lr / B (sum of clipped gradients + N(0, (noise_multiplier clip)^2))``.
+
+    Each step's sum is over a Poisson sample: nothing that is divided by or drawn depends on how many records there are.
+    Weights stay finite whatever the records are, since a gradient that is not finite counts as 0; a rate that makes
+    them useless shows in what the model gets right, not in an error, which would tell about the records.
+
+    Attributes:
+        model: the start, public or released before; left as it is. It must treat the records of a batch one by one.
+        lr: learning rate.
+        clip: largest length of one record's gradient, over all trainable parameters. Positive, public.
+        noise_multiplier: standard deviation of the noise on a sum by ``clip``.
+        sampling: probability with which a record is in a step's batch, in (0, 1]. Public, not a share of the records.
+        steps: how many.
+        batch_size: B, the divisor. Public: the batch to expect of a number of records that is public or supposed.
+        loss: see `PerRecordLoss`.
+    """
+
+    model: nn.Module
+    lr: float
+    clip: float
+    noise_multiplier: float
+    sampling: float
+    steps: int
+    batch_size: float
+    loss: PerRecordLoss = per_record_cross_entropy
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier)
+        for name in ("lr", "clip", "batch_size", "sampling", "steps"):
+            check_positive(name, getattr(self, name))
+        if self.sampling > 1 or self.steps != int(self.steps):
+            raise ValueError(
+                f"sampling is {self.sampling} and steps is {self.steps}; they must be a probability in (0, 1] and a "
+                "whole number from 1"
+            )
+        check_alone(self._copy())
+
+    @property
+    def event(self) -> Event:
+        """See `Mechanism.event`."""
+        if self.noise_multiplier == 0:
+            return Unbounded(reason="the release carries no noise")
+        return Gaussian(noise_multiplier=self.noise_multiplier, sampling=self.sampling, count=self.steps)
+
+    @property
+    def theorem(self) -> str:
+        """See `Mechanism.theorem`."""
+        return (
+            f"one record adds to each of {self.steps} sums, with probability {self.sampling:g}, a gradient of length "
+            f"at most {self.clip:g}, the sensitivity; Gaussian mechanism on Poisson samples, composed (Abadi et al. "
+            "2016; Mironov, Talwar, Zhang 2019)"
+        )
+
+    def __call__(self, rows: Examples, noise: Noise) -> dict[str, Tensor]:
+        """Train in train mode: the trainable parameters by name."""
+        model = self._copy()
+        weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        gradients = ClippedGradients(model)
+        with isolated(int(noise.uniform((1,)) * 2**53)):  # of dropout
+            for _ in range(self.steps):
+                sums = self._noised(gradients, rows, noise)
+                for w, total in zip(weights.values(), sums, strict=True):
+                    w.data.add_(total, alpha=-self.lr / self.batch_size)  # w <- w - lr / B (sum + noise)
+        return {name: w.detach() for name, w in weights.items()}
+
+    def _copy(self) -> nn.Module:
+        return copy.deepcopy(self.model).train()
+
+    def _noised(self, gradients: ClippedGradients, rows: Examples, noise: Noise) -> list[Tensor]:
+        """One step's release: the sum over a Poisson sample of clipped gradients, with noise, in float64."""
+        batch = (noise.uniform((len(rows.labels),)) < self.sampling).nonzero()[:, 0].to(rows.labels.device)
+        sizes = [shape.numel() for shape in gradients.shapes]
+        # one vector for all parameters, as the theorem has it
+        drawn = noise.gaussian((sum(sizes),)).mul_(self.noise_multiplier * self.clip).to(gradients.device)
+        totals = [z.view(shape) for z, shape in zip(torch.split(drawn, sizes), gradients.shapes, strict=True)]
+        for some in torch.split(batch, _LOADED):
+            x, y = rows.inputs(some).to(gradients.device), rows.labels[some].to(gradients.device)
+            for total, part in zip(totals, gradients.clipped_sum(x, y, self.clip, self.loss)[0], strict=True):
+                total += part
+        return totals

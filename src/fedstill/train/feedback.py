@@ -1,0 +1,100 @@
+"""FedKADP's feedback: how stable training is, and what that means for temperature and noise.
+
+Jiang, Zhao, Li, Xue 2024 (Electronics 13(17), 3538), section 3.2 and equations 17 and 20. The constants are ours: the
+paper prints neither weights, thresholds nor factors.
+"""
+
+import math
+from typing import Annotated
+
+import torch
+from annotated_types import Gt, Le
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from torch import Tensor
+
+from fedstill.protocol import Settings
+
+_LEAST_GAIN = 0.005
+"""Gains in accuracy below this don't count as a denominator."""
+
+
+class Course:
+    """What the server has seen of its model, round after round; round 0 is the random start.
+
+    Attributes:
+        tensors: all of it, to be kept from round to round (`fedstill.protocol.Federation.rounds`).
+    """
+
+    def __init__(self, rounds: int) -> None:
+        """Room for ``rounds`` rounds."""
+        self.tensors = {name: torch.full((rounds + 1,), math.nan) for name in ("change", "loss", "accuracy")}
+
+    def note(self, number: int, *, change: float, loss: float, accuracy: float) -> None:
+        """Put down a round: ``|theta_t - theta_{t-1}|``, loss and accuracy (in [0, 1])."""
+        for name, value in (("change", change), ("loss", loss), ("accuracy", accuracy)):
+            self.tensors[name][number] = value
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The numbers of all rounds, not a number where there are none yet."""
+        return self.tensors[name]
+
+
+class Feedback(Settings):
+    """The metric, and the rules that follow it."""
+
+    weights: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.25, 0.25, 0.25, 0.25)
+    """Of the model's change, of loss, of accuracy and of time (w_g, w_l, w_a, w_t)."""
+    time_slope: PositiveFloat = 10.0
+    """Steepness of M_t; the paper's formula, whose slope is 1, spans 38 to 62 only."""
+    coldest: PositiveFloat = 2.0
+    """Smallest temperature of distillation (rho_min)."""
+    hottest: PositiveFloat = 3.0
+    """Largest (rho_max)."""
+    steepness: PositiveFloat = 0.1
+    """Of the temperature's rise about its threshold (k)."""
+    temperature_from: NonNegativeFloat = 70.0
+    """Metric at which the temperature is half way (Metric_KD)."""
+    noise_from: NonNegativeFloat = 70.0
+    """Metric from which the noise falls (Metric_DP)."""
+    decay: Annotated[float, Gt(0), Le(1)] = 0.97
+    """By which factor it falls in a round (p)."""
+    least_noise: NonNegativeFloat = 1.0
+    """Noise multiplier that it does not fall below."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Feedback":
+        if self.coldest > self.hottest:
+            raise ValueError(f"coldest is {self.coldest}, hottest {self.hottest}; it must not be above that")
+        return self
+
+    def metric(self, course: Course, now: int, rounds: int) -> float:
+        """How stable training is after round ``now`` of ``rounds``, from 0 to 100 where the weights sum to 1.
+
+        ``M_g = max(100 (1 - |g_t - g_avg| / g_avg), 0)`` with ``g_avg`` the mean of g_1 to g_{t-1};
+        ``M_l = 100 (1 - r)`` for ``r = (L_t - L_{t-1}) / L_{t-1} < 0``, else ``100 max(1 - r / 2, 0)``;
+        ``M_a = 100 |(a_t - a_{t-1}) / (a_{t-1} - a_{t-2})|``; ``M_t = 100 / (1 + exp(-slope (t / T - 1/2)))``. Each is
+        brought into [0, 100]; one that lacks its past is 0.
+        """
+        change, loss, accuracy = (course[name].double() for name in ("change", "loss", "accuracy"))
+        parts = [0.0, 0.0, 0.0, 100 / (1 + math.exp(-self.time_slope * (now / rounds - 0.5)))]
+        if now >= 2 and (usual := float(change[1:now].mean())) > 0:
+            parts[0] = 100 * (1 - abs(float(change[now]) - usual) / usual)
+        if float(loss[now - 1]) > 0:
+            rise = float(loss[now] / loss[now - 1]) - 1
+            parts[1] = 100 * (1 - rise) if rise < 0 else 100 * (1 - rise / 2)
+        if now >= 2:
+            gain = abs(float(accuracy[now - 1] - accuracy[now - 2]))
+            parts[2] = 100 * abs(float(accuracy[now] - accuracy[now - 1])) / max(gain, _LEAST_GAIN)
+        return sum(w * min(max(part, 0.0), 100.0) for w, part in zip(self.weights, parts, strict=True))
+
+    def temperature(self, metric: float) -> float:
+        """``rho = rho_min + (rho_max - rho_min) / (1 + exp(-k (Metric - Metric_KD)))``."""
+        return self.coldest + (self.hottest - self.coldest) / (
+            1 + math.exp(-self.steepness * (metric - self.temperature_from))
+        )
+
+    def noise(self, before: float, metric: float) -> float:
+        """``sigma_t = p sigma_{t-1}`` where the metric reaches Metric_DP, else as before."""
+        if metric < self.noise_from:
+            return before
+        return max(self.decay * before, min(before, self.least_noise))

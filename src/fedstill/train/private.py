@@ -1,0 +1,51 @@
+"""A client's training by DP-SGD, in terms that a server may know."""
+
+from typing import Annotated
+
+from annotated_types import Ge
+from pydantic import PositiveFloat, PositiveInt
+from torch import nn
+
+from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
+from fedstill.privacy.per_record import PerRecordLoss
+from fedstill.protocol import Settings
+
+
+class PrivateSGD(Settings):
+    """DP-SGD with a public rate: nothing depends on how many records a client has."""
+
+    lr: PositiveFloat = 0.005
+    """Learning rate."""
+    steps: PositiveInt = 20
+    """Steps of one round (E)."""
+    clip: PositiveFloat = 1.0
+    """Largest length of one record's gradient (c)."""
+    batch_size: PositiveInt = 32
+    """Records in a step's batch on average, for a client with the supposed number of records (B)."""
+    supposed_records: Annotated[int, Ge(1)] = 600
+    """Public guess of a client's number of records: each is in a step's batch with probability B / this."""
+
+    @property
+    def sampling(self) -> float:
+        """q, the probability that a record is in a step's batch."""
+        return min(1.0, self.batch_size / self.supposed_records)
+
+    def mechanism(
+        self,
+        model: nn.Module,
+        noise_multiplier: float,
+        *,
+        clip: float | None = None,
+        loss: PerRecordLoss = per_record_cross_entropy,
+    ) -> DPSGD:
+        """The training of ``model`` as one release; ``clip`` in place of the setting's."""
+        return DPSGD(
+            model=model,
+            lr=self.lr,
+            clip=self.clip if clip is None else clip,
+            noise_multiplier=noise_multiplier,
+            sampling=self.sampling,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            loss=loss,
+        )
