@@ -24,6 +24,7 @@ SMALL = {
     "feddm": "rounds 1 --{}training.epochs 2 --{}matching.steps 2",
     "fedd3": "training.epochs 2 --{}kip.steps 2",
     "fedrd": "rounds 1 --{}training.epochs 2 --{}matching.steps 2 --{}projection.epochs 1",
+    "fedrd-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3 --{}projection.epochs 1",
     "feddf": "local.epochs 1 --{}distillation.epochs 1",
     "dense": "local.epochs 1 --{}epochs 1 --{}generation.steps 2 --{}generation.ngf 8",
     "fed-dafl": "local.epochs 1 --{}epochs 1 --{}generation.steps 2",
@@ -72,7 +73,7 @@ def small(words: list[str], out: Path) -> list[str]:
             prefix = f"{label or name}."
             words += f"--{prefix}{SMALL[name].replace('{}', prefix)}".split()
     if words[0] in ("run", "compare"):
-        model = "projected:width=8" if "fedrd" in words else "convnet:width=8,depth=2"
+        model = "projected:width=8" if {"fedrd", "fedrd-records"} & {*words} else "convnet:width=8,depth=2"
         words += ["--limit", "400", "--workers", "0", "--model", model]
         words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words

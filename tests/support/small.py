@@ -24,7 +24,7 @@ from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, 
 from fedstill.records import Normalisation, Records
 
 MODEL = "convnet:width=8,depth=2"
-MODELS = {"FedRD": "projected:width=8"}
+MODELS = {"FedRD": "projected:width=8", "FedRDRecords": "projected:width=8"}
 """Of methods that want a certain one."""
 BUDGETS = {"AdapDPFL": 5.0, "FedKADP": 5.0}
 """Of methods that want one."""

@@ -14,6 +14,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.distill.distribution_matching import Synthetic
 from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.train.augment import DSA, Strategy
@@ -69,28 +70,81 @@ class ImageFitting(Settings):
             rng: draws the first pixels, ``0.5 + N(0, 1) / 4``, and which networks are looked at.
             on_step: called with the number of steps done and of all.
         """
+        start = torch.randn(len(means) * ipc, *like.shape, generator=rng) / 4 + 0.5
+        pixels = start.clamp_(0, 1).to(means.device)
+        augment = DSA(self.augment)
+        self._descend(
+            nets,
+            means,
+            pixels,
+            lambda: augment.draw(rng)(like.normalisation.apply(pixels)),
+            rng,
+            on_step,
+            bounds=(0.0, 1.0),
+        )
+        images = (pixels.detach() * 255).round().to(torch.uint8)
+        return Records(images, _labels(means, ipc), like.num_classes, like.normalisation)
+
+    def fit_values(
+        self,
+        nets: Sequence[nn.Module],
+        means: Float[Tensor, "classes d"],
+        start: Float[Tensor, "n c h w"],
+        rng: torch.Generator,
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> Synthetic:
+        """As `fit`, with values of any size in place of pixels.
+
+        `embed` looks at directions only, so every row keeps the length it starts with.
+
+        Args:
+            nets: those of the release.
+            means: see `fit`.
+            start: the first values, as many for every class, ordered by classes.
+            rng: draws which networks are looked at.
+            on_step: see `fit`.
+        """
+        values, lengths = start.clone(), start.flatten(1).norm(dim=1)[:, None, None, None]
+
+        def scaled() -> Tensor:
+            rows: Tensor = values * (lengths / values.flatten(1).norm(dim=1)[:, None, None, None].clamp_min(1e-12))
+            return rows
+
+        self._descend(nets, means, values, scaled, rng, on_step)
+        return Synthetic(scaled().detach(), _labels(means, len(start) // len(means)))
+
+    def _descend(
+        self,
+        nets: Sequence[nn.Module],
+        means: Tensor,
+        values: Tensor,
+        seen: Callable[[], Tensor],
+        rng: torch.Generator,
+        on_step: Callable[[int, int], None] | None,
+        bounds: tuple[float, float] | None = None,
+    ) -> None:
+        """Change ``values`` in place until the networks see in ``seen()`` what ``means`` says."""
         classes = len(means)
-        device = means.device
-        start = torch.randn(classes * ipc, *like.shape, generator=rng) / 4 + 0.5
-        pixels = start.clamp_(0, 1).to(device).requires_grad_()
-        adam = torch.optim.Adam([pixels], lr=self.lr)
+        adam = torch.optim.Adam([values.requires_grad_()], lr=self.lr)
         rate = torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.steps)
         targets = means.float().chunk(len(nets), 1)
-        augment = DSA(self.augment)
         for step in range(self.steps):
             chosen = torch.randperm(len(nets), generator=rng)[: self.nets_per_step].tolist()
-            x = augment.draw(rng)(like.normalisation.apply(pixels))
+            x = seen()
             loss = sum(
-                ((unit(nets[i], x).view(classes, ipc, -1).mean(1) - targets[i] * len(nets) ** 0.5) ** 2).sum()
+                ((unit(nets[i], x).view(classes, len(x) // classes, -1).mean(1) - targets[i] * len(nets) ** 0.5) ** 2)
+                .sum()
                 for i in chosen
-            )
-            (pixels.grad,) = torch.autograd.grad(torch.as_tensor(loss), pixels)
+            )  # fmt: skip
+            (values.grad,) = torch.autograd.grad(torch.as_tensor(loss), values)
             adam.step()
             rate.step()
-            with torch.no_grad():
-                pixels.clamp_(0, 1)
+            if bounds is not None:
+                with torch.no_grad():
+                    values.clamp_(*bounds)
             if on_step is not None and ((step + 1) % 20 == 0 or step + 1 == self.steps):
                 on_step(step + 1, self.steps)
-        labels = torch.arange(classes, device=device).repeat_interleave(ipc)
-        images = (pixels.detach() * 255).round().to(torch.uint8)
-        return Records(images, labels, like.num_classes, like.normalisation)
+
+
+def _labels(means: Tensor, each: int) -> Tensor:
+    return torch.arange(len(means), device=means.device).repeat_interleave(each)

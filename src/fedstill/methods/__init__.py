@@ -17,6 +17,7 @@ TABLE = {
     "feddm": "fedstill.methods.feddm:FedDM",
     "fedd3": "fedstill.methods.fedd3:FedD3",
     "fedrd": "fedstill.methods.fedrd:FedRD",
+    "fedrd-records": "fedstill.methods.fedrd_records:FedRDRecords",
     "feddf": "fedstill.methods.feddf:FedDF",
     "dense": "fedstill.methods.dense:Dense",
     "fed-dafl": "fedstill.methods.fed_dafl:FedDAFL",

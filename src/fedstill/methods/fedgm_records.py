@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from fedstill.methods.heads import Epsilon, Share
 from fedstill.methods.surrogate import train_on
 from fedstill.privacy.accounting import share_noise
 from fedstill.privacy.mechanisms import ClassSums
-from fedstill.protocol import Client, Federation, Method, Public, Records, Released, Reply, step
+from fedstill.protocol import Client, Federation, Method, Public, Records, Released, Reply, Settings, step
 from fedstill.train.server import ServerTraining
 
 Centre = Annotated[Float32[Tensor, " dims"], Public()]
@@ -37,17 +37,22 @@ class Embedding(Reply):
     sums: Released[Float32[Tensor, "classes dims"]]
 
 
-class FedGMRecords(Method):
-    """Images fitted to one private release of class-wise feature sums."""
+class Summing(Settings):
+    """How features are summed and released."""
 
     epsilon: Epsilon = 1.0
     """What a client's upload may cost at the run's delta; None adds no noise and guarantees nothing."""
-    ipc: PositiveInt = 10
-    """Synthetic images of every class."""
     nets: PositiveInt = 16
     """Random networks whose features are summed."""
     count_share: Share = 0.01
     """Of a row's squared length that is the constant by which records are counted."""
+
+
+class FedGMRecords(Summing, Method):
+    """Images fitted to one private release of class-wise feature sums."""
+
+    ipc: PositiveInt = 10
+    """Synthetic images of every class."""
     fitting: ImageFitting = ImageFitting()
     """How the server fits the images."""
     training: ServerTraining = ServerTraining()
@@ -56,13 +61,10 @@ class FedGMRecords(Method):
     def server(self, fed: Federation) -> nn.Module:
         """Add the releases up, fit images to them, train on the images."""
         nets = [fed.new_model(draw=1 + i) for i in range(self.nets)]
-        centre, radius = _centre(nets, fed.public)
+        centre, radius = ball(nets, fed.public)
         width = sum(unit(net, torch.zeros(1, *fed.shape, device=fed.device)).shape[1] for net in nets)
         replies = fed.ask(self.sum_up, exactly={"dims": width + 1}, centre=centre, radius=radius)
-        total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
-        sums = torch.as_tensor(total, device=fed.device)
-        counts = (sums[:, -1:] / (radius * math.sqrt(self.count_share))).clamp_min(1.0)
-        means = sums[:, :-1] / (math.sqrt(1 - self.count_share) * counts) + centre.to(fed.device)
+        means = means_of(fed, replies, centre, radius, self)
         fitted = self.fitting.fit(nets, means, self.ipc, fed.like, fed.rng("images"), fed.progress("fitting images"))
         fed.show("synthetic", fitted)
         return train_on(fed, fitted, self.training)
@@ -71,18 +73,34 @@ class FedGMRecords(Method):
     def sum_up(self, client: Client, centre: Centre, radius: float) -> Embedding:
         """A_k: clipped rows summed by class, and noise."""
         nets = [client.new_model(draw=1 + i) for i in range(self.nets)]
-        rows = embed(nets, client.train) - centre.to(client.device)
-        constant = rows.new_full((len(rows), 1), radius * math.sqrt(self.count_share))
-        rows = torch.cat([rows * math.sqrt(1 - self.count_share), constant], 1)
-        mechanism = ClassSums(client.train.num_classes, radius, share_noise(self.epsilon, client.delta))
-        sums = client.release(mechanism, (rows, client.train.labels))
-        return Embedding(sums=sums.map(lambda a: a.float().cpu()))
+        return summed(client, embed(nets, client.train), centre, radius, self)
 
 
-def _centre(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, float]:
+def ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, float]:
     """What rows are measured from, and their largest length: the public images' mean and 90 % quantile, or 0 and 1."""
     if public is None:
         return torch.zeros(1), 1.0
     rows = embed(nets, public[:5000])
     centre = rows.mean(0)
     return centre.cpu(), float((rows - centre).norm(dim=1).quantile(0.9))
+
+
+def summed(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> Embedding:
+    """The release A_k of a client's rows ``(n, d)``, measured from ``centre``, with a constant to count them by."""
+    near = rows - centre.to(client.device)
+    constant = near.new_full((len(near), 1), radius * math.sqrt(settings.count_share))
+    near = torch.cat([near * math.sqrt(1 - settings.count_share), constant], 1)
+    mechanism = ClassSums(client.train.num_classes, radius, share_noise(settings.epsilon, client.delta))
+    sums = client.release(mechanism, (near, client.train.labels))
+    return Embedding(sums=sums.map(lambda a: a.float().cpu()))
+
+
+def means_of(
+    fed: Federation, replies: Sequence[Embedding], centre: Tensor, radius: float, settings: Summing
+) -> Float[Tensor, "classes d"]:
+    """Each class's mean row over all clients, as their releases have it."""
+    total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
+    sums = torch.as_tensor(total, device=fed.device)
+    counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)
+    means: Tensor = sums[:, :-1] / (math.sqrt(1 - settings.count_share) * counts) + centre.to(fed.device)
+    return means

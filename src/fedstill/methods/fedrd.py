@@ -53,12 +53,7 @@ class FedRD(Method):
 
     def own(self, model: nn.Module) -> frozenset[str]:
         """varphi_k, whose weights are w_k."""
-        if not isinstance(model, Projected):
-            raise ValueError(
-                f"fedrd needs a network in two parts, not a {type(model).__name__}; take --model projected, or "
-                "projected:width=32"
-            )
-        return frozenset(name for name in state(model) if name.startswith("projection."))
+        return personal_part(model)
 
     def server(self, fed: Federation) -> nn.Module:
         """The server's loop."""
@@ -70,7 +65,7 @@ class FedRD(Method):
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
             self.training.fit(model.task, received, rng, on_epoch=progress)  # theta_{r+1}
             round.log(accuracy=fed.evaluate(model))
-        fed.show("representations", _pictures(received, fed))
+        fed.show("representations", pictures(received, fed))
         return model
 
     @step
@@ -78,7 +73,7 @@ class FedRD(Method):
         """w_k by CE(phi(varphi(x)), y), then S_k by distribution matching."""
         model = self.personal_model(client, shared)
         assert isinstance(model, Projected)
-        self.projection.fit(_UnderTask(model), client.train, client.rng("projection"))
+        self.projection.fit(UnderTask(model), client.train, client.rng("projection"))
         self.keep(client, model)
         made = fit_representations(
             client.train,
@@ -93,7 +88,21 @@ class FedRD(Method):
         )
 
 
-class _UnderTask(nn.Module):
+def personal_part(model: nn.Module) -> frozenset[str]:
+    """The names of a projection's state.
+
+    Raises:
+        ValueError: ``model`` is another network.
+    """
+    if not isinstance(model, Projected):
+        raise ValueError(
+            f"fedrd needs a network in two parts, not a {type(model).__name__}; take --model projected, or "
+            "projected:width=32"
+        )
+    return frozenset(name for name in state(model) if name.startswith("projection."))
+
+
+class UnderTask(nn.Module):
     """The model with only its projection to train; the task network is frozen, batch statistics included."""
 
     def __init__(self, model: Projected) -> None:
@@ -121,7 +130,7 @@ def _tasks(client: Client) -> Callable[[int], nn.Module]:
     return draw
 
 
-def _pictures(made: Synthetic, fed: Federation) -> Records:
+def pictures(made: Synthetic, fed: Federation) -> Records:
     """Representations from black (the smallest value of all) to white."""
     low, high = made.values.aminmax()
     grey = ((made.values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
