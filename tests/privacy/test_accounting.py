@@ -146,3 +146,37 @@ def test_shares_of_a_gaussian() -> None:
         accounting.split_gaussian(1.0, (0.5, 0.6))
     with pytest.raises(ValueError, match="positive"):
         accounting.split_gaussian(1.0, (0.0, 0.6))
+
+
+def adaptive_schedule(number: int) -> tuple[float, float, list[Gaussian], Gaussian]:
+    """What a filter admits of steps whose noise and sampling follow coins and what went before, and the refused one."""
+    rng = np.random.default_rng(number)
+    budget, delta = float(rng.uniform(0.5, 8)), float(10 ** rng.uniform(-7, -4))
+    account, admitted = accounting.rdp_filter(budget, delta), []
+    noise = float(rng.uniform(1, 4))
+    while True:
+        noise = max(0.6, noise * float(rng.choice([0.7, 1.0, 1.1])))
+        sampling, count = float(rng.choice([0.05, 0.3, 1.0])), int(rng.choice([1, 20]))
+        step = Gaussian(noise_multiplier=noise, sampling=sampling, count=count)
+        if not account.allows([*admitted, step]):
+            return budget, delta, admitted, step
+        admitted.append(step)
+
+
+def test_the_filter_never_lets_a_schedule_past_its_budget_and_leaves_less_than_one_step() -> None:
+    for number in range(1000):
+        budget, delta, admitted, refused = adaptive_schedule(number)
+        account = accounting.rdp_filter(budget, delta)
+        theirs = RdpAccountant([account.order])
+        for step in admitted:
+            theirs.compose(accounting.dp_event(step))
+        if admitted:
+            assert theirs.get_epsilon(delta) <= budget * (1 + 1e-9)
+            assert account.epsilon(admitted) == pytest.approx(theirs.get_epsilon(delta), rel=1e-6)
+        assert theirs.compose(accounting.dp_event(refused)).get_epsilon(delta) > budget
+
+
+@pytest.mark.parametrize("number", range(0, 1000, 100))
+def test_what_the_filter_admits_costs_less_by_privacy_loss_distributions(number: int) -> None:
+    budget, delta, admitted, _ = adaptive_schedule(number)
+    assert accounting.epsilon(admitted, delta, "record") <= budget
