@@ -19,7 +19,8 @@ LAYERS = [
     {"distill"},
     {"methods"},
     {"engines"},
-    {"evaluate", "experiment"},
+    {"attacks", "evaluate"},
+    {"experiment"},
     {"flags", "cli", "app", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -24,6 +24,7 @@ commands:
   data list | show           data sets, and who would hold what
   deploy site | app | check  real clients over TLS on Flower: what it needs, and a trial on this machine
   privacy RUN | plan         what a run's clients released at what cost, or what a release would cost
+  attack RUN                 whose records can be told from a run's model  fedstill attack --help
   --version
 
 example:
@@ -304,6 +305,35 @@ def _privacy(words: list[str]) -> None:
         _console().print(*ledgers.show(Path(words[0])), sep="\n")
 
 
+def _attack(words: list[str]) -> None:
+    from fedstill import flags
+    from fedstill.experiment import attack, attack_uploads
+    from fedstill.experiment.progress import Bars
+
+    usage = (
+        "usage: fedstill attack RUN           membership inference by shadow runs; more: fedstill attack RUN --help\n"
+        "       fedstill attack RUN uploads   what a curious server reads off labels, images and updates"
+    )
+    if not words or words[0].startswith("-"):
+        if words and words[0] not in ("-h", "--help"):
+            raise Bad(f"the run comes first: fedstill attack RUN {' '.join(words)}")
+        print(usage)
+        return
+    console, run = _console(), Path(words[0])
+    if words[1:2] == ["uploads"]:
+        what = flags.parse_attack("fedstill attack RUN uploads", words[2:], attack_uploads.Uploads())
+        with console.status("reading uploads") as status:
+            read = attack_uploads.uploads(run, what, progress=lambda what: status.update(f"reading uploads: {what}"))
+        console.print(*attack_uploads.show(read), sep="\n")
+        console.print(f"numbers: {run / 'attack' / 'uploads.json'}", soft_wrap=True)
+        return
+    settings = flags.parse_attack("fedstill attack RUN", words[1:], attack.Membership())
+    command = _command(["attack", *words])
+    found = attack.membership(run, settings, watch=lambda world: Bars(console, world), command=command)
+    console.print(*attack.show(found), sep="\n")
+    console.print(f"report: {attack.place_of(run, found['client']) / 'attack.html'}", soft_wrap=True)
+
+
 # ---------------------------------------------------------------------------------------------------------- deploy
 
 
@@ -351,4 +381,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "data": _data,
     "deploy": _deploy,
     "privacy": _privacy,
+    "attack": _attack,
 }

@@ -119,6 +119,13 @@ def parse_plan(program: str, words: Sequence[str], settings: S) -> S:
     return _settings(settings, found.plan, "--")
 
 
+def parse_attack(program: str, words: Sequence[str], settings: S) -> S:
+    """The flags of an attack on a run."""
+    usage = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
+    found = _parse(program, usage, words, {"attack": (_plain(settings), "")}, [])
+    return _settings(settings, found.attack, "--")
+
+
 def parse_site(program: str, words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
     """The folder and the flags of ``fedstill deploy site FOLDER``; paths of data are made absolute."""
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):

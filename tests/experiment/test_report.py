@@ -371,7 +371,7 @@ def test_bytes_up_and_down_are_drawn_apart(tmp_path: Path, way: plots.Way, share
     assert figure_title(plots.accuracy_against_bytes([read_run(folder)], way)) == f"bytes per client, {way}"
     html.write_report([read_run(folder)], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert all(f'id="figure-{name}"' in page for name in ("bytes", "bytes-up", "bytes-down"))
+    assert all(f'id="figure-{name}"' in page for name in ("bytes-up-and-down", "bytes-up", "bytes-down"))
 
 
 def figure_title(figure: Any) -> str:

@@ -20,9 +20,9 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, read_json
 from fedstill.journal import JUDGING, Journal
 
-_TAKEN = ("spent.jsonl", "000000-*/*.reply", "000000-*/request")
-"""What the new journal gets from the old one, beside the meter of the first question: no refusal, no checkpoint, and
-nothing that was made from the replies."""
+_TAKEN = ("000000-*/*.reply", "000000-*/request")
+"""What the new journal gets, beside the first question's bytes and releases: no refusal, no checkpoint, and nothing
+that was made from the replies."""
 
 
 def read_job(run: Path, out: Path, command: str) -> Job:
@@ -82,7 +82,7 @@ def begin(run: Path, job: Job) -> None:
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     _one_shot(run, job.experiment.clients)
     facts = {key: kept[key] for key in ("version", "fingerprint", "run")}
-    _lay_out(run, job.out, {**described, **facts, "extends": str(run)}, "clients/**/*")
+    lay_out(run, job.out, {**described, **facts, "extends": str(run)}, "clients/**/*")
 
 
 def reuse(job: Job, earlier: Iterable[Path]) -> None:
@@ -108,20 +108,31 @@ def reuse(job: Job, earlier: Iterable[Path]) -> None:
         kept = read_json(run / "config.json", {"version", "fingerprint"})
         if kept["version"] == fedstill.__version__ and not asked_sites(run):
             facts = {"version": kept["version"], "fingerprint": kept["fingerprint"], "run": secrets.token_hex(16)}
-            _lay_out(run, job.out, {**described, **facts, "answers": str(run)})
+            lay_out(run, job.out, {**described, **facts, "answers": str(run)})
             return
 
 
-def _lay_out(run: Path, out: Path, description: dict[str, Any], *more: str) -> None:
-    """Make ``out`` a run that has just the replies to its first question."""
-    beside = out.with_name(f".{out.name}{files.PART}")
+def lay_out(run: Path, out: Path, description: dict[str, Any], *more: str, without: int | None = None) -> None:
+    """Make ``out`` a run that has just the replies to its first question.
+
+    Args:
+        run: whose replies these are.
+        out: a folder that is not there yet, or empty.
+        description: its ``config.json``.
+        *more: patterns of other files of ``run`` that it gets.
+        without: the client whose reply is left out.
+    """
+    beside, left_out = out.with_name(f".{out.name}{files.PART}"), f"{-1 if without is None else without:05d}.reply"
     shutil.rmtree(beside, ignore_errors=True)
     for pattern in (*(f"journal/{name}" for name in _TAKEN), *more):
         for place in run.glob(pattern):
-            if place.is_file():
+            if place.is_file() and place.name != left_out:
                 _link(place, beside / place.relative_to(run), linked=place.suffix == ".reply")
-    meter = [line for line in files.read_json_lines(run / "journal" / "meter.jsonl") if line.get("exchange") == 0]
-    files.write_bytes(beside / "journal" / "meter.jsonl", *(json.dumps(line).encode() + b"\n" for line in meter))
+    for name in ("meter.jsonl", "spent.jsonl"):
+        lines = files.read_json_lines(run / "journal" / name)
+        kept = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]
+        if kept:
+            files.write_bytes(beside / "journal" / name, *(json.dumps(line).encode() + b"\n" for line in kept))
     files.write_json(beside / "config.json", description)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():

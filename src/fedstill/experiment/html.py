@@ -77,25 +77,30 @@ def write_report(records: Sequence[RunRecord], path: str | Path, *, command: str
 
 
 def _page(records: Sequence[RunRecord], command: str | None) -> str:
-    from plotly.offline import get_plotlyjs
-
     groups = tables.group(records)
     datasets = ", ".join(dict.fromkeys(record.summary["data"] for record in records))
     title = f"{next(iter(groups)) if len(groups) == 1 else f'{len(groups)} methods'} on {datasets}"
     finding = tables.finding(records).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
     sections = [
-        _section("Results", _table(records)),
-        _section("Accuracy against bytes", _against_bytes(records)),
-        _section("Accuracy per round", _figure(plots.accuracy_per_round(records), "rounds", ROUNDS_NOTE)),
-        _section("The course of the rounds", _figure(plots.course(records), "course", COURSE_NOTE)),
-        _section("Who holds what", _holdings(records)),
-        _section("What the images look like", _sheets(groups)),
-        _section("Accuracy per class", _classes(records, groups)),
-        _section("Privacy: who learns what at most", _guarantees(groups)),
-        _section("Refused replies", _refusals(groups)),
-        _section("Reproduce", _reproduce(records, command)),
+        section("Results", _table(records)),
+        section("Accuracy against bytes", _against_bytes(records)),
+        section("Accuracy per round", figure(plots.accuracy_per_round(records), "rounds", ROUNDS_NOTE)),
+        section("The course of the rounds", figure(plots.course(records), "course", COURSE_NOTE)),
+        section("Who holds what", _holdings(records)),
+        section("What the images look like", _sheets(groups)),
+        section("Accuracy per class", _classes(records, groups)),
+        section("Privacy: who learns what at most", _guarantees(groups)),
+        section("Refused replies", _refusals(groups)),
+        section("Reproduce", _reproduce(records, command)),
     ]
     body = f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(finding)}</p>\n' + "".join(sections)
+    return framed(title, body)
+
+
+def framed(title: str, body: str) -> str:
+    """A whole page; the figures' script is in it where there are figures."""
+    from plotly.offline import get_plotlyjs
+
     drawing = f"<script>{get_plotlyjs()}</script>\n" if PLOT_CLASS in body else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -115,37 +120,39 @@ COURSE_NOTE = "What else the methods logged after each round; means over seeds."
 
 
 def _against_bytes(records: Sequence[RunRecord]) -> str:
-    ways: tuple[plots.Way, ...] = ("up and down", "up", "down")
-    figures = ((plots.accuracy_against_bytes(records, way), way) for way in ways)
-    return "".join(
-        _figure(figure, "bytes" if i == 0 else f"bytes-{way}", BYTES_NOTE if i == 0 else f"Bytes {way} alone.")
-        for i, (figure, way) in enumerate(figures)
+    ways: dict[plots.Way, str] = {"up and down": BYTES_NOTE, "up": "Bytes up alone.", "down": "Bytes down alone."}
+    drawn = (
+        figure(plots.accuracy_against_bytes(records, way), f"bytes-{way.replace(' ', '-')}", note)
+        for way, note in ways.items()
     )
+    return "".join(drawn)
 
 
-def _section(heading: str, content: str) -> str:
+def section(heading: str, content: str) -> str:
+    """A section, or nothing where there is no content."""
     return f"<section>\n<h2>{escape(heading)}</h2>\n{content}</section>\n" if content else ""
 
 
-def _figure(figure: Any | None, name: str, caption: str) -> str:
-    if figure is None:
+def figure(drawn: Any | None, name: str, caption: str) -> str:
+    """A plotly figure with a caption, or nothing."""
+    if drawn is None:
         return ""
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["zoom2d", "resetScale2d", "toImage"]]}
-    drawn = figure.to_html(
+    text = drawn.to_html(
         full_html=False,
         include_plotlyjs=False,
         div_id=f"figure-{name}",
         config=config,
-        default_height=f"{figure.layout.height}px",
+        default_height=f"{drawn.layout.height}px",
     )
-    return f"<figure>\n{drawn}\n<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
+    return f"<figure>\n{text}\n<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
 
 
 def _table(records: Sequence[RunRecord]) -> str:
-    return _data_table(tables.HEADINGS, tables.cells(records), tables.LEFT, caption=tables.caption(records))
+    return data_table(tables.HEADINGS, tables.cells(records), tables.LEFT, caption=tables.caption(records))
 
 
-def _data_table(
+def data_table(
     headings: Sequence[str],
     lines: Iterable[Sequence[str]],
     words: Sequence[int],
@@ -153,6 +160,7 @@ def _data_table(
     wide: Sequence[int] = (),
     caption: str = "",
 ) -> str:
+    """A table; ``words`` are columns of text, ``wide`` those that may break lines."""
     kinds = [" ".join(["words"] * (i in words) + ["wide"] * (i in wide)) for i in range(len(headings))]
     head = "".join(f'<th scope="col" class="{k}">{escape(h)}</th>' for h, k in zip(headings, kinds, strict=True))
     body = ""
@@ -177,7 +185,7 @@ def _holdings(records: Sequence[RunRecord]) -> str:
         words += (
             f"{classes.min()} to {classes.max()} of the {record.counts.shape[1]} classes. Colour: records; blank: none."
         )
-        text += _figure(plots.who_holds_what(record), f"holdings-{i}", words)
+        text += figure(plots.who_holds_what(record), f"holdings-{i}", words)
     if len(shown) > MOST_SETTINGS:
         text += f'<p class="note">{len(shown) - MOST_SETTINGS} more settings are not drawn.</p>\n'
     return text
@@ -240,10 +248,10 @@ def _png(pixels: NDArray[np.uint8]) -> str:
 
 
 def _classes(records: Sequence[RunRecord], groups: dict[str, list[RunRecord]]) -> str:
-    text = _figure(plots.per_class_accuracy(records), "classes", "Mean over seeds, on the records of the class.")
+    text = figure(plots.per_class_accuracy(records), "classes", "Mean over seeds, on the records of the class.")
     best = max(groups, key=lambda label: tables.accuracy(groups[label])[0] or 0.0)
     caption = f"{best}: where the records of a class go, over all seeds. Colour: percent; blank: never."
-    confused = _figure(plots.confusion(groups[best]), "confusion", caption)
+    confused = figure(plots.confusion(groups[best]), "confusion", caption)
     return text + (f"<h3>What is taken for what</h3>\n{confused}" if confused else "")
 
 
@@ -295,7 +303,7 @@ def _refusals(groups: dict[str, list[RunRecord]]) -> str:
     words = f"{rest} more are in the summary.json of the runs." if rest > 0 else ""
     headings = ("method", "seed", "client", "step", "round", "reason")
     intro = "<p>These replies failed their checks and took no part; their bytes are counted.</p>\n"
-    return intro + _data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
+    return intro + data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
 
 
 def _reproduce(records: Sequence[RunRecord], command: str | None) -> str:

@@ -43,7 +43,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
     totals = {label: float(np.mean([_bytes(run, way) for run in runs])) for label, runs in groups.items()}
     if not any(totals.values()):
         return None
-    figure, look = _figure(f"bytes per client, {way}", "accuracy, %"), styles(group(records))
+    figure, look = axes(f"bytes per client, {way}", "accuracy, %"), styles(group(records))
     seen = [total for total in totals.values() if total]
     for label, runs in groups.items():
         mean, spread = accuracy(runs)
@@ -91,7 +91,7 @@ def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
     last = max((max(rounds) for rounds in series.values() if rounds), default=0)
     if not any(len(rounds) > 1 for rounds in series.values()):
         return None
-    figure, look = _figure("round", "accuracy, %"), styles(groups)
+    figure, look = axes("round", "accuracy, %"), styles(groups)
     for label, rounds in series.items():
         final = accuracy(groups[label])[0]
         if len(rounds) <= 1:
@@ -133,7 +133,7 @@ def course(records: Sequence[RunRecord]) -> Any | None:
     names = [name for name, found in sorted(series.items()) if any(len(rounds) > 1 for rounds in found.values())]
     if not names:
         return None
-    figure, look = _figure("round", ""), styles(groups)
+    figure, look = axes("round", ""), styles(groups)
     gap = 0.25 / len(names)
     for row, name in enumerate(names):
         bottom = 1 - (row + 1 - gap) / len(names)
@@ -167,7 +167,7 @@ def who_holds_what(record: RunRecord) -> Any | None:
     if num_clients > MANY_CLIENTS:
         order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     shown = counts[order].T
-    figure = _figure("client" if num_clients <= MANY_CLIENTS else "clients, ordered by their largest class", "class")
+    figure = axes("client" if num_clients <= MANY_CLIENTS else "clients, ordered by their largest class", "class")
     figure.add_heatmap(
         z=np.where(shown > 0, shown.astype(np.float64), np.nan),
         customdata=np.broadcast_to(order, shown.shape),
@@ -193,7 +193,7 @@ def per_class_accuracy(records: Sequence[RunRecord]) -> Any | None:
     if not rates or len({len(rate) for found in rates.values() for rate in found}) > 1:
         return None
     named = next(run for run in records if run.confusion is not None)
-    figure, look = _figure("class", "accuracy, %"), styles(groups)
+    figure, look = axes("class", "accuracy, %"), styles(groups)
     num_classes = len(next(iter(rates.values()))[0])
     names = [_class(named, c) for c in range(num_classes)]
     for label, found in rates.items():
@@ -216,7 +216,7 @@ def confusion(runs: Sequence[RunRecord]) -> Any | None:
         return None
     total = np.sum(tables, axis=0)
     size = len(total)
-    figure = _figure("predicted class", "true class")
+    figure = axes("predicted class", "true class")
     names = np.array([_class(runs[0], c) for c in range(size)])
     with np.errstate(invalid="ignore"):
         percent = 100 * total / total.sum(axis=1, keepdims=True)
@@ -234,7 +234,8 @@ def confusion(runs: Sequence[RunRecord]) -> Any | None:
     return figure
 
 
-def _figure(x: str, y: str) -> Any:
+def axes(x: str, y: str) -> Any:
+    """An empty figure with named axes, in the report's style."""
     import plotly.graph_objects as go
 
     axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 8}}

@@ -58,8 +58,18 @@ Sites = Callable[[Terms], Transport]
 """Gives the way to real sites, which are told the run's terms."""
 
 
+Made = Callable[[nn.Module], None]
+"""Sees the finished model."""
+
+
 def run(
-    job: Job, *, data: sources.DataSet | None = None, watcher: Watcher | None = None, sites: Sites | None = None
+    job: Job,
+    *,
+    data: sources.DataSet | None = None,
+    watcher: Watcher | None = None,
+    sites: Sites | None = None,
+    task: Task | None = None,
+    made: Made | None = None,
 ) -> dict[str, Any]:
     """Make the run, or finish it if it was begun before, and return its ``summary.json``.
 
@@ -69,6 +79,9 @@ def run(
         watcher: sees the progress.
         sites: the way to real clients, who have records of their own: the server's data set then only gives the task
             (shape, classes, normalisation) and the test records. By default clients are simulated on this machine.
+        task: what simulated clients hold, if it is not what ``job.experiment`` says; it must be the same when a run is
+            resumed.
+        made: is called with the model before there is a ``summary.json``, so once at least over all starts of a run.
 
     Raises:
         ValueError: when the folder holds another run, or the task cannot be set up; one sentence.
@@ -85,8 +98,8 @@ def run(
                 return read_json(job.out / "summary.json", {"accuracy", "seconds"})
         elif leftover := [f.name for f in job.out.iterdir() if f.name != _LOCK and not f.name.endswith(files.PART)]:
             raise ValueError(f"{job.out} holds {leftover[0]} and no run; choose an empty folder with --out")
-        task = share_out(job.experiment, data, share=sites is None)
-        agreement = _agreement(job, task)
+        task = task or share_out(job.experiment, data, share=sites is None)
+        agreement = agreement_of(job, task)
         assert agreement.facts  # the model can be built, or this is the place to say why not
         everything = held(job.experiment, task)
         everything.public()  # likewise
@@ -96,11 +109,11 @@ def run(
         facts |= {key: kept[key] for key in ("extends", "answers") if key in kept}
         files.write_json(place, {**description, **facts})
         if sites is None:
-            return _simulated(job, task, agreement, watcher or Watcher(), everything)
+            return _simulated(job, task, agreement, watcher or Watcher(), everything, made)
         terms = Terms.of(
             agreement, run=number, method=job.name, class_names=task.class_names, public=job.experiment.public
         )
-        return _run(job, task, agreement, watcher or Watcher(), everything, sites(terms))
+        return _run(job, task, agreement, watcher or Watcher(), everything, sites(terms), made)
 
 
 def _suits(job: Job) -> None:
@@ -120,7 +133,8 @@ def _suits(job: Job) -> None:
         )
 
 
-def _agreement(job: Job, task: Task) -> Agreement:
+def agreement_of(job: Job, task: Task) -> Agreement:
+    """What server and clients of a run agree on."""
     return Agreement(
         method=job.method,
         model=job.experiment.model,
@@ -136,7 +150,9 @@ def _agreement(job: Job, task: Task) -> Agreement:
     )
 
 
-def _simulated(job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards) -> dict[str, Any]:
+def _simulated(
+    job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards, made: Made | None
+) -> dict[str, Any]:
     experiment, out = job.experiment, job.out
     holdings = {"class_names": list(task.class_names), "counts": task.counts().tolist()}
     files.write_json(out / "partition.json", holdings)
@@ -150,11 +166,17 @@ def _simulated(job: Job, task: Task, agreement: Agreement, watcher: Watcher, hel
     )
     keep_memory()
     with _transport(experiment, make_site) as transport:
-        return _run(job, task, agreement, watcher, held, transport)
+        return _run(job, task, agreement, watcher, held, transport, made)
 
 
 def _run(
-    job: Job, task: Task, agreement: Agreement, watcher: Watcher, held: shards.Shards, transport: Transport
+    job: Job,
+    task: Task,
+    agreement: Agreement,
+    watcher: Watcher,
+    held: shards.Shards,
+    transport: Transport,
+    made: Made | None,
 ) -> dict[str, Any]:
     experiment = job.experiment
     federation = ServerFederation(
@@ -172,6 +194,8 @@ def _run(
         local_test=experiment.local_test > 0,
     )
     model = job.method.server(federation)
+    if made is not None:
+        made(model)
     return _finish(job, task, federation, model)
 
 
