@@ -11,16 +11,14 @@ esac
 METHODS="feddf fed-dafl fed-adi dense"
 case $SCALE in
     paper) SEEDS="0 1 2" EPOCHS=200 EXTRA="--fed-adi.inversion.steps 2000" ;;
-    cpu) SEEDS="0" EPOCHS=10 EXTRA="--limit 10000 --workers 0 --dense.epochs 50 --dense.generation.ngf 16 --fed-dafl.epochs 50
-        --feddf.distillation.epochs 5 --fed-adi.epochs 10 --fed-adi.inversion.steps 100 --fed-adi.inversion.batch-size 128" ;;
+    cpu) SEEDS="0 1 2" EPOCHS=20 EXTRA="--limit 8000 --workers 0 --feddf.distillation.epochs 1
+        --dense.epochs 15 --dense.generation.steps 8 --dense.generation.batch-size 64 --dense.generation.ngf 16 --dense.start mean
+        --fed-dafl.epochs 15 --fed-dafl.generation.steps 8 --fed-dafl.generation.batch-size 64 --fed-dafl.start mean
+        --fed-adi.epochs 6 --fed-adi.inversion.steps 80 --fed-adi.inversion.batch-size 64 --fed-adi.start mean" ;;
 esac
+EXTRA="$EXTRA --feddf.distillation.outputs probabilities"
 for method in $METHODS; do EXTRA="$EXTRA --$method.local.epochs $EPOCHS"; done
-if [ -n "$MODELS" ]; then
-    EXTRA="$EXTRA --models $MODELS"
-else # FedAvg, too
-    METHODS="fedavg $METHODS"
-    EXTRA="$EXTRA --fedavg.rounds 1 --fedavg.weighting uniform --fedavg.local.batch-size 128 --fedavg.local.epochs $EPOCHS"
-fi
+[ -z "$MODELS" ] || EXTRA="$EXTRA --models $MODELS"
 # shellcheck disable=SC2086
 exec fedstill compare $METHODS --data "$DATA" --public "$PUBLIC:unlabeled" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
     --model "$MODEL" --device "$DEVICE" --seeds $SEEDS $EXTRA --out "runs/reproduce-dense/$SCALE-$DATA-$ALPHA-$CLIENTS"

@@ -12,7 +12,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
 from fedstill.methods import get
 
-QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 8})  # type: ignore[arg-type]
+QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 25})  # type: ignore[arg-type]
 
 
 def finished(folder: Path, name: str, partition: str = "classes:3", **settings: Any) -> Path:
