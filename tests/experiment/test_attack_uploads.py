@@ -22,11 +22,12 @@ def finished(folder: Path, name: str, partition: str = "classes:3", **settings: 
 
 
 def test_labels_in_clear_give_all_classes_away(tmp_path: Path) -> None:
-    found = uploads(finished(tmp_path, "real", ipc=2, training={"epochs": 2}), QUICK)
+    found = uploads(finished(tmp_path, "real", ipc=30, training={"epochs": 2}), QUICK)
     assert [line["held_accuracy"] for line in found["labels"]] == [1.0] * 4
     assert {line["from"] for line in found["labels"]} == {"labels"}
-    for line in found["images"]:  # real records, sent as they are
-        assert line["nearer"]["value"] > 0.7
+    nearer = [line["nearer"] for line in found["images"]]  # real records, sent as they are
+    assert sum(share["value"] for share in nearer) / 4 > 0.55, nearer
+    assert any(share["low"] > 0.5 for share in nearer)
     assert sum(line["recognised"]["value"] for line in found["images"]) / 4 > 0.5
     assert json.loads((tmp_path / "attack" / "uploads.json").read_text()) == found
 
