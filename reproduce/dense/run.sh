@@ -10,8 +10,8 @@ esac
 [ -z "$MODELS" ] || MODEL=resnet18
 METHODS="feddf fed-dafl fed-adi dense"
 case $SCALE in
-    paper) SEEDS="0 1 2" EPOCHS=200 EXTRA="--fed-adi.inversion.steps 2000" ;;
-    cpu) SEEDS="0 1 2" EPOCHS=20 EXTRA="--limit 8000 --workers 0 --feddf.distillation.epochs 1
+    paper) SEEDS=${SEEDS:-0 1 2} EPOCHS=200 EXTRA="--fed-adi.inversion.steps 2000" ;;
+    cpu) SEEDS=${SEEDS:-0} EPOCHS=20 EXTRA="--limit 8000 --workers 0 --feddf.distillation.epochs 1
         --dense.epochs 15 --dense.generation.steps 8 --dense.generation.batch-size 64 --dense.generation.ngf 16 --dense.start mean
         --fed-dafl.epochs 15 --fed-dafl.generation.steps 8 --fed-dafl.generation.batch-size 64 --fed-dafl.start mean
         --fed-adi.epochs 6 --fed-adi.inversion.steps 80 --fed-adi.inversion.batch-size 64 --fed-adi.start mean" ;;

@@ -5,8 +5,8 @@ DATA=${1:-fashion_mnist} DEVICE=${2:-cuda} SCALE=${3:-paper}
 case $DATA in fashion_mnist | mnist) DPC=10 ;; *) DPC=30 ;; esac
 METHODS="fedavg fedprox fednova fedrep fedavg-ft feddm fedrd"
 case $SCALE in
-    paper) SEEDS="0 1 2" ROUNDS=20 EPOCHS=10 STEPS=1000 WIDTH=128 EXTRA="--fedrd.training.epochs 500" ;;
-    cpu) SEEDS="0" ROUNDS=5 EPOCHS=2 STEPS=50 WIDTH=32 EXTRA="--limit 6000 --workers 0 --fedrd.training.epochs 50 --feddm.training.epochs 50" ;;
+    paper) SEEDS=${SEEDS:-0 1 2} ROUNDS=20 EPOCHS=10 STEPS=1000 WIDTH=128 EXTRA="--fedrd.training.epochs 500" ;;
+    cpu) SEEDS=${SEEDS:-0} ROUNDS=5 EPOCHS=2 STEPS=50 WIDTH=32 EXTRA="--limit 6000 --workers 0 --fedrd.training.epochs 50 --feddm.training.epochs 50" ;;
 esac
 for method in $METHODS; do EXTRA="$EXTRA --$method.rounds $ROUNDS"; done
 for method in fedavg fedprox fednova fedavg-ft; do EXTRA="$EXTRA --$method.local.epochs $EPOCHS"; done

@@ -55,8 +55,8 @@ def test_temperature_rises_with_the_metric_and_noise_falls_from_a_threshold() ->
     rules = Feedback()
     assert rules.temperature(70.0) == 2.5
     assert rules.temperature(80.0) == pytest.approx(2 + 1 / (1 + math.exp(-1)))
-    assert rules.noise(5.0, 69.9) == 5.0
-    assert rules.noise(5.0, 70.0) == pytest.approx(4.85)
+    assert rules.noise(5.0, 79.9) == 5.0
+    assert rules.noise(5.0, 80.0) == pytest.approx(4.85)
     assert rules.noise(1.01, 100.0) == 1.0  # the floor
     assert rules.noise(0.5, 100.0) == 0.5  # which noise below it does not rise to
 

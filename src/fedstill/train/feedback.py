@@ -54,7 +54,7 @@ class Feedback(Settings):
     """Of the temperature's rise about its threshold (k)."""
     temperature_from: NonNegativeFloat = 70.0
     """Metric at which the temperature is half way (Metric_KD)."""
-    noise_from: NonNegativeFloat = 70.0
+    noise_from: NonNegativeFloat = 80.0
     """Metric from which the noise falls (Metric_DP)."""
     decay: Annotated[float, Gt(0), Le(1)] = 0.97
     """By which factor it falls in a round (p)."""
