@@ -1,0 +1,93 @@
+"""The command ``fedstill``: this file knows the words, and imports what is heavy only once a word needs it."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from fedstill.cli.deploying import deployment
+from fedstill.cli.looking import attack_run, data, list_methods, privacy
+from fedstill.cli.running import compare, report, run_one
+from fedstill.cli.words import Bad
+
+HELP = """usage: fedstill COMMAND ...
+
+Federated learning by distillation: clients answer once with something small, every byte is counted.
+
+commands:
+  run METHOD [flags]         run one method on one task           fedstill run fedgm --help
+  run FILE.yaml [flags]      the same, described in a file
+  run --extend RUN [flags]   ask the clients that are missing in a finished one-shot run
+  compare METHOD ... [flags] several methods on the same clients  fedstill compare --help
+  report RUN ...             a table and a page of finished runs
+  methods                    what there is to run
+  data list | show           data sets, and who would hold what
+  deploy site | app | check  real clients over TLS on Flower: what it needs, and a trial on this machine
+  privacy RUN | plan         what a run's clients released at what cost, or what a release would cost
+  attack RUN                 whose records can be told from a run's model  fedstill attack --help
+  --version
+
+example:
+  fedstill run fedgm --data digits --partition classes:1 --ipc 1 --model convnet:width=32 --out runs/first
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exits with 0, with 2 for what the user can mend, with 130 when interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _dispatch(words)
+    except Bad as error:
+        _fail(str(error))
+    except ValueError as error:
+        if os.environ.get("FEDSTILL_TRACEBACK"):
+            raise
+        _fail(str(error))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command again goes on where this stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        if os.environ.get("FEDSTILL_TRACEBACK"):
+            raise
+        _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
+    except Exception as error:
+        from fedstill.engines.server import TooFewReplies
+
+        if not isinstance(error, TooFewReplies):
+            raise
+        print(f"fedstill: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _fail(sentence: str) -> None:
+    print(f"fedstill: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _dispatch(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP)
+        return
+    if words[0] in ("-V", "--version"):
+        from fedstill import __version__
+
+        print(f"fedstill {__version__}")
+        return
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise Bad(f"there is no command '{words[0]}'; choose {', '.join(COMMANDS)} (fedstill --help)")
+    command(words[1:])
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "run": run_one,
+    "compare": compare,
+    "report": report,
+    "methods": list_methods,
+    "data": data,
+    "deploy": deployment,
+    "privacy": privacy,
+    "attack": attack_run,
+}
