@@ -88,8 +88,8 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         main(["compare", "fedavg", "--data", "digits", "--fedavg.rounds", "1", "--limit", "300", "--workers", "0"]
              + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "runs" / "compare-digits")])  # fmt: skip
     if words[1] == "attack":
-        main(["run", "fedavg", "--data", "digits", "--rounds", "1", "--limit", "200", "--workers", "0", "--clients", "2"]
-             + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / words[2])])  # fmt: skip
+        task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
+        main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if "examples/" in command:
         words = [word.replace("examples/", f"{ROOT}/examples/") for word in words]
     monkeypatch.chdir(tmp_path)

@@ -8,17 +8,31 @@ case $DATA in
     *) MODEL=dense-cnn2 PUBLIC=cifar100 ;;
 esac
 [ -z "$MODELS" ] || MODEL=resnet18
-METHODS="feddf fed-dafl fed-adi dense"
+EXTRA=""
+for method in feddf fed-dafl fed-adi dense; do # as published, and with the mean of probabilities in place of logits
+    for label in "$method" "$method-p"; do
+        AVERAGE=average CHOSEN=logits
+        [ "$method" != feddf ] || AVERAGE=distillation.outputs
+        [ "$label" = "$method" ] || CHOSEN=probabilities
+        EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
+        case $SCALE-$method in
+            paper-*) EXTRA="$EXTRA --$label.local.epochs 200" ;;
+            cpu-*) EXTRA="$EXTRA --$label.local.epochs 20" ;;
+        esac
+        case $SCALE-$method in
+            paper-fed-adi) EXTRA="$EXTRA --$label.inversion.steps 2000" ;;
+            cpu-feddf) EXTRA="$EXTRA --$label.distillation.epochs 1" ;;
+            cpu-fed-adi) EXTRA="$EXTRA --$label.epochs 6 --$label.inversion.steps 80 --$label.inversion.batch-size 64 --$label.start mean" ;;
+            cpu-*) EXTRA="$EXTRA --$label.epochs 15 --$label.generation.steps 8 --$label.generation.batch-size 64 --$label.start mean" ;;
+        esac
+    done
+done
 case $SCALE in
-    paper) SEEDS=${SEEDS:-0 1 2} EPOCHS=200 EXTRA="--fed-adi.inversion.steps 2000" ;;
-    cpu) SEEDS=${SEEDS:-0} EPOCHS=20 EXTRA="--limit 8000 --workers 0 --feddf.distillation.epochs 1
-        --dense.epochs 15 --dense.generation.steps 8 --dense.generation.batch-size 64 --dense.generation.ngf 16 --dense.start mean
-        --fed-dafl.epochs 15 --fed-dafl.generation.steps 8 --fed-dafl.generation.batch-size 64 --fed-dafl.start mean
-        --fed-adi.epochs 6 --fed-adi.inversion.steps 80 --fed-adi.inversion.batch-size 64 --fed-adi.start mean" ;;
+    paper) SEEDS=${SEEDS:-0 1 2} ;;
+    cpu) SEEDS=${SEEDS:-0} EXTRA="$EXTRA --limit 8000 --workers 0 --dense.generation.ngf 16 --dense-p.generation.ngf 16" ;;
 esac
-EXTRA="$EXTRA --feddf.distillation.outputs probabilities"
-for method in $METHODS; do EXTRA="$EXTRA --$method.local.epochs $EPOCHS"; done
 [ -z "$MODELS" ] || EXTRA="$EXTRA --models $MODELS"
 # shellcheck disable=SC2086
-exec fedstill compare $METHODS --data "$DATA" --public "$PUBLIC:unlabeled" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
+exec fedstill compare feddf feddf-p=feddf fed-dafl fed-dafl-p=fed-dafl fed-adi fed-adi-p=fed-adi dense dense-p=dense \
+    --data "$DATA" --public "$PUBLIC:unlabeled" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
     --model "$MODEL" --device "$DEVICE" --seeds $SEEDS $EXTRA --out "runs/reproduce-dense/$SCALE-$DATA-$ALPHA-$CLIENTS"

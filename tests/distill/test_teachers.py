@@ -210,3 +210,12 @@ def test_records_are_judged_in_order_without_gradients() -> None:
 def test_no_teachers_are_a_sentence() -> None:
     with pytest.raises(ValueError, match="there are 0 teachers to learn from; at least 1 is needed"):
         Teachers([])
+
+
+def test_probabilities_can_be_averaged_in_place_of_logits() -> None:
+    nets, x = networks(), images()
+    teachers = Teachers(nets, average="probabilities")
+    with torch.no_grad():
+        expected = torch.stack([net.eval()(x).softmax(1) for net in nets]).mean(0)
+    torch.testing.assert_close(teachers(x).exp(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(teachers.look(x).mean.softmax(1), expected, rtol=1e-5, atol=1e-6)

@@ -5,9 +5,10 @@ The networks may differ in architecture, as long as they agree on images and cla
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -30,16 +31,24 @@ class Look:
         each: their logits.
         bn: DENSE's L_BN, 0 where no teacher has batch normalisation.
         features: of every teacher, in their order, what its last linear layer sees; empty for one without any.
+        mean: D(x).
     """
 
     each: Float[Tensor, "n m classes"]
     bn: Float[Tensor, ""]
     features: list[Float[Tensor, "n d"]]
+    mean: Float[Tensor, "n classes"]
 
-    @property
-    def mean(self) -> Float[Tensor, "n classes"]:
-        """D(x)."""
-        return self.each.mean(1)
+
+Average = Literal["logits", "probabilities"]
+"""What of the teachers is averaged to D(x); of probabilities it is the logarithm, so that D always is logits."""
+
+
+def averaged(each: Float[Tensor, "n m classes"], average: Average) -> Float[Tensor, "n classes"]:
+    """D(x): ``mean_k f_k(x)``, or ``log mean_k s(f_k(x))``."""
+    if average == "logits":
+        return each.mean(1)
+    return each.log_softmax(2).logsumexp(1) - math.log(each.shape[1])
 
 
 class Teachers:
@@ -55,11 +64,14 @@ class Teachers:
     stacked on other devices (not measured there), unless ``stacked`` says otherwise.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], *, stacked: bool | None = None) -> None:
+    def __init__(
+        self, networks: Sequence[nn.Module], *, average: Average = "logits", stacked: bool | None = None
+    ) -> None:
         """Share the networks' weights, without the graph.
 
         Args:
             networks: at least 1, from images to logits, all on one device.
+            average: what D is the mean of.
             stacked: whether those of one architecture run as one; None chooses by device. Where a network can't (its
                 code branches on values, say), its kind runs one after another all the same.
 
@@ -69,6 +81,7 @@ class Teachers:
         if not networks:
             raise ValueError("there are 0 teachers to learn from; at least 1 is needed")
         self.networks = [_frozen(network) for network in networks]
+        self._average = average
         device = next((p.device for p in networks[0].parameters()), torch.device("cpu"))
         self._groups = _by_architecture(self.networks)
         self._stacks: dict[int, _Stack] = {}
@@ -86,8 +99,8 @@ class Teachers:
         return tuple(len(_batch_norms(network)) for network in self.networks)
 
     def __call__(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
-        """D(x): the mean of the logits for normalised images; differentiable in ``x``."""
-        return self.each(x).mean(1)
+        """D(x) for normalised images; differentiable in ``x``."""
+        return averaged(self.each(x), self._average)
 
     def each(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n m classes"]:
         """Every teacher's logits for normalised images; differentiable in ``x``."""
@@ -114,7 +127,8 @@ class Teachers:
             for k, one in zip(group, self._of_group(index, x, with_bn), strict=True):
                 found[k] = one
         each, bn, features = zip(*found, strict=True)
-        return Look(torch.stack(each, 1), torch.stack(bn).mean(), list(features))
+        logits = torch.stack(each, 1)
+        return Look(logits, torch.stack(bn).mean(), list(features), averaged(logits, self._average))
 
     def _of_group(self, index: int, x: Tensor, with_bn: bool) -> list[_Found]:
         if index in self._stacks:

@@ -1,6 +1,7 @@
 """What methods share that make their images from the clients' models: DENSE, Fed-DAFL and Fed-ADI."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fedstill.distill.ensemble import distillation_loss
 from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.pool import Pool
-from fedstill.distill.teachers import Teachers
+from fedstill.distill.teachers import Average, Teachers
 from fedstill.methods.uploads import UploadingMethod
 from fedstill.protocol import Federation, Records, Round
 from fedstill.train.local import SGD, Labelled
@@ -38,6 +39,8 @@ class DataFreeMethod(UploadingMethod):
     """Epochs at the server: make images, then teach the student."""
     student: SGD = SGD(batch_size=128)
     """The student's training in one of them."""
+    average: Average = "logits"
+    """What the ensemble is the mean of. Of models that saw few classes each, the surest drown the others' logits."""
     temperature: PositiveFloat = 4.0
     """T of the distillation loss."""
     student_view: View = "none"
@@ -53,6 +56,10 @@ class DataFreeMethod(UploadingMethod):
     @abstractmethod
     def images_per_epoch(self) -> int:
         """How many that makes in an epoch."""
+
+    def teachers(self, networks: Sequence[nn.Module]) -> Teachers:
+        """See `UploadingMethod.teachers`."""
+        return Teachers(networks, average=self.average)
 
     def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
         """See `UploadingMethod.teach`."""

@@ -71,7 +71,7 @@ class UploadingMethod(Method):
             for reply in replies:
                 networks.append(fed.new_model(architecture=reply.architecture))
                 load(networks[-1], reply.weights)
-            teachers = Teachers(networks)
+            teachers = self.teachers(networks)
             self.teach(fed, teachers, student, round)
             alone = [share for network in networks if (share := fed.server_accuracy(network)) is not None]
             round.log(
@@ -81,6 +81,10 @@ class UploadingMethod(Method):
                 clients_alone=sum(alone) / len(alone) if alone else None,
             )
         return student
+
+    def teachers(self, networks: Sequence[nn.Module]) -> Teachers:
+        """The clients' models, to be asked together."""
+        return Teachers(networks)
 
     @abstractmethod
     def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
