@@ -70,3 +70,9 @@ def test_factors_that_do_not_fit_are_no_update(tensors: dict[str, torch.Tensor],
         "long": LowRank(ranks, torch.cat([values, values[:1]])),
     }
     assert expand(changed[wrong], tensors) is None
+
+
+def test_finite_factors_of_what_is_not_are_no_update() -> None:
+    like = {"w": torch.zeros(30, 30)}
+    given = LowRank(torch.tensor([1], dtype=torch.int32), torch.full((60,), 3e38))
+    assert expand(given, like) is None

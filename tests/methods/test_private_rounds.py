@@ -255,6 +255,42 @@ def test_noise_is_taken_off_the_length_of_a_gradient(threshold: str) -> None:
         assert found == pytest.approx(4.0, abs=0.4)
 
 
+@pytest.mark.parametrize("name", ["adap-dp-fl", "fedkadp"])
+@pytest.mark.parametrize("size", [1e30, 3e38])
+def test_a_client_that_sends_huge_weights_ends_nobody_s_run(
+    name: str, size: float, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedstill.privacy.dp_sgd import DPSGD
+
+    monkeypatch.setattr(
+        DPSGD, "__call__", lambda self, *_: {n: torch.full_like(p, size) for n, p in self.model.named_parameters()}
+    )
+    _, _, lines = run(make(name, rounds=2, noise_multiplier=5.0), digits, tmp_path, budget=20.0)
+    assert len(lines) == 2
+    assert all(1.0 <= line["noise"] <= 5.0 for line in lines)
+
+
+def test_what_is_not_a_number_lowers_no_noise() -> None:
+    assert FedKADP().feedback.noise(5.0, float("nan")) == 5.0
+    assert FedKADP(feedback={"steepness": 1e4}).feedback.temperature(0.0) == 2.0  # type: ignore[arg-type]
+
+
+def test_an_adaptation_that_fails_says_nothing(
+    digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedstill.methods.fedrd_records import FedRDRecords
+    from fedstill.train.local import Diverged
+
+    def diverge(_: nn.Module) -> None:
+        raise Diverged("the records did this")
+
+    method = FedRDRecords(dpc=1, nets=2, fitting={"steps": 2}, training={"epochs": 1})  # type: ignore[arg-type]
+    monkeypatch.setattr("fedstill.methods.fedrd_records.UnderTask", diverge)
+    _, fed = small.run(method, digits, tmp_path)
+    assert fed.journal.refusals() == []
+    assert fed.guarantee().holds
+
+
 def test_classes_of_methods_are_told_apart() -> None:
     assert FedKADP().adaptive
     assert not FedKADP(privacy="published").adaptive

@@ -1,6 +1,7 @@
 """Ledgers: charged before the release, refusing beyond the budget, surviving on disk; and what a run guarantees."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,26 @@ def test_parts_are_for_labels_only() -> None:
     # whoever adds a record may move others into another part
     with pytest.raises(ValueError, match="parts are for mechanisms that protect labels"):
         entry(ONE, part="first")
+
+
+def test_a_budget_that_the_releases_do_not_keep_is_no_guarantee() -> None:
+    loud = entry(Gaussian(noise_multiplier=1.0, sampling=0.08, count=20), adaptive=True)
+    assert accounting.rdp_filter(8.0, 1e-5).allows([loud.event])
+    assert guarantee.derive([], {0: [loud]}, 1e-5, budget=8.0).epsilon == 8.0
+    assert not guarantee.derive([], {0: [loud] * 2}, 1e-5, budget=0.5).holds
+    assert not guarantee.derive([], {0: [loud]}, 1e-5, budget=None).holds
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, 1e-200, 1e160, float("nan")])
+def test_a_multiplier_that_nobody_means_is_refused(noise: float) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        Gaussian(noise_multiplier=noise)
+
+
+def test_next_to_no_noise_is_judged_at_once() -> None:
+    began = time.perf_counter()
+    assert accounting.epsilon([Gaussian(noise_multiplier=0.05, sampling=0.05, count=20)], 1e-5, "record") == math.inf
+    many = accounting.epsilon([Gaussian(noise_multiplier=0.1, count=40)], 1e-5, "record")
+    assert many == pytest.approx(accounting.gaussian_epsilon(0.1 / 40**0.5, 1e-5))
+    assert accounting.epsilon([Gaussian(noise_multiplier=0.01), Pure(epsilon=1.0)], 1e-5, "record") == math.inf
+    assert time.perf_counter() - began < 5

@@ -187,6 +187,33 @@ def test_a_filter_watches_over_adaptive_noise_of_all_runs(folder: Path) -> None:
     assert accounting.epsilon(every, DELTA, "record") <= 2.0
 
 
+def test_a_filter_watches_where_noise_is_on_samples_since_servers_choose_what_comes_next(folder: Path) -> None:
+    # by either of these two endings the first five steps fit the sum of losses; choosing after looking does not
+    first = Gaussian(noise_multiplier=1.2, sampling=32 / 600, count=5)
+    endings = (
+        Gaussian(noise_multiplier=1.166, sampling=32 / 600),
+        Gaussian(noise_multiplier=9.633, sampling=32 / 600, count=400),
+    )
+    for index, ending in enumerate(endings):
+        assert accounting.epsilon([first, ending], DELTA, "record") <= 1.0 + 1e-6
+        ledger = opened(folder, f"run {index}", 1.0)
+        if not index:
+            assert not accounting.RdpFilter(1.0, DELTA).allows([first])
+            with pytest.raises(BudgetExceeded, match="budget of 1 at delta 1e-05"):
+                ledger.charge(entry(first))
+        with pytest.raises(BudgetExceeded):
+            ledger.charge(entry(ending if index == 0 else first))
+
+
+def test_what_a_run_announced_is_kept_as_well(folder: Path) -> None:
+    ledger = SiteLedger(folder, "run", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
+    with pytest.raises(BudgetExceeded, match="budget of 1 at delta 1e-06; it would come to"):
+        ledger.charge(entry(Gaussian(noise_multiplier=2.0)))
+    ledger.charge(entry(Gaussian(noise_multiplier=8.0)))
+    other = SiteLedger(folder, "other", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
+    other.charge(entry(Gaussian(noise_multiplier=8.0)))  # the limit is each run's own
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

@@ -34,3 +34,7 @@ def test_rounds_with_other_noise_add_up() -> None:
 
     free = math.log(1e5) / 3
     assert epsilon([3.0, 2.0, 3.0]) - free == pytest.approx(2 * (epsilon([3.0]) - free) + epsilon([2.0]) - free)
+
+
+def test_next_to_no_noise_overflows_nothing() -> None:
+    assert 500 < published_epsilon([0.03], rate=0.1, steps=1, clients=1, delta=1e-5) < 5000

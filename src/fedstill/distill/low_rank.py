@@ -62,7 +62,7 @@ def _factors(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
 
 
 def expand(given: LowRank, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The tensors, in the names and shapes of ``like``; None where ranks and values don't fit them."""
+    """The tensors, in the names and shapes of ``like``; None where ranks and values don't make finite ones of these."""
     names = matrices(like)
     if len(given.ranks) != len(names):
         return None
@@ -78,6 +78,10 @@ def expand(given: LowRank, like: Mapping[str, Tensor]) -> dict[str, Tensor] | No
             return None
         parts = torch.split(given.values[at : at + sum(sizes)], sizes)
         at += sum(sizes)
-        whole = parts[0].view(rows, rank) @ parts[1].view(rank, columns) if rank else parts[0]
-        found[name] = whole.view(value.shape)
+        whole = parts[0].double()
+        if rank:
+            whole = whole.view(rows, rank) @ parts[1].double().view(rank, columns)
+        found[name] = whole.float().view(value.shape)
+        if not torch.isfinite(found[name]).all():
+            return None
     return found if at == len(given.values) else None

@@ -127,7 +127,7 @@ class PolicySite:
             self.policy.state / "runs" / run,
             device=self.policy.device,
             threads=self.policy.threads,
-            open_ledger=partial(self._open_ledger, run),
+            open_ledger=partial(self._open_ledger, run, agreement),
             discreet=partial(self._log, "failed", facts),
         ).answer(self.policy.client, request)
         if "error" not in wire.envelope(reply):
@@ -167,13 +167,14 @@ class PolicySite:
         if bare and not self.policy.unprotected:
             raise schema.Refused(f"its policy lets nothing out unprotected, and '{bare[0]}' would be (unprotected)")
 
-    def _open_ledger(self, run: str, _: Path) -> Ledger:
+    def _open_ledger(self, run: str, agreement: Agreement, _: Path) -> Ledger:
         return SiteLedger(
             self.ledger,
             run,
             delta=self.policy.delta,
             budget=self.policy.budget,
             allow_unbounded=self.policy.unprotected and self.policy.budget is None,
+            run_limit=None if agreement.budget is None else (agreement.budget, agreement.delta),
         )
 
     def _log(self, what: str, facts: dict[str, Any], detail: str | Exception) -> None:

@@ -157,8 +157,10 @@ def _inverted(folder: Path, settings: Uploads, agreement: Agreement, task: Task)
     classes = torch.arange(task.train.num_classes)
     made = settings.inversion.invert(model, classes, task.train, stream(agreement.seed, "attack", "inversion"))
     held = torch.cat([torch.from_numpy(own) for own, _ in task.parts])
-    decibels = {"training": closest_psnr(made, task.train[held]), "test": closest_psnr(made, task.test)}
-    return {name: float(found.mean()) for name, found in decibels.items()}
+    members, others = images.alike(task.train[held], task.test, stream(agreement.seed, "attack", "as many"))
+    return {
+        name: float(closest_psnr(made, records).mean()) for name, records in (("training", members), ("test", others))
+    }
 
 
 def show(found: dict[str, Any]) -> Iterator[Table | Text]:

@@ -10,7 +10,7 @@ Differs from the paper (docs/methods/fedrd-records.md has the whole list):
 * personal projections are trained afterwards, under the task network that came of it, and never leave.
 """
 
-from typing import ClassVar
+from contextlib import suppress
 
 import torch
 from pydantic import PositiveInt
@@ -22,6 +22,7 @@ from fedstill.methods.fedrd import UnderTask, personal_part, pictures
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Method, Reply, Shared, step
 from fedstill.train.adam import Adam
+from fedstill.train.local import Diverged
 
 
 class Personalised(Reply):
@@ -31,7 +32,6 @@ class Personalised(Reply):
 class FedRDRecords(Summing, Method):
     """Representations fitted to one private release; personal projections that never leave."""
 
-    personal: ClassVar[bool] = True
     dpc: PositiveInt = 10
     """Representations of every class."""
     fitting: ImageFitting = ImageFitting()
@@ -79,8 +79,9 @@ class FedRDRecords(Summing, Method):
         """w_k by CE(phi(varphi(x)), y); it stays."""
         model = self.personal_model(client, shared)
         assert isinstance(model, Projected)
-        self.projection.fit(UnderTask(model), client.train, client.rng("projection"))
-        self.keep(client, model)
+        with suppress(Diverged):  # the server chose the network: nobody may learn from an error what it did to records
+            self.projection.fit(UnderTask(model), client.train, client.rng("projection"))
+            self.keep(client, model)
         return Personalised()
 
 

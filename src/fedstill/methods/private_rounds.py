@@ -5,6 +5,7 @@ not begun that a client's budget would not cover, and budgets are the clients' o
 sees hides who was asked).
 """
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -81,7 +82,7 @@ class PrivateRounds(Method):
                 accuracy=fed.evaluate(model),
                 epsilon=self.spent(fed, noises, asked),
                 claimed=self.claimed(fed, noises[: round.number], asked),
-                **shown,
+                **{name: value for name, value in shown.items() if abs(value) < 1e300},
             )
         return model
 
@@ -118,7 +119,7 @@ class PrivateRounds(Method):
         return False
 
     def spent(self, fed: Federation, noises: Tensor, asked: Tensor) -> float | None:
-        """The epsilon of the client who has released most; by the filter where noise is adaptive, None without any."""
+        """The epsilon of the client who has released most; by the filter where noise is adaptive, None for no bound."""
         if self.noise_multiplier == 0:
             return None
         each = {tuple(sorted(noises[asked[:, k]].tolist())) for k in range(len(fed.clients))}
@@ -126,7 +127,8 @@ class PrivateRounds(Method):
             assert fed.budget is not None
             account = accounting.rdp_filter(fed.budget, fed.delta)
             return max(account.epsilon(self.events(used)) for used in each)
-        return max(accounting.epsilon(self.events(used), fed.delta, "record") for used in each)
+        most = max(accounting.epsilon(self.events(used), fed.delta, "record") for used in each)
+        return most if math.isfinite(most) else None
 
     def events(self, noises: Iterable[float]) -> list[Gaussian]:
         """A client's rounds with these noise multipliers, as its ledger has them."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import dp_accounting
 import numpy as np
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from dp_accounting.pld import PLDAccountant
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from scipy.optimize import brentq
@@ -39,7 +39,7 @@ class Gaussian(_Event):
     """Gaussian noise of ``noise_multiplier`` times the sensitivity, ``count`` times, each on a Poisson sample."""
 
     kind: Literal["gaussian"] = "gaussian"
-    noise_multiplier: PositiveFloat
+    noise_multiplier: Annotated[float, Ge(1e-9), Le(1e9)]
     sampling: Annotated[float, Gt(0), Le(1)] = 1.0
     count: PositiveInt = 1
 
@@ -89,8 +89,10 @@ def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: U
     return _epsilon(tuple(events), delta, unit)
 
 
-_LEAST_NOISE = 0.01
-"""One release with this has an epsilon above 5,000."""
+_LEAST_NOISE = 0.05
+"""One release with this has an epsilon above 200; more of it is not composed with anything else."""
+_LEAST_ON_SAMPLES = 0.3
+"""Noise on a sample that an epsilon is found for."""
 
 
 @lru_cache(maxsize=1024)
@@ -100,8 +102,12 @@ def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit
         return math.inf
     if all(isinstance(event, Pure) for event in events) and len(events) <= 1:
         return sum(event.epsilon for event in events if isinstance(event, Pure))
-    if any(event.noise_multiplier < _LEAST_NOISE for event in events if isinstance(event, Gaussian)):
-        return math.inf  # the loss distribution of next to no noise does not fit into memory
+    if any(e.sampling < 1 and e.noise_multiplier < _LEAST_ON_SAMPLES for e in events if isinstance(e, Gaussian)):
+        return math.inf  # the loss distribution of next to no noise takes minutes, or does not fit into memory
+    whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
+    precision = sum(event.count / event.noise_multiplier**2 for event in whole)
+    if precision > 1 / _LEAST_NOISE**2:
+        return gaussian_epsilon(precision**-0.5, delta) if len(whole) == len(events) and unit == "record" else math.inf
     relation = dp_accounting.NeighboringRelation
     accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
     for event in _merged(events):

@@ -111,9 +111,10 @@ def derive(
 
 def of_client(entries: Sequence[Entry], delta: float, unit: Unit, budget: float | None) -> tuple[float, str]:
     """One client's epsilon at ``delta``, and how it was found."""
-    if any(entry.adaptive for entry in entries):
-        return (math.inf if budget is None else budget), "Renyi filter (Feldman, Zrnic 2021)"
     paths = [[entry.event for entry in path] for path in touching(entries)]
+    if any(entry.adaptive for entry in entries):
+        kept = budget is not None and all(map(accounting.rdp_filter(budget, delta).allows, paths))
+        return (budget if kept and budget is not None else math.inf), "Renyi filter (Feldman, Zrnic 2021)"
     epsilon = max(accounting.epsilon(events, delta, unit) for events in paths)
     if any(len(events) > 1 or not isinstance(events[0], accounting.Pure) for events in paths if events):
         how = "privacy loss distributions (dp-accounting)"

@@ -63,6 +63,20 @@ def touching(entries: Sequence[Entry]) -> list[list[Entry]]:
     return [[e for e in entries if e.part in (None, part)] for part in parts] or [list(entries)]
 
 
+def check_budget(entries: Sequence[Entry], entry: Entry, budget: float, delta: float) -> None:
+    """Raise `BudgetExceeded` if ``entry`` after ``entries`` would take the epsilon of its unit above ``budget``."""
+    same = [*(e for e in entries if e.unit == entry.unit), entry]
+    paths = [[e.event for e in path] for path in touching(same)]
+    adaptive = any(e.adaptive for e in same)
+    if not all(accounting.fits(events, budget, delta, entry.unit, adaptive=adaptive) for events in paths):
+        total = math.inf if adaptive else max(accounting.epsilon(p, delta, entry.unit) for p in paths)
+        what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
+        raise BudgetExceeded(
+            f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
+            f"budget of {budget:g} at delta {delta:g}{what}; nothing was released (raise --budget or noise)"
+        )
+
+
 class Ledger:
     """The releases of one client, kept on disk before anything is released.
 
@@ -109,16 +123,7 @@ class Ledger:
         files.append_json(self._place, entry.model_dump(mode="json"))
 
     def _check(self, entry: Entry, budget: float) -> None:
-        same = [*(e for e in self.entries if e.unit == entry.unit), entry]
-        paths = [[e.event for e in path] for path in touching(same)]
-        adaptive = any(e.adaptive for e in same)
-        if not all(accounting.fits(events, budget, self._delta, entry.unit, adaptive=adaptive) for events in paths):
-            total = math.inf if adaptive else max(accounting.epsilon(p, self._delta, entry.unit) for p in paths)
-            what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
-            raise BudgetExceeded(
-                f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
-                f"budget of {budget:g} at delta {self._delta:g}{what}; nothing was released (raise --budget or noise)"
-            )
+        check_budget(self.entries, entry, budget, self._delta)
 
     def of_exchange(self, exchange: int) -> list[dict[str, Any]]:
         """The releases made for one question, as they go into its reply."""

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from fedstill import files
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import Event, Gaussian, Pure, RdpFilter, Unbounded, Unit
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, touching
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, check_budget, touching
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
 _START = bytes(32)  # stands where the first line would have the MAC of the one before
@@ -35,15 +35,17 @@ class SiteLedger(Ledger):
     that is put back while this object lives; between two openings nobody can notice one without a counter kept
     elsewhere. Whoever may read the key can write any ledger, so the folder is the site's alone.
 
-    Runs may share records whatever their parts are, so each other run counts with what its costliest part cost. Runs
-    are composed as if their noise had been fixed beforehand, except where an entry is adaptive. Releases that protect
-    records do not count against the budget of labels, nor the other way round.
+    Runs may share records whatever their parts are, so each other run counts with what its costliest part cost. Where
+    an entry is adaptive, or noise is on samples of the records, a Renyi filter judges, as servers choose what to ask
+    next; for Gaussian noise on all records that makes no difference. Releases that protect records do not count
+    against the budget of labels, nor the other way round.
 
     Args:
         folder: where `create` made it.
         run: a name that no other run has; ``entries`` are those of this run.
         delta: the delta that the budget is stated at, in (0, 1).
         budget: the largest epsilon (of each unit) that the releases of all runs may cost together; None for no limit.
+        run_limit: epsilon and delta that the run's own releases stay within, as it was announced; None for no limit.
         allow_unbounded: whether releases that no epsilon bounds may be made, where there is no budget.
 
     Raises:
@@ -51,11 +53,18 @@ class SiteLedger(Ledger):
     """
 
     def __init__(
-        self, folder: Path, run: str, *, delta: float, budget: float | None, allow_unbounded: bool = False
+        self,
+        folder: Path,
+        run: str,
+        *,
+        delta: float,
+        budget: float | None,
+        allow_unbounded: bool = False,
+        run_limit: tuple[float, float] | None = None,
     ) -> None:
         if budget is not None and not 0 <= budget < math.inf:
             raise ValueError(f"budget is {budget}; it must be a number of 0 or more, or None")
-        self._folder, self._run, self._allow_unbounded = folder, run, allow_unbounded
+        self._folder, self._run, self._allow_unbounded, self._run_limit = folder, run, allow_unbounded, run_limit
         self._lock = FileLock(folder / LOCK, timeout=60)
         self._macs = [_START]
         self._runs: dict[str, list[Entry]] = {}
@@ -93,6 +102,8 @@ class SiteLedger(Ledger):
             raise BudgetExceeded(f"no epsilon bounds {what}, which this site does not allow; nothing was released")
         with self._lock:  # other processes may have charged since this one looked
             self.entries = self._read()
+            if self._run_limit is not None:
+                check_budget(self.entries, entry, *self._run_limit)
             super().charge(entry)
 
     def _read(self) -> list[Entry]:
@@ -151,7 +162,7 @@ class SiteLedger(Ledger):
         spent = sum(max(_divergence(path, entry.unit, filter.order) for path in paths) for paths in [ours, *others])
         if spent <= filter.bound:  # enough for any noise, and quicker to find than the exact sum
             return
-        if not any(e.adaptive for path in chain(ours, *others) for e in path):
+        if not any(_wants_filter(e) for path in chain(ours, *others) for e in path):
             rest = list(chain(*map(_ceiling, others)))
             sums = (_fewer([e.event for e in path] + rest) for path in ours)
             total = max(accounting.epsilon(events, self._delta, entry.unit) for events in sums)
@@ -171,6 +182,14 @@ class SiteLedger(Ledger):
 
     def _damaged(self, what: str) -> files.Damaged:
         return files.Damaged(f"{self._folder} is damaged: {what}; nothing is released until its newest copy is back")
+
+
+def _wants_filter(entry: Entry) -> bool:
+    """Whether adding up what was spent bounds nothing, since a server may choose a release by what came before.
+
+    For Gaussian noise on all records it makes no difference; trade-off curves on samples cross.
+    """
+    return entry.adaptive or (isinstance(entry.event, Gaussian) and entry.event.sampling < 1)
 
 
 def _paths(entries: Sequence[Entry], unit: Unit) -> list[list[Entry]]:

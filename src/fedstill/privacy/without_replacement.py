@@ -33,7 +33,7 @@ def amplified(order: int, rate: float, base: Callable[[int], float]) -> float:
     j = np.arange(3, order + 1)
     choose = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
     rest = math.log(2) + j * math.log(rate) + choose + (j - 1) * np.array([base(int(i)) for i in j])
-    second = min(math.log(4 * math.expm1(base(2))), math.log(2) + base(2))
+    second = min(math.log(4) + base(2) + math.log(-math.expm1(-base(2))), math.log(2) + base(2))
     pairs = 2 * math.log(rate) + math.log(math.comb(order, 2)) + second
     return min(float(logsumexp(np.array([0.0, pairs, *rest]))) / (order - 1), base(order))
 

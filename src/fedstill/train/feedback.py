@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 from annotated_types import Gt, Le
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from scipy.special import expit
 from torch import Tensor
 
 from fedstill.protocol import Settings
@@ -27,12 +28,13 @@ class Course:
 
     def __init__(self, rounds: int) -> None:
         """Room for ``rounds`` rounds."""
-        self.tensors = {name: torch.full((rounds + 1,), math.nan) for name in ("change", "loss", "accuracy")}
+        unknown = torch.full((rounds + 1,), math.nan, dtype=torch.float64)
+        self.tensors = {name: unknown.clone() for name in ("change", "loss", "accuracy")}
 
     def note(self, number: int, *, change: float, loss: float, accuracy: float) -> None:
-        """Put down a round: ``|theta_t - theta_{t-1}|``, loss and accuracy (in [0, 1])."""
+        """Put down a round: ``|theta_t - theta_{t-1}|``, loss and accuracy (in [0, 1]); infinite ones as 1e300."""
         for name, value in (("change", change), ("loss", loss), ("accuracy", accuracy)):
-            self.tensors[name][number] = value
+            self.tensors[name][number] = value if math.isfinite(value) else 1e300
 
     def __getitem__(self, name: str) -> Tensor:
         """The numbers of all rounds, not a number where there are none yet."""
@@ -75,8 +77,8 @@ class Feedback(Settings):
         ``M_a = 100 |(a_t - a_{t-1}) / (a_{t-1} - a_{t-2})|``; ``M_t = 100 / (1 + exp(-slope (t / T - 1/2)))``. Each is
         brought into [0, 100]; one that lacks its past is 0.
         """
-        change, loss, accuracy = (course[name].double() for name in ("change", "loss", "accuracy"))
-        parts = [0.0, 0.0, 0.0, 100 / (1 + math.exp(-self.time_slope * (now / rounds - 0.5)))]
+        change, loss, accuracy = (course[name] for name in ("change", "loss", "accuracy"))
+        parts = [0.0, 0.0, 0.0, 100 * float(expit(self.time_slope * (now / rounds - 0.5)))]
         if now >= 2 and (usual := float(change[1:now].mean())) > 0:
             parts[0] = 100 * (1 - abs(float(change[now]) - usual) / usual)
         if float(loss[now - 1]) > 0:
@@ -85,16 +87,15 @@ class Feedback(Settings):
         if now >= 2:
             gain = abs(float(accuracy[now - 1] - accuracy[now - 2]))
             parts[2] = 100 * abs(float(accuracy[now] - accuracy[now - 1])) / max(gain, _LEAST_GAIN)
-        return sum(w * min(max(part, 0.0), 100.0) for w, part in zip(self.weights, parts, strict=True))
+        return sum(w * max(0.0, min(part, 100.0)) for w, part in zip(self.weights, parts, strict=True))
 
     def temperature(self, metric: float) -> float:
         """``rho = rho_min + (rho_max - rho_min) / (1 + exp(-k (Metric - Metric_KD)))``."""
-        return self.coldest + (self.hottest - self.coldest) / (
-            1 + math.exp(-self.steepness * (metric - self.temperature_from))
-        )
+        share = float(expit(self.steepness * (metric - self.temperature_from)))
+        return self.coldest + (self.hottest - self.coldest) * share
 
     def noise(self, before: float, metric: float) -> float:
         """``sigma_t = p sigma_{t-1}`` where the metric reaches Metric_DP, else as before."""
-        if metric < self.noise_from:
+        if not metric >= self.noise_from:
             return before
         return max(self.decay * before, min(before, self.least_noise))
