@@ -28,7 +28,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, deploy, privacy"),
         (["run", "fedsum"], "there is no method 'fedsum'; choose fedavg, fedprox"),
-        (["run", "nowhere:Thing"], "method 'nowhere:Thing' cannot be loaded: No module named 'nowhere'"),
+        (["run", "nowhere:Thing"], "method 'nowhere:Thing' cannot be loaded (No module named 'nowhere')"),
         (["run", "json:JSONDecoder"], "'json:JSONDecoder' is no method"),
         (["run", "--data", "digits"], "the method comes first: fedstill run METHOD --data digits"),
         (["run", "fedavg", "--rounds", "0"], "--rounds is 0; it must be greater than 0"),
@@ -48,7 +48,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedavg", "--data", "digits", "--model", "convnet:width=0"], "width=0"),
         (["run", "fedgm", "--data", "digits", "--training.augment", "blur"], "blur"),
         (["run", "fedgm", "--data", "digits", "--matching.augment", "blur"], "blur"),
-        (["run", "missing.yaml"], "missing.yaml cannot be read as YAML"),
+        (["run", "missing.yaml"], "there is no file missing.yaml"),
         (["compare"], "there is nothing to compare"),
         (["compare", "fedavg", "fedavg"], "'fedavg' stands twice"),
         (["compare", "fedavg", "--seeds", "0", "0"], "--seeds is 0 0; it must be different numbers"),
@@ -192,13 +192,27 @@ def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["methods"])
     main(["data", "list"])
     main(["data", "show", "digits", "--partition", "classes:2", "--out", str(tmp_path / "who.html")])
-    main(["run"])
-    main(["report"])
+    main(["run", "--help"])
+    main(["report", "--help"])
     main(["--version"])
     text = capsys.readouterr().out
     for word in ("fedgm", "scaffold", "tiny_imagenet", "digits, classes:2: 10 clients, 1438 records", "fedstill 0."):
         assert word in text
     assert (tmp_path / "who.html").stat().st_size > 10**6
+
+
+@pytest.mark.parametrize("command", ["run", "report", "data", "privacy", "attack", "deploy"])
+def test_a_command_without_words_says_how_it_is_used_and_fails(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert f"usage: fedstill {command}" in said.err
+    assert said.out == ""
+    main([command, "--help"])
+    assert f"usage: fedstill {command}" in capsys.readouterr().out
 
 
 def test_help_starts_at_once() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -112,12 +113,32 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     block = block.replace("FedGM(ipc=1)", "FedGM(ipc=1, matching={'nets': 2}, training={'epochs': 2})")
     block = block.replace('Experiment(data="digits"', 'Experiment(data="digits", workers=0, limit=400')
     try:
-        exec(compile(block, "documented", "exec"), {"__name__": "documented"})
+        exec(compile(block, "documented", "exec"), {"__name__": "__main__"})
         if "class Median" in block:
             main(["run", "documented:Median", "--data", "digits", "--rounds", "1", "--workers", "0", "--limit", "300"]
                  + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "out")])  # fmt: skip
     finally:
         sys.modules.pop("documented", None)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_readme_s_snippet_runs_as_a_script_with_workers(guarded: bool, tmp_path: Path) -> None:
+    (block,) = (block for block in python_blocks() if "from-python" in block)
+    block = block.replace("FedGM(ipc=1)", "FedGM(ipc=1, matching={'nets': 2}, training={'epochs': 2})")
+    block = block.replace('data="digits"', 'data="digits", workers=2, clients=2, partition="iid", limit=300').replace(
+        'partition="classes:1", ', ""
+    )
+    block = block if guarded else block.replace('if __name__ == "__main__":', "if True:")
+    (tmp_path / "script.py").write_text(block)
+    found = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    if guarded:
+        assert found.returncode == 0, found.stderr
+        assert float(found.stdout.split()[0]) > 0
+    else:
+        assert found.returncode
+        assert "put it under if __name__ == '__main__':" in found.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.words import Bad, no_more, terminal
+from fedstill.cli.words import Bad, no_more, terminal, usage
 
 if TYPE_CHECKING:
     pass
@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 
 def deployment(words: list[str]) -> None:
     """``fedstill deploy``."""
-    usage = (
+    text = (
         "usage: fedstill deploy site FOLDER --client N --data PATH --state FOLDER --methods METHOD ... [--budget E]\n"
         "                                   a site's policy and ledger; more: fedstill deploy site --help\n"
         "       fedstill deploy app FOLDER  the folder that 'flwr run' wants\n"
         "       fedstill deploy check [FOLDER]\n"
         "                                   a SuperLink and two sites on this machine, tried (docs/deploy.md)"
     )
-    if not words or words[0] in ("-h", "--help"):
-        print(usage)
+    if usage(words, text):
         return
     from fedstill.experiment import deploy
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.words import Bad, line_of, no_more, terminal
+from fedstill.cli.words import Bad, line_of, no_more, terminal, usage
 
 if TYPE_CHECKING:
     pass
@@ -17,24 +17,24 @@ def list_methods(words: list[str]) -> None:
 
     no_more(words)
 
-    table = Table("method", "what it is", "steps at the clients", box=None, pad_edge=False)
+    table = Table("method", "what it is", box=None, pad_edge=False)
     for name in methods.TABLE:
-        method = methods.get(name)
-        table.add_row(name, (method.__doc__ or "").strip().split("\n")[0], ", ".join(method.steps()))
+        table.add_row(name, (methods.get(name).__doc__ or "").strip().split("\n")[0])
     terminal().print(table)
+    print("\nits settings: fedstill run METHOD --help; where it differs from its paper: docs/methods/METHOD.md")
 
 
 def data(words: list[str]) -> None:
     """``fedstill data``."""
     from fedstill.experiment import holdings
 
-    usage = (
+    text = (
         "usage: fedstill data list\n"
         "       fedstill data show NAME [--partition RULE] [--clients K] [--seed N] [--out FILE]"
     )
-    if not words or words[0] in ("-h", "--help"):
-        print(usage)
-    elif words[0] == "list":
+    if usage(words, text):
+        return
+    if words[0] == "list":
         no_more(words[1:])
         terminal().print(holdings.listing())
     elif words[0] == "show":
@@ -48,12 +48,11 @@ def data(words: list[str]) -> None:
 
 def privacy(words: list[str]) -> None:
     """``fedstill privacy``."""
-    usage = (
+    text = (
         "usage: fedstill privacy RUN        what each client released, when, at what cost, composed how\n"
         "       fedstill privacy plan [--epsilon 1] [--delta 1e-5] [--records 2500] [--classes 10] [--clients 10]"
     )
-    if not words or words[0] in ("-h", "--help"):
-        print(usage)
+    if usage(words, text):
         return
     from fedstill.experiment import ledgers
 
@@ -73,15 +72,14 @@ def attack_run(words: list[str]) -> None:
     from fedstill.experiment import attack, attack_uploads
     from fedstill.experiment.progress import Bars
 
-    usage = (
+    text = (
         "usage: fedstill attack RUN           membership inference by shadow runs; more: fedstill attack RUN --help\n"
         "       fedstill attack RUN uploads   what a curious server reads off labels, images and updates"
     )
-    if not words or words[0].startswith("-"):
-        if words and words[0] not in ("-h", "--help"):
-            raise Bad(f"the run comes first: fedstill attack RUN {' '.join(words)}")
-        print(usage)
+    if usage(words, text):
         return
+    if words[0].startswith("-"):
+        raise Bad(f"the run comes first: fedstill attack RUN {' '.join(words)}")
     console, run = terminal(), Path(words[0])
     if words[1:2] == ["uploads"]:
         what = flags.parse_attack("fedstill attack RUN uploads", words[2:], attack_uploads.Uploads())

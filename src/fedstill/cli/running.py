@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.words import Bad, line_of, terminal
+from fedstill.cli.words import Bad, line_of, terminal, usage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,12 +19,14 @@ def run_one(words: list[str]) -> None:
     if words and words[0] == "--extend":
         _extend(words[1:])
         return
-    if not words or words[0].startswith("-"):
-        if words and words[0] not in ("-h", "--help"):
-            raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
-        print(f"usage: fedstill run METHOD|FILE.yaml [flags]\n\nmethods: {', '.join(methods.TABLE)}")
-        print("\nflags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --rounds 5")
+    text = (
+        f"usage: fedstill run METHOD|FILE.yaml [flags]\n\nmethods: {', '.join(methods.TABLE)}\n\n"
+        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --rounds 5"
+    )
+    if usage(words, text):
         return
+    if words[0].startswith("-"):
+        raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
     name = words[0]
     if Path(name).suffix in (".yaml", ".yml"):
         experiment, name, method = config.read_yaml(Path(name))
@@ -47,6 +49,8 @@ def _make_and_show(job: "Any") -> None:
     record = read_run(job.out)
     _page([record], job.out / "report.html", None)
     console.print(tables.terminal([record]))
+    if tables.is_simulated(record.summary["guarantee"]):
+        console.print("The noise came from the seed: a simulation, which --noise entropy is not.", soft_wrap=True)
     console.print(f"report: {job.out / 'report.html'}", soft_wrap=True)
 
 
@@ -104,6 +108,7 @@ def compare(words: list[str]) -> None:
     out = parsed.out or Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
     command = line_of(["compare", *entries, *words])
     console = terminal()
+    console.print(f"{len(parsed.methods) * len(parsed.seeds)} runs, into {out}", soft_wrap=True, highlight=False)
     folders: list[Path] = []
     for seed in parsed.seeds:
         experiment = parsed.experiment.model_copy(update={"seed": seed})
@@ -131,11 +136,11 @@ def report(words: list[str]) -> None:
     """``fedstill report``."""
     from fedstill.experiment.record import find_runs, read_run
 
-    if not words or words[0] in ("-h", "--help"):
-        print(
-            "usage: fedstill report RUN ... [--out FOLDER]\n\nA table and a page of finished runs or folders of runs."
-        )
-        print("\nexample: fedstill report runs/compare-digits --out runs/again")
+    text = (
+        "usage: fedstill report RUN ... [--out FOLDER]\n\nA table and a page of finished runs or folders of runs.\n\n"
+        "example: fedstill report runs/compare-digits --out runs/again"
+    )
+    if usage(words, text):
         return
     out = Path("runs/report")
     if "--out" in words:

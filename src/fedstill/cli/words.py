@@ -1,6 +1,7 @@
 """What the commands share."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,21 @@ def terminal() -> "Console":
 def line_of(words: Sequence[str]) -> str:
     """The command line of ``words``, for the record."""
     return shlex.join(["fedstill", *words])
+
+
+def usage(words: Sequence[str], text: str) -> bool:
+    """Print how a command is used where that was asked for; where there is nothing else to do, that is a mistake.
+
+    Raises:
+        SystemExit: with code 2, where there are no words.
+    """
+    if not words:
+        print(text, file=sys.stderr)
+        raise SystemExit(2)
+    if words[0] in ("-h", "--help"):
+        print(text)
+        return True
+    return False
 
 
 def no_more(words: Sequence[str]) -> None:

@@ -78,7 +78,7 @@ class Workers:
                 try:
                     arrival = Arrival(client, pipe.recv_bytes()) if ready else self._late(client)
                 except (EOFError, OSError):
-                    arrival = Arrival(client, b"", f"its process ended ({answering.end()}); out of memory?")
+                    arrival = Arrival(client, b"", f"its process ended ({answering.end()})")
                 if arrival.failure:
                     answering.kill()
                     self._workers[place] = None
@@ -113,7 +113,9 @@ class _Worker:
         """How the process ended, in words."""
         self._process.join(timeout=5)
         code = self._process.exitcode
-        return "it hangs" if code is None else signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if code is None:
+            return "it hangs"
+        return f"{signal.Signals(-code).name}; out of memory?" if code < 0 else f"exit code {code}; it says why above"
 
     def kill(self) -> None:
         self._process.kill()

@@ -154,6 +154,10 @@ def read_yaml(path: Path) -> tuple[Experiment, str, Method]:
     """
     try:
         content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no file {path}; give a YAML file that describes a run, or a method's name"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(content.get("method"), str):

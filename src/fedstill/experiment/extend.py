@@ -32,7 +32,7 @@ def read_job(run: Path, out: Path, command: str) -> Job:
         ValueError: ``run`` holds no finished run, or one of a method that is not there; one sentence.
     """
     for name in ("config.json", "summary.json"):
-        if not (run / name).is_file():
+        if not (files.folder_of_run(run) / name).is_file():
             raise ValueError(f"{run} is no finished run (it has no {name}); finish it with the command that began it")
     kept = read_json(run / "config.json", {"experiment", "method", "label", "run"})
     try:

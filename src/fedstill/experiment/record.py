@@ -134,9 +134,7 @@ def find_runs(folder: str | Path) -> list[Path]:
     Raises:
         ValueError: when there is no such folder or no finished run in it.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}; give a folder that `fedstill run` or `compare` wrote.")
+    folder = files.folder_of_run(Path(folder))
     found = []
     for parent, children, names in os.walk(folder):
         if {"config.json", "summary.json"} <= set(names):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,6 +88,11 @@ def run(
         ValueError: when the folder holds another run, or the task cannot be set up; one sentence.
         TooFewReplies: when too few clients gave a usable reply.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself tells
+        raise ValueError(
+            "run(...) stands where a worker process that imports the script calls it again; put it under "
+            "if __name__ == '__main__':, or take workers=0"
+        )
     _suits(job)
     description = config.describe(job.experiment, job.name, job.method, job.label or job.name, job.command)
     job.out.mkdir(parents=True, exist_ok=True)

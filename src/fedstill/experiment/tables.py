@@ -211,6 +211,11 @@ def guarantee_words(guarantee: dict[str, Any]) -> str:
     return words + (f" per {guarantee['unit']}" if guarantee["unit"] else "")
 
 
+def is_simulated(guarantee: dict[str, Any]) -> bool:
+    """Whether what a guarantee rests on is noise that the run's seed gives away."""
+    return holds(guarantee) and "noise came from the run's seed" in guarantee["reason"]
+
+
 def round_up(value: float) -> str:
     """Three significant digits, rounded up, so that no printed guarantee is smaller than the one that holds."""
     exact = Decimal(repr(float(value)))

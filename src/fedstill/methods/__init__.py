@@ -53,7 +53,9 @@ def get(name: str) -> type[Method]:
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"method '{name}' cannot be loaded: {error}") from error
+        raise ValueError(
+            f"method '{name}' cannot be loaded ({error}); modules are looked for where Python does"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ValueError(f"'{name}' is no method; it must be a class derived from fedstill.protocol.Method")
     return found
