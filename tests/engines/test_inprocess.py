@@ -20,7 +20,7 @@ from fedstill.engines.server import TooFewReplies
     ("wrong", "reason"),
     [
         ("sleep", r"no reply within 8 s \(--timeout\)"),
-        ("die", r"its process ended \(exit code 3\)"),
+        ("die", r"its process ended \(exit code 3; it says why above\)"),
         ("raise", "ArithmeticError: the abacus broke"),
     ],
 )

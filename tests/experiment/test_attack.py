@@ -213,7 +213,7 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
             membership(folder, Membership(**{"shadows": 4, **settings}))
         return str(caught.value)
 
-    assert "is no finished run (it has no config.json)" in refusal(tmp_path / "nowhere")
+    assert "There is no folder" in refusal(tmp_path / "nowhere")
     folder = finished(tmp_path / "run", clients=5, limit=90)
     assert "--client is 5; the run has the clients 0 to 4" in refusal(folder, client=5)
     assert "client 0 has 18 records; an attack needs 20" in refusal(folder)

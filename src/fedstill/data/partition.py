@@ -79,7 +79,7 @@ def split(
     if not 1 <= num_clients <= len(labels):
         raise ValueError(
             f"--clients is {num_clients}, but {len(labels)} records can be dealt to 1..{len(labels)} clients only; "
-            "take fewer clients, or more records (--limit)"
+            "change --clients or --limit"
         )
     name, _, argument = rule.partition(":")
     if name == "by" and argument:
