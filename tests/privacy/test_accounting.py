@@ -1,6 +1,7 @@
 """The accounting against dp-accounting itself, closed forms and published numbers."""
 
 import math
+import os
 
 import dp_accounting
 import numpy as np
@@ -14,9 +15,9 @@ from fedstill.privacy import accounting
 from fedstill.privacy.accounting import Gaussian, Pure, RdpFilter, Unbounded
 
 
-def test_200_random_sequences_cost_what_dp_accounting_says() -> None:
+def test_random_sequences_cost_what_dp_accounting_says() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(200 if os.environ.get("FEDSTILL_SLOW") else 40):
         events, theirs = [], PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
         for _ in range(rng.integers(1, 3)):
             noise, count = float(rng.uniform(1.5, 8)), int(rng.integers(1, 4))
