@@ -179,6 +179,11 @@ def test_a_budget_that_covers_no_round_is_said_so(digits: DataSet, tmp_path: Pat
         run(make("dp-fl", noise_multiplier=0.5), digits, tmp_path, budget=0.01)
 
 
+def test_no_noise_fits_no_budget(digits: DataSet, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not cover one round with noise multiplier 0"):
+        run(make("dp-fl", noise_multiplier=0.0), digits, tmp_path, budget=1.0)
+
+
 def test_without_noise_there_is_no_guarantee(digits: DataSet, tmp_path: Path) -> None:
     _, fed, lines = run(make("dp-fl", noise_multiplier=0.0), digits, tmp_path, budget=None)
     assert not fed.guarantee().holds

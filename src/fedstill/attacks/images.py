@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
-from scipy.stats import beta
 from torch import Tensor, nn
 
+from fedstill.attacks.lira import interval
 from fedstill.models import features
 from fedstill.records import Records
 from fedstill.train.local import outputs, predictions
@@ -171,11 +171,7 @@ def share_of(value: float, trials: float, confidence: float = 0.95) -> Share:
         raise ValueError(
             f"share {value} of {trials}, confidence {confidence}; they must be in [0, 1], from 0, in (0, 1)"
         )
-    tail, right = (1 - confidence) / 2, value * trials
-    wrong = trials - right
-    low = float(beta.ppf(tail, right, wrong + 1)) if right else 0.0
-    high = float(beta.ppf(1 - tail, right + 1, wrong)) if wrong else 1.0
-    return Share(value, low, high)
+    return Share(value, *interval(value * trials, trials, confidence))
 
 
 def _nearest(

@@ -154,8 +154,8 @@ def tpr_at(fpr: float, scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]
     return Rate(fpr, found / members, low, high, interval(accused, others, confidence)[1])
 
 
-def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of Clopper and Pearson (1934) for a probability."""
+def interval(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of Clopper and Pearson (1934) for a probability; numbers need not be whole."""
     rest = (1 - confidence) / 2
     low = float(beta.ppf(rest, successes, trials - successes + 1)) if successes else 0.0
     high = float(beta.ppf(1 - rest, successes + 1, trials - successes)) if successes < trials else 1.0

@@ -111,8 +111,11 @@ def membership(
     Raises:
         ValueError: there is no finished run, or none that can be repeated so; one sentence.
     """
-    job = extend.read_job(folder, folder, command)
-    _suits(folder, job)
+    job = extend.read_simulated(folder, command)
+    if type(job.method).personal:
+        raise ValueError(
+            f"{job.name} gives every client a model of its own, which stays there; attack a run with one model for all"
+        )
     task = share_out(job.experiment, data)
     if task.fingerprint != read_json(folder / "config.json", {"fingerprint"})["fingerprint"]:
         raise ValueError(f"{job.experiment.data} is not what it was when {folder} ran; run that again elsewhere")
@@ -148,15 +151,6 @@ def membership(
 def place_of(folder: Path, client: int) -> Path:
     """Where the attacks on a client of a run are."""
     return folder / "attack" / f"client-{client:05d}"
-
-
-def _suits(folder: Path, job: Job) -> None:
-    if extend.asked_sites(folder):
-        raise ValueError(f"{folder} asked real sites, whose records nobody here has; attack a simulated run")
-    if type(job.method).personal:
-        raise ValueError(
-            f"{job.name} gives every client a model of its own, which stays there; attack a run with one model for all"
-        )
 
 
 def _victim(job: Job, task: Task, settings: Membership) -> _Victim:

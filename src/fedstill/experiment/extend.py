@@ -52,6 +52,18 @@ def asked_sites(run: Path) -> bool:
     return not (run / "partition.json").exists()
 
 
+def read_simulated(run: Path, command: str) -> Job:
+    """As `read_job`, of a run whose clients' records are here.
+
+    Raises:
+        ValueError: see `read_job`; or the run asked real sites.
+    """
+    job = read_job(run, run, command)
+    if asked_sites(run):
+        raise ValueError(f"{run} asked real sites, whose records nobody here has; attack a simulated run")
+    return job
+
+
 def begin(run: Path, job: Job) -> None:
     """Lay out ``job.out`` as if the run had been killed with just the missing replies outstanding.
 

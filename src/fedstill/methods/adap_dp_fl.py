@@ -10,22 +10,21 @@ Differs from the paper (docs/methods/adap-dp-fl.md has the whole list):
 """
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Le
 from pydantic import PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedstill.methods.private_rounds import PrivateRounds, Trained, mean_of
-from fedstill.protocol import Client, Federation, Parameters, parameters, step
+from fedstill.methods.dp_fl import DPFL, Trained
+from fedstill.protocol import Client, Parameters, step
 from fedstill.train.feedback import Course
 
 _LENGTH = "clip"
 
 
-class AdapDPFL(PrivateRounds):
+class AdapDPFL(DPFL):
     """DP-SGD with a clipping length of each client's own and noise that falls."""
 
     looks: ClassVar[bool] = True
@@ -54,13 +53,6 @@ class AdapDPFL(PrivateRounds):
             noise = float(controls["noise"])
             controls["noise"].fill_(max(self.decay * noise, min(noise, self.least_noise)))
         return {"loss": float(course["loss"][now])}
-
-    def exchange(
-        self, fed: Federation, chosen: Sequence[int], model: nn.Module, controls: dict[str, Tensor], now: int
-    ) -> dict[str, Tensor]:
-        """See `PrivateRounds.exchange`."""
-        noise = float(controls["noise"])
-        return mean_of(fed.ask(self.update, to=chosen, weights=parameters(model), noise=noise))
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float) -> Trained:

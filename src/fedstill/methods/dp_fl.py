@@ -8,11 +8,19 @@ divisor is the batch to expect, never a count of records.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from fedstill.methods.private_rounds import PrivateRounds, Trained, mean_of, private_training
-from fedstill.protocol import Client, Federation, Parameters, parameters, step
+from fedstill.methods.averaging import weighted_mean
+from fedstill.methods.private_rounds import PrivateRounds
+from fedstill.protocol import Client, Federation, Parameters, Released, Reply, parameters, step
+
+
+class Trained(Reply):
+    """A client's model after DP-SGD from the server's."""
+
+    weights: Released[Parameters]
 
 
 class DPFL(PrivateRounds):
@@ -21,11 +29,13 @@ class DPFL(PrivateRounds):
     def exchange(
         self, fed: Federation, chosen: Sequence[int], model: nn.Module, controls: dict[str, Tensor], now: int
     ) -> dict[str, Tensor]:
-        """See `PrivateRounds.exchange`."""
-        noise = float(controls["noise"])
-        return mean_of(fed.ask(self.update, to=chosen, weights=parameters(model), noise=noise))
+        """``w_t = 1/N sum_k w_k``, all clients alike: how many records they have is nobody's business."""
+        told: dict[str, Any] = {name: float(value) for name, value in controls.items()}
+        replies = fed.ask(self.update, to=chosen, weights=parameters(model), **told)
+        return weighted_mean((1, reply.weights.value) for reply in replies)
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
         """E steps of DP-SGD from the server's model."""
-        return private_training(client, self, weights, noise)
+        mechanism = self.local.mechanism(client.new_model(weights), noise)
+        return Trained(weights=client.release(mechanism, client.train, adaptive=self.adaptive))

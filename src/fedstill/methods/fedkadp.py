@@ -11,7 +11,6 @@ Differs from the paper (docs/methods/fedkadp.md has the whole list):
 * the paper's account of epsilon is logged as `claimed` and charged to nobody.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -19,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.methods.private_rounds import PrivateRounds, Trained, mean_of
+from fedstill.methods.dp_fl import DPFL, Trained
 from fedstill.privacy.batch_clipping import BatchClippedSGD
-from fedstill.protocol import Client, Federation, Parameters, parameters, step
+from fedstill.protocol import Client, Federation, Parameters, step
 from fedstill.train.feedback import Course, Feedback
 from fedstill.train.local import mode_of
 
 
-class FedKADP(PrivateRounds):
+class FedKADP(DPFL):
     """Private training with the global model as teacher, and feedback between distillation and noise."""
 
     looks: ClassVar[bool] = True
@@ -62,14 +61,6 @@ class FedKADP(PrivateRounds):
         controls["temperature"].fill_(self.feedback.temperature(metric))
         controls["noise"].fill_(self.feedback.noise(float(controls["noise"]), metric))
         return {"metric": metric, "loss": float(course["loss"][now])}
-
-    def exchange(
-        self, fed: Federation, chosen: Sequence[int], model: nn.Module, controls: dict[str, Tensor], now: int
-    ) -> dict[str, Tensor]:
-        """See `PrivateRounds.exchange`."""
-        noise, temperature = float(controls["noise"]), float(controls["temperature"])
-        replies = fed.ask(self.update, to=chosen, weights=parameters(model), noise=noise, temperature=temperature)
-        return mean_of(replies)
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float, temperature: float) -> Trained:

@@ -16,20 +16,14 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.methods.averaging import Participation, sample, weighted_mean
+from fedstill.methods.averaging import Participation, sample
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import Gaussian
 from fedstill.privacy.without_replacement import published_epsilon
-from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters
+from fedstill.protocol import Federation, Method, load, parameters
 from fedstill.train.feedback import Course
 from fedstill.train.local import outputs
 from fedstill.train.private import PrivateSGD
-
-
-class Trained(Reply):
-    """A client's model after DP-SGD from the server's."""
-
-    weights: Released[Parameters]
 
 
 class PrivateRounds(Method):
@@ -109,10 +103,10 @@ class PrivateRounds(Method):
 
     def affords(self, fed: Federation, noises: Tensor, asked: Tensor, noise: float) -> bool:
         """Whether a client's budget covers one more round."""
-        if fed.budget is None:
-            return True
+        if fed.budget is None or noise == 0:
+            return fed.budget is None
         events = self.events([*noises[asked].tolist(), noise])
-        return noise > 0 and accounting.fits(events, fed.budget, fed.delta, "record", adaptive=self.adaptive)
+        return accounting.fits(events, fed.budget, fed.delta, "record", adaptive=self.adaptive)
 
     def over(self, fed: Federation, noises: Tensor, asked: Tensor, done: int) -> bool:
         """Whether to end for another reason, before the round after ``done``."""
@@ -163,14 +157,3 @@ class PrivateRounds(Method):
             loss=float(cross_entropy(logits, labels)),
             accuracy=float((logits.argmax(1) == labels).double().mean()),
         )
-
-
-def mean_of(replies: Sequence[Trained]) -> dict[str, Tensor]:
-    """``w_t = 1/N sum_k w_k``, all clients alike: how many records they have is nobody's business."""
-    return weighted_mean((1, reply.weights.value) for reply in replies)
-
-
-def private_training(client: Client, method: PrivateRounds, weights: Parameters, noise: float) -> Trained:
-    """DP-SGD on cross-entropy from ``weights``."""
-    mechanism = method.local.mechanism(client.new_model(weights), noise)
-    return Trained(weights=client.release(mechanism, client.train, adaptive=method.adaptive))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.teachers import Teachers
-from fedstill.methods.averaging import mean_weights
+from fedstill.methods.averaging import weighted_mean
 from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
 from fedstill.train.ldam import LDAM
 from fedstill.train.local import SGD
@@ -64,13 +64,15 @@ class UploadingMethod(Method):
                 replies = fed.ask(self.train)
             else:
                 replies = fed.ask(self.train_on, weights=state(student))
-            mean = _mean(fed, replies)
-            if self.start == "mean" and mean is not None:
-                load(student, state(mean))
-            networks = []
-            for reply in replies:
+            networks, alike = [], []
+            for reply in replies:  # once: each is read from the disk
                 networks.append(fed.new_model(architecture=reply.architecture))
                 load(networks[-1], reply.weights)
+                if reply.architecture == fed.architecture:
+                    alike.append((reply.num_records, networks[-1]))
+            mean = _mean(fed, alike)
+            if self.start == "mean" and mean is not None:
+                load(student, state(mean))
             teachers = self.teachers(networks)
             self.teach(fed, teachers, student, round)
             alone = [share for network in networks if (share := fed.server_accuracy(network)) is not None]
@@ -110,12 +112,12 @@ class UploadingMethod(Method):
         return Upload(architecture=client.architecture, weights=state(model), num_records=len(client.train))
 
 
-def _mean(fed: Federation, replies: Sequence[Upload]) -> nn.Module | None:
-    """FedAvg of those models that have the student's architecture, by records; None without any."""
-    if fed.architecture not in {r.architecture for r in replies}:
+def _mean(fed: Federation, alike: Sequence[tuple[int, nn.Module]]) -> nn.Module | None:
+    """FedAvg of the models that have the student's architecture, by records; None without any."""
+    if not alike:
         return None
     model = fed.new_model()
-    load(model, mean_weights((r for r in replies if r.architecture == fed.architecture), "records"))
+    load(model, weighted_mean((records, state(network)) for records, network in alike))
     return model
 
 

@@ -129,7 +129,35 @@ class DenseMnistCNN(nn.Module):
         return logits
 
 
-class KadpMnistCNN(nn.Module):
+class _KadpCNN(nn.Module):
+    """FedKADP's networks: convolutions that keep the size, ReLU and 2x2 pooling after each, layers of 128 and C."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, int, int], num_classes: int, filters: tuple[int, ...], kernel: int
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        shrunk = 2 ** len(filters)
+        if min(height, width) < shrunk:
+            raise ValueError(f"{name} can't use images of {height}x{width} pixels: it needs {shrunk}x{shrunk} or more")
+        sizes = zip((channels, *filters), filters, strict=False)
+        self.convs = nn.ModuleList(nn.Conv2d(c, k, kernel, padding=kernel // 2) for c, k in sizes)
+        self.fc1 = nn.Linear(filters[-1] * (height // shrunk) * (width // shrunk), 128)
+        self.fc2 = nn.Linear(128, num_classes)
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 128"]:
+        """Penultimate features."""
+        for conv in self.convs:
+            x = relu(max_pool2(conv(x)))
+        return relu(self.fc1(x.flatten(1)))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits."""
+        logits: Tensor = self.fc2(self.features(x))
+        return logits
+
+
+class KadpMnistCNN(_KadpCNN):
     """FedKADP's network for MNIST: convolutions 16 and 32 (5x5, padding 2), layers of 128 and C.
 
     215,370 parameters for 1x28x28 images and 10 classes.
@@ -143,28 +171,10 @@ class KadpMnistCNN(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
-        super().__init__()
-        channels, height, width = shape
-        if min(height, width) < 4:
-            raise ValueError(f"kadp-mnist can't use images of {height}x{width} pixels: it needs 4x4 or more")
-        self.conv1 = nn.Conv2d(channels, 16, 5, padding=2)
-        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
-        self.fc1 = nn.Linear(32 * (height // 4) * (width // 4), 128)
-        self.fc2 = nn.Linear(128, num_classes)
-
-    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 128"]:
-        """Penultimate features."""
-        x = relu(max_pool2(self.conv1(x)))
-        x = relu(max_pool2(self.conv2(x)))
-        return relu(self.fc1(x.flatten(1)))
-
-    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
-        """Logits."""
-        logits: Tensor = self.fc2(self.features(x))
-        return logits
+        super().__init__("kadp-mnist", shape, num_classes, (16, 32), 5)
 
 
-class KadpCifarCNN(nn.Module):
+class KadpCifarCNN(_KadpCNN):
     """FedKADP's network for CIFAR-10: convolutions 32, 64 and 64 (3x3, padding 1), layers of 128 and C.
 
     188,810 parameters for 3x32x32 images and 10 classes.
@@ -178,21 +188,4 @@ class KadpCifarCNN(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
-        super().__init__()
-        channels, height, width = shape
-        if min(height, width) < 8:
-            raise ValueError(f"kadp-cifar can't use images of {height}x{width} pixels: it needs 8x8 or more")
-        self.convs = nn.ModuleList(nn.Conv2d(c, k, 3, padding=1) for c, k in ((channels, 32), (32, 64), (64, 64)))
-        self.fc1 = nn.Linear(64 * (height // 8) * (width // 8), 128)
-        self.fc2 = nn.Linear(128, num_classes)
-
-    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 128"]:
-        """Penultimate features."""
-        for conv in self.convs:
-            x = relu(max_pool2(conv(x)))
-        return relu(self.fc1(x.flatten(1)))
-
-    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
-        """Logits."""
-        logits: Tensor = self.fc2(self.features(x))
-        return logits
+        super().__init__("kadp-cifar", shape, num_classes, (32, 64, 64), 3)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.privacy.accounting import Event, Gaussian, Unbounded
-from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive
+from fedstill.privacy.accounting import Event
+from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive, gaussian_event
 from fedstill.privacy.per_record import ClippedGradients, PerRecordLoss, check_alone
 from fedstill.seeds import Noise, isolated
 
@@ -80,9 +80,7 @@ class DPSGD(Mechanism[Examples, dict[str, Tensor]]):
     @property
     def event(self) -> Event:
         """See `Mechanism.event`."""
-        if self.noise_multiplier == 0:
-            return Unbounded(reason="the release carries no noise")
-        return Gaussian(noise_multiplier=self.noise_multiplier, sampling=self.sampling, count=self.steps)
+        return gaussian_event(self.noise_multiplier, self.sampling, self.steps)
 
     @property
     def theorem(self) -> str:

@@ -73,10 +73,10 @@ class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
         return rows if self.inner is None else self.inner(rows, noise)
 
 
-def gaussian_event(noise_multiplier: float) -> Event:
-    """What Gaussian noise costs; none at all costs everything."""
+def gaussian_event(noise_multiplier: float, sampling: float = 1.0, count: int = 1) -> Event:
+    """What Gaussian noise costs, ``count`` times on Poisson samples; none at all costs everything."""
     if noise_multiplier > 0:
-        return Gaussian(noise_multiplier=noise_multiplier)
+        return Gaussian(noise_multiplier=noise_multiplier, sampling=sampling, count=count)
     return Unbounded(reason="the release carries no noise")
 
 

@@ -10,6 +10,7 @@ clients' sum for that of one client's, and half the sensitivity of a replaced re
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -57,10 +58,13 @@ def published_epsilon(
     rounds = {sigma: noise.count(sigma) for sigma in dict.fromkeys(noise)}
 
     def total(order: int) -> float:
-        spent = (
-            many * amplified(order, rate, lambda j, v=clients * sigma**2: j / (2 * v))  # type: ignore[misc]
-            for sigma, many in rounds.items()
-        )
+        spent = (many * _gaussian(order, rate, clients * sigma**2) for sigma, many in rounds.items())
         return steps * sum(spent) + math.log(1 / delta) / (order - 1)
 
     return min(map(total, orders))
+
+
+@lru_cache(maxsize=1 << 16)
+def _gaussian(order: int, rate: float, variance: float) -> float:
+    """Kept, as a run asks after each round about all before."""
+    return amplified(order, rate, lambda j: j / (2 * variance))
