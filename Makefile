@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Files of tests run beside each other, one in each process; plain `pytest` runs them one by one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 .PHONY: demo test test-fast lint clean
 
@@ -10,10 +12,10 @@ demo: $(VENV)/.installed
 
 # `make test`: what continuous integration runs.
 test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,24 +1,29 @@
 """Flower's simulation: what goes wrong at clients, and what a run says when Flower can't serve it."""
 
+import gc
 import logging
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 from census import Census  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects  # noqa: E402
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents  # noqa: E402
 from garbage import CLIENT, KINDS, Vandal, check_told, is_sentence, releases  # noqa: E402
 from small import Addressed, Probe, Sites, agreement, federation, run, site, weights  # noqa: E402
 
 from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.grid import OnGrid, content  # noqa: E402
+from fedstill.engines.flower.grid import OnGrid, content, taken  # noqa: E402
 from fedstill.engines.flower.simulation import simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
@@ -96,11 +101,12 @@ ARRAY = Array(dtype="uint8", shape=(5,), stype="fedstill", data=b"what?")
 LOUD = "\x1b[31m\r\n\x07" * 150_000
 ODD: dict[str, RecordDict | Error] = {
     "nothing": RecordDict(),
-    "another record": RecordDict({"reply": ArrayRecord({"bytes": ARRAY})}),
+    "another record": RecordDict({"reply": ArrayRecord({"0": ARRAY})}),
     "an array of another name": RecordDict({"message": ArrayRecord({"weights": ARRAY})}),
+    "a piece missing": RecordDict({"message": ArrayRecord({"0": ARRAY, "2": ARRAY})}),
     "an empty record": RecordDict({"message": ArrayRecord({})}),
-    "settings": RecordDict({"message": ConfigRecord({"bytes": b"what?"})}),
-    "numbers": RecordDict({"message": MetricRecord({"bytes": 1})}),
+    "settings": RecordDict({"message": ConfigRecord({"0": b"what?"})}),
+    "numbers": RecordDict({"message": MetricRecord({"0": 1})}),
     "an error": Error(code=7, reason=LOUD),
     "an error without a reason": Error(code=7),
 }
@@ -143,6 +149,30 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
     assert found == [(0, b"mine", None), (1, b"", "no site answers for it")]
     assert len(caplog.messages) >= 2
     assert all(map(is_sentence, caplog.messages))
+
+
+def test_a_large_message_costs_its_receiver_twice_its_bytes() -> None:
+    """Through Flower's own taking apart and putting together; in one array it holds them three times."""
+    data = torch.randint(256, (24 << 20,), dtype=torch.uint8).numpy().tobytes() + b"its end"
+    message = Message(content(data, client=1), dst_node_id=1, message_type="query.ask")
+    pulled = {name: thing.deflate() for name, thing in get_all_nested_objects(message).items()}
+    size = sum(map(len, pulled.values()))
+    assert len(data) <= size < 1.001 * len(data) + 10_000
+    assert len(pulled) > 20
+    name = message.object_id
+    del message
+    gc.collect()
+    tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()  # what was pulled is not traced: that is one time
+        built = inflate_object_from_contents(name, pulled)
+        assert isinstance(built, Message)
+        assert taken(built) == data
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.1 * len(data)  # while one time was freed bit by bit
+    assert taken(built) == b""  # and Flower's objects hold nothing more
 
 
 def test_a_simulation_that_ends_ends_the_run() -> None:

@@ -177,6 +177,7 @@ class ServerFederation(Federation):
                         self.journal.keep_refusal(exchange, refusal, len(arrival.reply))
                         refusals.append(refusal)
                     self._watcher.arrived(refusal)
+                    del arrival  # before the next is fetched
             finally:
                 self.journal.settle()
         needed = min(self.min_clients, len(asked))

@@ -26,3 +26,15 @@ def keep_memory() -> bool:
         return False
     done = [libc.mallopt(name, _GIB) == 1 for name in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]
     return all(done)
+
+
+def give_back() -> bool:
+    """Hand the memory that this process has freed back to the system, after large things that won't come again soon.
+
+    Returns:
+        Whether anything was handed back; False where the C library is not glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None)
+    return hasattr(libc, "gnu_get_libc_version") and bool(libc.malloc_trim(0))

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedstill import schema
-from fedstill.engines.flower.grid import ASK, OnGrid, content, payload
+from fedstill.engines.flower.grid import ASK, OnGrid, content, taken
 from fedstill.engines.transport import Arrival
 
 HELLO = "hello"
@@ -53,7 +53,7 @@ def client_app(set_up: Callable[[Config, Config], Player]) -> ClientApp:
         facts = message.content.config_records["facts"]
         try:
             player = set_up(context.node_config, context.run_config)
-            reply = player.answer(int(facts["client"]), str(facts["terms"]), payload(message))  # type: ignore[arg-type]
+            reply = player.answer(int(facts["client"]), str(facts["terms"]), taken(message))  # type: ignore[arg-type]
         except Exception as error:
             log.error("this site can't answer: %s", error)
             reply = b""

@@ -1,4 +1,8 @@
-"""Our bytes on a Flower grid: in a raw ``Array``, as they are."""
+"""Our bytes on a Flower grid: as they are, cut into raw ``Array`` objects.
+
+Flower builds an array of a message from chunks and holds its bytes three times meanwhile, and the rest of the message
+twice; cut into many, a message costs its receiver two times its bytes.
+"""
 
 import gc
 import time
@@ -10,11 +14,14 @@ from flwr.serverapp import Grid
 
 from fedstill import schema, wire
 from fedstill.engines.transport import Arrival
+from fedstill.train.allocator import give_back
 
 _BYTES = 64 << 20
 """Replies that may wait in the server's memory, beyond one for each client that can be played at a time."""
 _LARGE = 16 << 20
 """Bytes of a reply that is worth tidying up after."""
+_PIECE = 1 << 20
+"""Bytes of an array at most."""
 ASK = "ask"
 """The name of the query that carries a request."""
 
@@ -61,6 +68,7 @@ class OnGrid:
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
         step = _step(request)
+        pieces = _cut(request)
         waiting = deque(clients)
         flying: dict[str, tuple[int, float]] = {}  # message -> client, deadline
         while waiting or flying:
@@ -71,7 +79,7 @@ class OnGrid:
             for client in [client for client in some if client not in self._nodes]:
                 some.remove(client)
                 yield Arrival(client, b"", "no site answers for it")
-            for client, message in zip(some, self._push(request, some), strict=True):
+            for client, message in zip(some, self._push(pieces, some), strict=True):
                 if not message:  # Flower knows already that the node is gone
                     yield Arrival(client, b"", "its node is not connected")
                     continue
@@ -87,6 +95,7 @@ class OnGrid:
                     if len(arrival.reply) > _LARGE:
                         del arrival, reply
                         gc.collect()  # Flower's copies, which live on in cycles otherwise
+                        give_back()
             for message, (client, deadline) in list(flying.items()):
                 if deadline <= time.monotonic():
                     del flying[message]
@@ -100,10 +109,10 @@ class OnGrid:
             return self._window
         return max(self._window, min(self._ahead, _BYTES // self._largest[step]))
 
-    def _push(self, request: bytes, clients: Sequence[int]) -> list[str]:
+    def _push(self, pieces: Sequence[bytes], clients: Sequence[int]) -> list[str]:
         messages = [
             Message(
-                content(request, client=client, **self._facts),
+                _holding(pieces, client=client, **self._facts),
                 dst_node_id=self._nodes[client],
                 message_type=f"query.{ASK}",
             )
@@ -125,18 +134,41 @@ def _batched(messages: Iterable[str], size: int) -> list[list[str]]:
     return [every[start : start + size] for start in range(0, len(every), size)]
 
 
-def content(data: bytes, **facts: int | str) -> RecordDict:
-    """A message of ours: the bytes, and what has to stand beside them."""
-    array = Array(dtype="uint8", shape=(len(data),), stype="fedstill", data=data)
-    found = RecordDict({"message": ArrayRecord({"bytes": array})})
+def _cut(data: bytes) -> list[bytes]:
+    """The bytes in pieces, one of them empty where there are none."""
+    return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)] or [b""]
+
+
+def _holding(pieces: Sequence[bytes], **facts: int | str) -> RecordDict:
+    arrays = {
+        str(number): Array(dtype="uint8", shape=(len(piece),), stype="fedstill", data=piece)
+        for number, piece in enumerate(pieces)
+    }
+    found = RecordDict({"message": ArrayRecord(arrays)})
     if facts:
         found["facts"] = ConfigRecord(dict(facts))
     return found
 
 
-def payload(message: Message) -> bytes:
-    """The bytes of a message of ours; KeyError, AttributeError or TypeError where it is none."""
-    return message.content.array_records["message"]["bytes"].data
+def content(data: bytes, **facts: int | str) -> RecordDict:
+    """A message of ours: the bytes, and what has to stand beside them."""
+    return _holding(_cut(data), **facts)
+
+
+def taken(message: Message) -> bytes:
+    """The bytes of a message of ours, which has none afterwards, as Flower's objects live on in cycles for a while.
+
+    Raises:
+        KeyError, AttributeError, TypeError: it is none of ours.
+    """
+    arrays = message.content.array_records["message"]
+    pieces = [arrays[str(number)] for number in range(max(1, len(arrays)))]
+    if len(pieces) * _PIECE > _LARGE:
+        give_back()  # the chunks
+    data = b"".join(piece.data for piece in pieces)
+    for piece in pieces:
+        piece.data = b""
+    return data
 
 
 def _arrival(client: int, reply: Message) -> Arrival:
@@ -146,8 +178,6 @@ def _arrival(client: int, reply: Message) -> Arrival:
             return Arrival(client, b"", "its process ended; out of memory?")
         return Arrival(client, b"", f"Flower says: {schema.clean(reason, 300)}")
     try:
-        data = payload(reply)
-        reply.content.array_records["message"]["bytes"].data = b""  # Flower's objects live on in cycles for a while
-        return Arrival(client, data)
+        return Arrival(client, taken(reply))
     except (KeyError, AttributeError, TypeError):
         return Arrival(client, b"", "the reply holds no bytes of ours")

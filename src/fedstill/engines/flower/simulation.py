@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedstill.engines.flower.grid import ASK, OnGrid, content, payload
+from fedstill.engines.flower.grid import ASK, OnGrid, content, taken
 from fedstill.engines.site import Site
 from fedstill.train.allocator import keep_memory
 
@@ -186,7 +186,7 @@ def _answered(reference: "ray.ObjectRef[Callable[[], Site]]", message: Message) 
         keep_memory()
         site = _SITES[reference.hex()] = ray.get(reference)()
     client = int(message.content.config_records["facts"]["client"])  # type: ignore[arg-type]
-    return Message(content(site.answer(client, payload(message))), reply_to=message)
+    return Message(content(site.answer(client, taken(message))), reply_to=message)
 
 
 _SITES: dict[str, Site] = {}
