@@ -215,15 +215,15 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
                 agreement, transport, num_clients=clients, folder=Path(folder) / "run", test=data.test
             )
             began = time.perf_counter()
-            with own_memory(psutil.Process) as seen:
+            with own_memory(psutil.Process, lambda: True) as seen:
                 Idle(size=size).server(fed)
             seconds = time.perf_counter() - began
-    return [told(options, clients, seconds, max(seen) - seen[0])]
+    return [told(options, clients, seconds, seen)]
 
 
 @contextmanager
-def own_memory(find: Callable[[], psutil.Process | None]) -> Iterator[list[float]]:
-    """What a process has for itself alone, in bytes, ten times a second; it is looked for until it is there."""
+def own_memory(find: Callable[[], psutil.Process | None], asking: Callable[[], bool]) -> Iterator[list[float]]:
+    """What a process has for itself alone, in bytes, ten times a second from when it asks."""
     seen, done = list[float](), threading.Event()
 
     def watch() -> None:
@@ -231,7 +231,7 @@ def own_memory(find: Callable[[], psutil.Process | None]) -> Iterator[list[float
         while not done.wait(0.1):
             try:
                 process = process or find()
-                if process is not None:
+                if process is not None and (seen or asking()):
                     seen.append(process.memory_full_info().uss)
             except psutil.Error:
                 process = None
@@ -244,13 +244,14 @@ def own_memory(find: Callable[[], psutil.Process | None]) -> Iterator[list[float
     watcher.join()
 
 
-def told(options: argparse.Namespace, clients: int, seconds: float, memory: float) -> dict[str, Any]:
-    replies = memory / (options.mib << 20)
+def told(options: argparse.Namespace, clients: int, seconds: float, seen: list[float]) -> dict[str, Any]:
+    before, most, size = seen[0], max(seen), options.mib << 20
     print(
-        f"{clients} replies of {options.mib} MiB: {seconds:.1f} s, server {memory / 2**20:.0f} MiB above what it had, "
-        f"{replies:.2f} replies"
+        f"{clients} replies of {options.mib} MiB: {seconds:.1f} s, server {most / 2**20:.0f} MiB at most, "
+        f"{(most - before) / 2**20:.0f} MiB above what it had when it asked, {(most - before) / size:.2f} replies"
     )
-    return {"clients": clients, "mib": options.mib, "seconds": seconds, "server_mb": memory / 1e6, "replies": replies}
+    found = {"server_mb": most / 1e6, "before_mb": before / 1e6, "replies": (most - before) / size}
+    return {"clients": clients, "mib": options.mib, "seconds": seconds, **found}
 
 
 def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -267,13 +268,13 @@ def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
             here.start_site(client)
         task = {"data": "digits", "clients": clients, "model": "convnet:width=8,depth=2"}
         method = {"size": options.mib << 20}
-        with own_memory(server) as seen:
+        asked = here.folder / "runs" / "large" / "journal" / "meter.jsonl"  # has a line when the first request has left
+        with own_memory(server, asked.exists) as seen:
             run = here.run("large", {"method": "flower:Idle", **task, "flower:Idle": method}, wait=300.0)
             status = here.finish(run, 580.0)
         assert status == "finished:completed", here.said(run)
         seconds = json.loads((here.folder / "runs" / "large" / "summary.json").read_text())["seconds"]
-    # what it had: the least after its imports, which are the first half of its samples at most
-    return [told(options, clients, seconds, max(seen) - min(seen[len(seen) // 2 :]))]
+    return [told(options, clients, seconds, seen)]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {

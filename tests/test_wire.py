@@ -47,6 +47,29 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["uint8", "int16", "int64", "float16", "bfloat16", "float32", "float64", "bool", "uint16"]),
+            st.lists(st.integers(0, 3), max_size=3),
+        ),
+        max_size=6,
+    )
+)
+@settings(deadline=None)
+def test_one_s_own_message_is_read_where_it_lies(kinds: list[tuple[str, list[int]]]) -> None:
+    tensors = {f"t{i}": torch.randn(shape).mul(3).to(getattr(torch, dtype)) for i, (dtype, shape) in enumerate(kinds)}
+    data = wire.pack(tensors, {"step": "s"})
+    own = bytearray(data)
+    found, header = wire.unpack(own)
+    assert header == {"step": "s"}
+    assert same(found, wire.unpack(data)[0])
+    for value in found.values():
+        value.zero_()
+    if all(dtype != "uint16" for dtype, _ in kinds):  # whose messages are copied
+        assert same(wire.unpack(bytes(own))[0], {name: torch.zeros_like(value) for name, value in tensors.items()})
+
+
 def test_what_goes_in_comes_out_and_equal_values_make_equal_bytes() -> None:
     data = wire.encode(good(), FIELDS, FACTS, {"step": "s"})
     values, envelope = wire.decode(data, FIELDS, FACTS)

@@ -35,14 +35,16 @@ def write_checked(path: Path, data: bytes) -> None:
     write_bytes(path, hashlib.sha256(data).digest(), data)
 
 
-def read_checked(path: Path, remedy: str) -> bytes:
+def read_checked(path: Path, remedy: str) -> bytearray:
     """What `write_checked` wrote.
 
     Raises:
         Damaged: when the checksum differs; the sentence ends in ``remedy``.
     """
-    content = path.read_bytes()
-    digest, data = content[:_DIGEST], content[_DIGEST:]
+    with path.open("rb") as file:
+        digest = file.read(_DIGEST)
+        data = bytearray(max(0, os.fstat(file.fileno()).st_size - _DIGEST))
+        file.readinto(data)
     if hashlib.sha256(data).digest() != digest:
         raise Damaged(f"{path} is damaged (its checksum differs); {remedy}")
     return data

@@ -37,10 +37,10 @@ CHECKPOINT = "checkpoint"
 JUDGING = 1_000_000
 """Questions that only judge a model are numbered from here on, so that they leave no trace in what else is asked: the
 first before question n is n more than this, a second n more than twice this. Their bytes are counted apart."""
-_SMALL = 1 << 20
+_SMALL = 1 << 18
 """Bytes of a reply that may wait for the disk in memory, of which there are `_PENDING` at most."""
-_PENDING = 32
-_WRITERS = 4
+_PENDING = 128
+_WRITERS = 8
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Journal:
         files.write_json(place, {**vars(refusal), "bytes": size})
         self._received(exchange, refusal.client, size)
 
-    def read_reply(self, exchange: int, step: str, client: int) -> bytes:
+    def read_reply(self, exchange: int, step: str, client: int) -> bytearray:
         """A kept reply.
 
         Raises:

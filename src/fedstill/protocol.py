@@ -185,9 +185,6 @@ class Client(ABC):
 
     Attributes:
         id: the client's number, from 0.
-        train: its records.
-        test: its own held-out records; empty unless the run splits them off.
-        public: records that everybody holds, or None.
         state: named tensors that survive between steps and never leave; change it in place.
         device: where tensors should live.
         delta: where the run states its epsilons; what mechanisms are calibrated for.
@@ -196,12 +193,24 @@ class Client(ABC):
 
     id: int
     architecture: str
-    train: Records
-    test: Records
-    public: Records | None
     state: dict[str, Tensor]
     device: torch.device
     delta: float
+
+    @property
+    @abstractmethod
+    def train(self) -> Records:
+        """Its records."""
+
+    @property
+    @abstractmethod
+    def test(self) -> Records:
+        """Its own held-out records; empty unless the run splits them off."""
+
+    @property
+    @abstractmethod
+    def public(self) -> Records | None:
+        """Records that everybody holds, or None."""
 
     @abstractmethod
     def release(

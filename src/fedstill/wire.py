@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from fedstill.schema import Facts, Refused, Schema, check, clean, scalar, short, validator
@@ -34,16 +35,57 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     return bytes(safetensors.serialize(specs, {"fedstill": text}))
 
 
-def unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of `pack`; raises `Refused` on anything that is not such a message."""
-    fields = envelope(data)
+def unpack(
+    data: bytes | bytearray, header: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header of `pack`; raises `Refused` on anything that is not such a message.
+
+    Args:
+        data: the message. A ``bytearray`` is of one's own disk, checked when it came and under a checksum since: its
+            tensors share its memory.
+        header: what `envelope` found in it, where that has been asked.
+    """
+    fields = envelope(data) if header is None else dict(header)
+    if isinstance(data, bytearray):
+        return _views(data), fields
     try:
         return safetensors.torch.load(data), fields
     except (ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(f"{len(data)} bytes are not a fedstill message: {clean(str(error))}") from error
 
 
-def envelope(data: bytes) -> dict[str, Any]:
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By their names in the format; `_views` leaves messages with others to safetensors."""
+
+
+def _views(data: bytearray) -> dict[str, Tensor]:
+    """The tensors of a sound message, without a copy."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    entries = {name: entry for name, entry in json.loads(data[8:start]).items() if name != "__metadata__"}
+    if any(entry["dtype"] not in _DTYPES for entry in entries.values()):
+        return safetensors.torch.load(bytes(data))
+    found = {}
+    for name, entry in entries.items():
+        dtype, (begin, end) = _DTYPES[entry["dtype"]], entry["data_offsets"]
+        flat = torch.empty(0, dtype=dtype)
+        if end > begin:
+            flat = torch.frombuffer(data, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
+        found[name] = flat.reshape(entry["shape"])
+    return found
+
+
+def envelope(data: bytes | bytearray) -> dict[str, Any]:
     """The header of a message alone, without its tensors; raises `Refused` like `unpack`."""
     try:
         size = int.from_bytes(data[:8], "little")
@@ -92,22 +134,28 @@ def encode(values: Mapping[str, Any], fields: Schema, facts: Facts, envelope: Ma
 
 
 def decode(
-    data: bytes, fields: Schema, facts: Facts, *, at_most: Mapping[str, int] | None = None
+    data: bytes | bytearray,
+    fields: Schema,
+    facts: Facts,
+    *,
+    at_most: Mapping[str, int] | None = None,
+    header: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values and the envelope of a message.
 
     Args:
-        data: the message.
+        data: the message; see `unpack` for what a ``bytearray`` is.
         fields: what it must carry, neither more nor less.
         facts: what the run fixes.
         at_most: upper limits of dimensions that only this exchange fixes.
+        header: see `unpack`.
 
     Raises:
         Refused: when the message is not exactly what is declared.
     """
     if len(data) > facts.max_bytes:
         raise Refused(f"the message has {len(data)} bytes; the limit is {facts.max_bytes} (--max-message-mb)")
-    tensors, envelope = unpack(data)
+    tensors, envelope = unpack(data, header)
     scalars = envelope.pop("fields", None)
     if not isinstance(scalars, dict):
         raise Refused("the header has no object called 'fields'")

@@ -1,4 +1,4 @@
-"""The allocator setting: it takes effect where the C library is glibc, and nothing happens elsewhere."""
+"""The allocator settings: they take effect where the C library is glibc, and nothing happens elsewhere."""
 
 import platform
 import subprocess
@@ -6,14 +6,21 @@ import sys
 
 import pytest
 
-from fedstill.train.allocator import keep_memory
+from fedstill.train.allocator import handing_back, keep_memory
 
 # By default glibc maps each block of 64 MiB anew and unmaps it when it is freed.
 FAULTS = """
 import ctypes, resource, sys
-from fedstill.train.allocator import keep_memory
-if sys.argv[1] == "keep":
+from contextlib import ExitStack
+from fedstill.train.allocator import handing_back, keep_memory
+stack = ExitStack()
+if sys.argv[1] != "default":
     assert keep_memory()
+if sys.argv[1] == "hand back":
+    stack.enter_context(handing_back())
+if sys.argv[1] == "keep again":
+    with handing_back():
+        pass
 libc = ctypes.CDLL(None)
 libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
@@ -37,13 +44,19 @@ def test_freed_memory_is_used_again() -> None:
     # Pages have 4 KiB to 2 MiB: at least 32 faults for each of the three blocks without the setting, about none with.
     assert page_faults("default") >= 96
     assert page_faults("keep") < 48
+    assert page_faults("hand back") >= 96
+    assert page_faults("keep again") < 48
 
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert keep_memory() is False
+    with handing_back():
+        pass
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     assert keep_memory() is False
+    with handing_back():
+        pass

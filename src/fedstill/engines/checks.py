@@ -25,7 +25,7 @@ def check(
         spent = listed(header, step.name, exchange)
         if header.get("error") is not None:
             return schema.clean(str(header["error"]), 500) or "the client gives no reason", spent
-        _, envelope = wire.decode(arrival.reply, step.reply.schema, facts, at_most=at_most)
+        _, envelope = wire.decode(arrival.reply, step.reply.schema, facts, at_most=at_most, header=header)
     except schema.Refused as refused:
         return str(refused), spent
     envelope.pop("spent", None)

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -88,11 +89,12 @@ class Site:
             return wire.pack({}, {"error": self._report(client, error)})
 
     def _answer(self, client: int, request: bytes) -> bytes:
-        name = wire.envelope(request).get("step")
+        header = wire.envelope(request)
+        name = header.get("step")
         if not isinstance(name, str) or name not in self._steps:
             raise schema.Refused(f"step {name!r} is not one of {', '.join(sorted(self._steps))}")
         step = self._steps[name]
-        values, envelope = wire.decode(request, step.request, self.agreement.facts)
+        values, envelope = wire.decode(request, step.request, self.agreement.facts, header=header)
         exchange = envelope.get("exchange")
         if not isinstance(exchange, int) or exchange < 0:
             raise schema.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
@@ -157,21 +159,39 @@ class SiteClient(Client):
         ledger: Ledger,
         device: torch.device,
     ) -> None:
-        train, test = holdings.records(client)
-        public = holdings.public()
         self.id = client
         self.architecture = agreement.architecture(client)
-        self.train = train.to(device)
-        self.test = test.to(device)
-        self.public = None if public is None else public.to(device)
         self.state = {name: value.to(device) for name, value in state.items()}
         self.device = device
         self.delta = agreement.delta
         self._agreement = agreement
+        self._holdings = holdings
         self._exchange = exchange
         self._step = step
         self._ledger = ledger
         self._releases = 0
+
+    @cached_property
+    def _records(self) -> tuple[Records, Records]:
+        return self._holdings.records(self.id)
+
+    # what a step does not look at is neither copied nor moved
+
+    @cached_property
+    def train(self) -> Records:
+        """See `Client.train`."""
+        return self._records[0].to(self.device)
+
+    @cached_property
+    def test(self) -> Records:
+        """See `Client.test`."""
+        return self._records[1].to(self.device)
+
+    @cached_property
+    def public(self) -> Records | None:
+        """See `Client.public`."""
+        public = self._holdings.public()
+        return None if public is None else public.to(self.device)
 
     def release(
         self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: str | None = None
@@ -215,7 +235,7 @@ class _Given:
     def read(self) -> bytes | None:
         if not self._place.exists():
             return None
-        return files.read_checked(self._place, "the client releases nothing again; start another run")
+        return bytes(files.read_checked(self._place, "the client releases nothing again; start another run"))
 
     def write(self, reply: bytes) -> None:
         files.write_checked(self._place, reply)

@@ -14,13 +14,13 @@ from flwr.serverapp import Grid
 
 from fedstill import schema, wire
 from fedstill.engines.transport import Arrival
-from fedstill.train.allocator import give_back
+from fedstill.train.allocator import handing_back
 
 _BYTES = 64 << 20
 """Replies that may wait in the server's memory, beyond one for each client that can be played at a time."""
 _LARGE = 16 << 20
 """Bytes of a reply that is worth tidying up after."""
-_PIECE = 1 << 20
+_PIECE = 4 << 20
 """Bytes of an array at most."""
 ASK = "ask"
 """The name of the query that carries a request."""
@@ -67,6 +67,10 @@ class OnGrid:
 
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
+        with handing_back():
+            yield from self._exchange(request, clients, sent)
+
+    def _exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         step = _step(request)
         pieces = _cut(request)
         waiting = deque(clients)
@@ -95,7 +99,6 @@ class OnGrid:
                     if len(arrival.reply) > _LARGE:
                         del arrival, reply
                         gc.collect()  # Flower's copies, which live on in cycles otherwise
-                        give_back()
             for message, (client, deadline) in list(flying.items()):
                 if deadline <= time.monotonic():
                     del flying[message]
@@ -163,8 +166,6 @@ def taken(message: Message) -> bytes:
     """
     arrays = message.content.array_records["message"]
     pieces = [arrays[str(number)] for number in range(max(1, len(arrays)))]
-    if len(pieces) * _PIECE > _LARGE:
-        give_back()  # the chunks
     data = b"".join(piece.data for piece in pieces)
     for piece in pieces:
         piece.data = b""
