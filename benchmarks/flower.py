@@ -127,8 +127,8 @@ def bare(clients: int, rounds: int, workers: int) -> list[float]:
 
 def overhead(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
-    for clients in options.clients or (10, 100):
-        times = {name: statistics.median(f(clients, options.rounds, 2)) for name, f in (("bare", bare), ("ours", ours))}
+    for clients in options.clients or (10, 100, 400):
+        times = {name: statistics.mean(f(clients, options.rounds, 2)) for name, f in (("bare", bare), ("ours", ours))}
         found.append({"clients": clients, **times, "ratio": times["ours"] / times["bare"]})
         print(
             f"{clients} clients: ours {times['ours']:.3f} s, bare Flower {times['bare']:.3f} s a round, ratio "

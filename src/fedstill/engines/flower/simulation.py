@@ -25,6 +25,9 @@ from fedstill.engines.flower.grid import ASK, OnGrid, content, taken
 from fedstill.engines.site import Site
 from fedstill.train.allocator import keep_memory
 
+_TURN = 0.0002
+"""Seconds that a thread may keep the interpreter while another waits. Flower's threads look through all messages again
+and again; with Python's 5 ms the server, which lets go of it many times for each reply, mostly waits to get it back."""
 _AHEAD = 1000
 """Messages that may wait for an actor; they share the request's bytes."""
 
@@ -68,6 +71,8 @@ def simulation(
         from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
         global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    turn = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN)
     try:
         slots = _slots(cpus, gpus)
         flower = _Simulation(
@@ -83,6 +88,7 @@ def simulation(
         finally:
             flower.end()
     finally:
+        sys.setswitchinterval(turn)
         ray.shutdown()
 
 
