@@ -1,6 +1,7 @@
 """Labelled images held as one uint8 tensor: what a client trains on, a server tests on and a synthetic set is."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -67,3 +68,14 @@ class Records:
     def class_counts(self) -> Int64[Tensor, " classes"]:
         """How many records each class has, ``(num_classes,)``."""
         return torch.bincount(self.labels, minlength=self.num_classes)
+
+
+class Examples(Protocol):
+    """What can be trained on: `Records`, or any other set with normalised inputs and labels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes ``(n,)``, or what else the loss takes, a row for each record."""
+
+    def inputs(self, index: Tensor | slice = ...) -> Tensor:
+        """Normalised float32 images at the given positions, ``(n, c, h, w)``."""

@@ -20,8 +20,8 @@ from fedstill.evaluate.gradients import Chosen, along, gradient_canaries
 from fedstill.models.convnet import ConvNet
 from fedstill.privacy.accounting import Gaussian, Unbounded, epsilon, gaussian_noise
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
+from fedstill.records import Examples
 from fedstill.seeds import Entropy, Noise, Simulated, isolated, stream
-from fedstill.train.local import Labelled
 
 LEVEL = 1e-6
 """How seldom a test may reject what is right."""
@@ -53,7 +53,7 @@ def counting(d: int, **other: Any) -> DPSGD:
     return DPSGD(model=line(d), loss=up, **(given | other))
 
 
-def weights(release: DPSGD, rows: Labelled, noise: Noise) -> Tensor:
+def weights(release: DPSGD, rows: Examples, noise: Noise) -> Tensor:
     return release(rows, noise)["weight"][0].double()
 
 
@@ -253,7 +253,7 @@ def test_without_noise_nothing_is_guaranteed() -> None:
 
 COUNT, GUESSES, DELTA = 1000, 200, 1e-5
 SIGMA = gaussian_noise(3.0, DELTA)  # 200 right guesses of 200 prove 4.17
-Step = Callable[[Labelled, Noise], dict[str, Tensor]]
+Step = Callable[[Examples, Noise], dict[str, Tensor]]
 
 
 def test_the_score_is_the_product_of_update_and_gradient() -> None:
@@ -288,7 +288,7 @@ def test_a_sound_build_is_not_refuted_and_the_audit_is_not_idle() -> None:
     assert 0.1 < bound <= claimed(sound())
 
 
-def by_hand(rows: Labelled, noise: Noise, *, scale: float, batch_clip: bool = False) -> dict[str, Tensor]:
+def by_hand(rows: Examples, noise: Noise, *, scale: float, batch_clip: bool = False) -> dict[str, Tensor]:
     """One step as broken builds have it: ``scale`` is the noise beside the averaged gradient."""
     x, divisor = rows.inputs(slice(None)).double(), COUNT / 4
     if batch_clip:

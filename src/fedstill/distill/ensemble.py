@@ -13,8 +13,9 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
+from fedstill.records import Examples
 from fedstill.train.adam import Adam
-from fedstill.train.local import Labelled, Taught
+from fedstill.train.local import Taught
 
 
 class Ensemble:
@@ -69,7 +70,7 @@ class Distillation(Adam):
     def distil(
         self,
         student: nn.Module,
-        images: Labelled,
+        images: Examples,
         targets: Float[Tensor, "n classes"],
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,

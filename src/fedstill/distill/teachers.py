@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstill.train.local import Labelled
+from fedstill.records import Examples
 
 _Found = tuple[Tensor, Tensor, Tensor]
 """One network's logits, its sum in L_BN and its features."""
@@ -115,7 +115,7 @@ class Teachers:
         """
         return self._look(x, with_bn=True)
 
-    def judge(self, records: Labelled, batch_size: int = 256) -> Float[Tensor, "n classes"]:
+    def judge(self, records: Examples, batch_size: int = 256) -> Float[Tensor, "n classes"]:
         """D of all records in order, without gradients."""
         with torch.no_grad():
             starts = range(0, len(records.labels), batch_size)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedstill.evaluate.audit import Canaries
-from fedstill.privacy.dp_sgd import Examples
 from fedstill.privacy.per_record import PerRecordLoss
+from fedstill.records import Examples
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Average, Teachers
 from fedstill.methods.uploads import UploadingMethod
 from fedstill.protocol import Federation, Records, Round
-from fedstill.train.local import SGD, Labelled
+from fedstill.records import Examples
+from fedstill.train.local import SGD
 
 _SHOWN = 10
 """Images of each class in the report."""
@@ -103,7 +104,7 @@ class _Pair(nn.Module):
         return distillation_loss(both[:, 0], both[:, 1], self._temperature)
 
 
-def _some(images: Labelled) -> Records:
+def _some(images: Examples) -> Records:
     """The latest of each class."""
     assert isinstance(images, Records)
     chosen = [torch.nonzero(images.labels == label).flatten()[-_SHOWN:] for label in range(images.num_classes)]

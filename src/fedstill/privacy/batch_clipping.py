@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedstill.privacy.accounting import Event, Unbounded
-from fedstill.privacy.dp_sgd import DPSGD, Examples
+from fedstill.privacy.dp_sgd import DPSGD
 from fedstill.privacy.mechanisms import Mechanism
+from fedstill.records import Examples
 from fedstill.seeds import Noise
 
 

@@ -6,7 +6,6 @@ that its theorem needs: every record is in a step's batch by a coin of its own.
 
 import copy
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +14,11 @@ from torch.nn.functional import cross_entropy
 from fedstill.privacy.accounting import Event
 from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive, gaussian_event
 from fedstill.privacy.per_record import ClippedGradients, PerRecordLoss, check_alone
+from fedstill.records import Examples
 from fedstill.seeds import Noise, isolated
 
 _LOADED = 1024
 """Records whose inputs are held at a time."""
-
-
-class Examples(Protocol):
-    """What can be trained on: ``Records``, or any other set with normalised inputs and labels."""
-
-    @property
-    def labels(self) -> Tensor:
-        """Classes ``(n,)``, or what else the loss takes, a row for each record."""
-
-    def inputs(self, index: Tensor | slice = ...) -> Tensor:
-        """Normalised float32 images at the given positions, ``(n, c, h, w)``."""
 
 
 def per_record_cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstill.protocol import Settings
+from fedstill.records import Examples
 from fedstill.seeds import isolated
-from fedstill.train.local import Diverged, Labelled, Loss, draw_seed, mode_of, reader
+from fedstill.train.local import Diverged, Loss, draw_seed, mode_of, reader
 
 
 class Adam(Settings):
@@ -28,7 +29,7 @@ class Adam(Settings):
     def fit(
         self,
         model: nn.Module,
-        records: Labelled,
+        records: Examples,
         rng: torch.Generator,
         *,
         loss: Loss = cross_entropy,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Lt
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill.protocol import Settings
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.seeds import isolated
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "Augment",
     "Correction",
     "Diverged",
-    "Labelled",
+    "Examples",
     "Loss",
     "Tensors",
     "confusion",
@@ -57,17 +57,6 @@ _KEPT_BYTES = 256 * 2**20
 """Inputs up to this size are normalised once per fit, larger ones batch by batch."""
 
 
-class Labelled(Protocol):
-    """What can be trained on: ``Records``, or any other set with normalised inputs and labels."""
-
-    @property
-    def labels(self) -> Tensor:
-        """Classes ``(n,)`` or, for a loss that takes them, weights of the classes ``(n, classes)``."""
-
-    def inputs(self, index: Tensor | slice = ...) -> Tensor:
-        """Normalised float32 images at the given positions, ``(n, c, h, w)``."""
-
-
 @dataclass(frozen=True)
 class Taught:
     """Images, or rows of features, with numbers for every class in place of labels.
@@ -77,7 +66,7 @@ class Taught:
         labels: ``(n, classes)``, in the meaning that the loss gives them.
     """
 
-    images: Labelled
+    images: Examples
     labels: Float[Tensor, "n classes"]
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
@@ -112,7 +101,7 @@ class SGD(Settings):
     def fit(
         self,
         model: nn.Module,
-        records: Labelled,
+        records: Examples,
         rng: torch.Generator,
         *,
         correct: Correction | None = None,
@@ -224,7 +213,7 @@ def control_variates(server: Tensors, client: Tensors) -> Correction:
     return correct
 
 
-def predictions(model: nn.Module, records: Labelled, batch_size: int = 256) -> Int64[Tensor, " n"]:
+def predictions(model: nn.Module, records: Examples, batch_size: int = 256) -> Int64[Tensor, " n"]:
     """The class with the largest logit (the first of equals) for each record, in order; on the model's device.
 
     The model predicts in eval mode without gradients; every module gets its mode back afterwards.
@@ -234,7 +223,7 @@ def predictions(model: nn.Module, records: Labelled, batch_size: int = 256) -> I
 
 
 def outputs(
-    model: nn.Module, records: Labelled, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
+    model: nn.Module, records: Examples, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
 ) -> list[Tensor]:
     """What ``of`` gives for each batch of inputs, in order; by default the model's logits.
 
@@ -249,7 +238,7 @@ def outputs(
         ]
 
 
-def evaluate(model: nn.Module, records: Labelled, batch_size: int = 256) -> float:
+def evaluate(model: nn.Module, records: Examples, batch_size: int = 256) -> float:
     """Accuracy in [0, 1]: the share of records whose largest logit is that of their label.
 
     Raises:
@@ -268,7 +257,7 @@ def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int6
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
 
 
-def reader(records: Labelled, device: torch.device) -> Callable[[Tensor], Tensor]:
+def reader(records: Examples, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Normalised inputs on ``device`` by position."""
     labels = records.labels
     if records.inputs(slice(0, 1)).nbytes * len(labels) > _KEPT_BYTES:
