@@ -11,41 +11,15 @@ Differs from the paper (docs/methods/fedgm-records.md has the whole list):
 * all classes have their row and ``ipc`` images, whatever a client holds; nothing starts from a real image.
 """
 
-import math
-from collections.abc import Sequence
-from typing import Annotated
-
 import torch
-from jaxtyping import Float, Float32
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from fedstill.distill.embedding import ImageFitting, embed, unit
-from fedstill.methods.heads import Epsilon, Share
+from fedstill.methods.feature_sums import Centre, Embedding, Summing, ball, means_of, summed
 from fedstill.methods.surrogate import train_on
-from fedstill.privacy.accounting import share_noise
-from fedstill.privacy.mechanisms import ClassSums
-from fedstill.protocol import Client, Federation, Method, Public, Records, Released, Reply, Settings, step
+from fedstill.protocol import Client, Federation, Method, step
 from fedstill.train.server import ServerTraining
-
-Centre = Annotated[Float32[Tensor, " dims"], Public()]
-
-
-class Embedding(Reply):
-    """Noisy sums of unit features and of a constant, by class."""
-
-    sums: Released[Float32[Tensor, "classes dims"]]
-
-
-class Summing(Settings):
-    """How features are summed and released."""
-
-    epsilon: Epsilon = 1.0
-    """What a client's upload may cost at the run's delta; None adds no noise and guarantees nothing."""
-    nets: PositiveInt = 16
-    """Random networks whose features are summed."""
-    count_share: Share = 0.01
-    """Of a row's squared length that is the constant by which records are counted."""
 
 
 class FedGMRecords(Summing, Method):
@@ -74,33 +48,3 @@ class FedGMRecords(Summing, Method):
         """A_k: clipped rows summed by class, and noise."""
         nets = [client.new_model(draw=1 + i) for i in range(self.nets)]
         return summed(client, embed(nets, client.train), centre, radius, self)
-
-
-def ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, float]:
-    """What rows are measured from, and their largest length: the public images' mean and 90 % quantile, or 0 and 1."""
-    if public is None:
-        return torch.zeros(1), 1.0
-    rows = embed(nets, public[:5000])
-    centre = rows.mean(0)
-    return centre.cpu(), float((rows - centre).norm(dim=1).quantile(0.9))
-
-
-def summed(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> Embedding:
-    """The release A_k of a client's rows ``(n, d)``, measured from ``centre``, with a constant to count them by."""
-    near = rows - centre.to(client.device)
-    constant = near.new_full((len(near), 1), radius * math.sqrt(settings.count_share))
-    near = torch.cat([near * math.sqrt(1 - settings.count_share), constant], 1)
-    mechanism = ClassSums(client.train.num_classes, radius, share_noise(settings.epsilon, client.delta))
-    sums = client.release(mechanism, (near, client.train.labels))
-    return Embedding(sums=sums.map(lambda a: a.float().cpu()))
-
-
-def means_of(
-    fed: Federation, replies: Sequence[Embedding], centre: Tensor, radius: float, settings: Summing
-) -> Float[Tensor, "classes d"]:
-    """Each class's mean row over all clients, as their releases have it."""
-    total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
-    sums = torch.as_tensor(total, device=fed.device)
-    counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)
-    means: Tensor = sums[:, :-1] / (math.sqrt(1 - settings.count_share) * counts) + centre.to(fed.device)
-    return means

@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 from torch import nn
 
 from fedstill.distill.embedding import ImageFitting, embed, unit
-from fedstill.methods.fedgm_records import Centre, Embedding, Summing, ball, means_of, summed
+from fedstill.methods.feature_sums import Centre, Embedding, Summing, ball, means_of, summed
 from fedstill.methods.fedrd import UnderTask, personal_part, pictures
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Method, Reply, Shared, step
