@@ -69,7 +69,19 @@ def test_a_plan_shows_the_noise_that_a_run_would_add(capsys: pytest.CaptureFixtu
     text = told(capsys, "privacy", "plan", "--epsilon", "1", "--delta", "1e-5", "--records", "2500", "--classes", "10")
     assert "3.731 x the sensitivity" in text
     assert "keeps 23.2 %" in text
+    assert "fedkadp" in text
     assert "without noise" in text
+
+
+@pytest.mark.parametrize(("epsilon", "sampling", "steps"), [(1.0, 0.05, 200), (8.0, 1.0, 1), (0.3, 0.01, 1000)])
+def test_planned_noise_of_dp_sgd_fits_and_hardly_less_does(epsilon: float, sampling: float, steps: int) -> None:
+    noise = accounting.sampled_noise(epsilon, 1e-5, sampling, steps)
+
+    def cost(multiplier: float) -> float:
+        event = accounting.Gaussian(noise_multiplier=multiplier, sampling=sampling, count=steps)
+        return accounting.epsilon([event], 1e-5, "record")
+
+    assert cost(noise) <= epsilon < cost(noise / 1.02)
 
 
 @pytest.mark.parametrize(

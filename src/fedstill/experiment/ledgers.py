@@ -116,6 +116,10 @@ class Plan(Settings):
     """Lambda of the class heads."""
     dims: Annotated[int, Ge(2), Le(4096)] = 128
     """Features that heads see."""
+    steps: PositiveInt = 200
+    """Steps of DP-SGD that a client makes in all rounds."""
+    sampling: Annotated[float, Gt(0), Le(1)] = 0.05
+    """Share of its records that a step is made on."""
 
 
 def plan(settings: Plan) -> Iterator[Table | Text]:
@@ -127,18 +131,33 @@ def plan(settings: Plan) -> Iterator[Table | Text]:
         f"epsilon {settings.epsilon:g}, delta {settings.delta:g}, one record added or removed: Gaussian noise of "
         f"{noise:.4g} x the sensitivity (the classic formula would take {classic:.4g})"
     )
-    table = Table("release", "sensitivity", "noise", "by one client's signal", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        *("release", "sensitivity", "noise", "by one client's signal", "methods"),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     per_class = settings.records / settings.classes
     head = math.sqrt(2) / settings.penalty
+    heads = "fedauxfdp, fedavg-p, fedd-p"
+    by_step = accounting.sampled_noise(settings.epsilon, settings.delta, settings.sampling, settings.steps)
+    gradients = f"sums of {settings.records * settings.sampling:.4g} gradients of at most 1"
     rows = (
-        ("class head, a logit", f"sqrt(2)/{settings.penalty:g} = {head:.3g}", head * noise, "logits of 1 to 10"),
-        ("score head (Lambda 25), a logit", "1/25", noise / 25, "logits of 1 to 10"),
-        ("class sums, a coordinate", "1", noise, f"sums of {per_class:.4g} rows of length 1"),
-        ("class counts", "1", noise, f"counts of {per_class:.4g}"),
+        ("class head, a logit", f"sqrt(2)/{settings.penalty:g} = {head:.3g}", head * noise, "logits of 1 to 10", heads),
+        ("score head (Lambda 25), a logit", "1/25", noise / 25, "logits of 1 to 10", "fedauxfdp"),
+        (
+            "class sums, a coordinate",
+            "1",
+            noise,
+            f"sums of {per_class:.4g} rows of length 1",
+            "fedgm-records, fedrd-records",
+        ),
+        (f"each of {settings.steps} DP-SGD steps", "1", by_step, gradients, "dp-fl, adap-dp-fl, fedkd, fedkadp"),
     )
-    for name, sensitivity, std, signal in rows:
-        table.add_row(name, sensitivity, f"{std:.3g}", signal)
-    table.add_row("labels (randomised response)", "-", f"keeps {100 * keep:.3g} %", "label-DP only, features public")
+    for name, sensitivity, std, signal, methods in rows:
+        table.add_row(name, sensitivity, f"{std:.3g}", signal, methods)
+    kept = f"keeps {100 * keep:.3g} %"
+    table.add_row("labels (randomised response)", "-", kept, "label-DP only, features public", "fedgm-labels")
     yield table
     clean, noisy = reference(settings, noise)
     yield Text(

@@ -1,6 +1,6 @@
 """One release of a client's features, for methods that fit images or representations to the sum over clients.
 
-Of rows near a public centre, the sums by class and a constant to count them by, with noise; `ClassSums` has the theorem.
+Of rows near a public centre, the sums by class and a constant to count them by; `ClassSums` adds the noise.
 """
 
 import math

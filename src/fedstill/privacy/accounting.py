@@ -162,6 +162,24 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
     return float(found)
 
 
+def sampled_noise(epsilon_: float, delta: float, sampling: float, steps: int) -> float:
+    """The noise multiplier, to 1 %, at which so many steps on Poisson samples of records cost at most ``epsilon_``."""
+
+    def fits_in(multiplier: float) -> bool:
+        return (
+            epsilon([Gaussian(noise_multiplier=multiplier, sampling=sampling, count=steps)], delta, "record")
+            <= epsilon_
+        )
+
+    low, high = 0.1, 1.0
+    while not fits_in(high):
+        low, high = high, 2 * high
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits_in(middle) else (middle, high)
+    return high
+
+
 def share_noise(epsilon: float | None, delta: float, share: float = 1.0) -> float:
     """The noise multiplier of a release that takes ``share`` of ``1 / sigma^2`` of an (epsilon, delta) budget.
 
