@@ -18,7 +18,7 @@ from fedstill.distill.dafl import (
     pixels_of,
 )
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import Generation, Generator, divergence_loss, viewed
+from fedstill.distill.generator import Generation, Generator, UpsampledConv, divergence_loss, viewed
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.protocol import load
@@ -50,6 +50,23 @@ def softmax(row: list[float]) -> list[float]:
 
 def kl(p: list[float], q: list[float]) -> float:
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 4), (7, 5)])
+def test_an_upsampled_convolution_is_one_after_upsampling(height: int, width: int, bias: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    fast = UpsampledConv(3, 4, bias=bias).double()
+    plain = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(3, 4, 3, padding=1, bias=bias)).double()
+    plain.load_state_dict({f"1.{name}": value for name, value in fast.state_dict().items()})
+    x = torch.randn(2, 3, height, width, generator=rng, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(2, 4, 2 * height, 2 * width, generator=rng, dtype=torch.float64)
+    found = []
+    for layer in (fast, plain):
+        y = layer(x)
+        found.append([y, *torch.autograd.grad(y, [x, *layer.parameters()], g)])
+    for own, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("shape", "count"), [((3, 32, 32), 2_328_899), ((1, 28, 28), 1_834_305)], ids=str)

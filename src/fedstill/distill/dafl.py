@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.distill.generator import adam_of, descend, lasting, quarter_of, to_bytes
+from fedstill.distill.generator import UpsampledConv, adam_of, descend, lasting, quarter_of, to_bytes
 from fedstill.distill.teachers import Look, Teachers
 from fedstill.protocol import Settings
 from fedstill.records import Normalisation, Records
@@ -43,12 +43,10 @@ class DAFLGenerator(nn.Module):
         self.body = nn.Sequential(
             nn.Unflatten(1, (128, *quarter)),
             nn.BatchNorm2d(128),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(128, 128, 3, padding=1),
+            UpsampledConv(128, 128, bias=True),
             nn.BatchNorm2d(128, 0.8),
             nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(128, 64, 3, padding=1),
+            UpsampledConv(128, 64, bias=True),
             nn.BatchNorm2d(64, 0.8),
             nn.LeakyReLU(0.2),
             nn.Conv2d(64, channels, 3, padding=1),

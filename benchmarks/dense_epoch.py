@@ -1,0 +1,188 @@
+"""Time of one epoch of DENSE's server, as a ratio to a plain loop over the clients' models on the same work.
+
+Five models with batch norms, 30 steps of a generator on 128 images, then one pass of the student over a full pool of
+2,560 images. The plain loop writes the algorithm down: for every step each model's pass with hooks on its batch norms
+and one ``backward()`` through all of it, for every batch of the student's each model's pass again. Contenders
+alternate, each in a process of its own: the plain loop, the same with the allocator told to keep its memory
+(`fedstill.train.allocator`), and `fedstill.methods.Dense` with it.
+
+Images and student after one epoch from the same start are compared with the plain loop's.
+
+Usage: python benchmarks/dense_epoch.py --threads 1 --repeats 5
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from alternating import seconds_of, show
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstill import models
+from fedstill.distill.ensemble import distillation_loss
+from fedstill.distill.generator import divergence_loss
+from fedstill.distill.pool import Pool
+from fedstill.distill.teachers import Teachers
+from fedstill.methods.dense import Dense
+from fedstill.records import Normalisation, Records
+from fedstill.seeds import isolated, stream
+from fedstill.train.allocator import keep_memory
+
+CLASSES = 10
+
+
+class Server:
+    """What an epoch starts from: the clients' models, the student, the generator and the pool."""
+
+    def __init__(self, architecture: str, shape: tuple[int, int, int], clients: int) -> None:
+        self.method = Dense()
+        rng = stream(0, "images")
+        images = torch.randint(256, (self.method.pool * self.method.images_per_epoch, *shape), generator=rng)
+        channels = shape[0]
+        self.images = Records(
+            images.to(torch.uint8),
+            torch.randint(CLASSES, (len(images),), generator=rng),
+            CLASSES,
+            Normalisation((0.5,) * channels, (0.25,) * channels),
+        )
+        self.networks = [self._network(architecture, shape, k) for k in range(clients)]
+        self.student = self._network(architecture, shape, clients)
+        self.making = self.method.images(self.images[:0], stream(0, "generator"))
+        self.pool = Pool(self.images[:0], len(self.images))
+        self.pool.add(self.images, Teachers(self.networks).judge(self.images))
+
+    def _network(self, architecture: str, shape: tuple[int, int, int], draw: int) -> nn.Module:
+        with isolated(draw):
+            network = models.build(architecture, shape, CLASSES)
+        network.train()
+        with torch.no_grad():
+            for start in range(0, 512, 128):  # for the statistics
+                network(self.images.inputs(slice(start, start + 128)))
+        return network.eval()
+
+    def epoch(self, number: int) -> Tensor:
+        """The library's; returns its images."""
+        teachers = Teachers(self.networks)
+        made, said = self.making.epoch(teachers, self.student, stream(0, "images", number))
+        self.pool.add(made, said)
+        self.method.learn(teachers, self.student, self.pool, stream(0, "student", number))
+        return made.images
+
+    def plain_epoch(self, number: int) -> Tensor:
+        """The algorithm written down."""
+        settings, rng, nets = self.method.generation, stream(0, "images", number), self.networks
+        generator, adam = self.making._generator, self.making._adam  # type: ignore[attr-defined]
+        z = torch.randn(settings.batch_size, settings.nz, generator=rng)
+        labels = torch.randint(CLASSES, (settings.batch_size,), generator=rng).sort().values
+        seen: list[Tensor] = []
+
+        def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
+            mean, variance = args[0].mean([0, 2, 3]), args[0].var([0, 2, 3], correction=0)
+            seen.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
+
+        norms = [m for net in nets for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+        hooks = [norm.register_forward_pre_hook(compare) for norm in norms]
+        self.student.eval()
+        for _ in range(settings.steps):
+            seen.clear()
+            x = self.images.normalisation.apply(generator(z))
+            mean = torch.stack([net(x) for net in nets]).mean(0)
+            loss = settings.ce * cross_entropy(mean, labels) + settings.bn * torch.stack(seen).sum() / len(nets)
+            loss = loss + settings.div * divergence_loss(mean, self.student(x))
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        for hook in hooks:
+            hook.remove()
+        for net in (*nets, self.student):
+            net.zero_grad()
+        with torch.no_grad():
+            pixels = (generator(z) * 255).round().to(torch.uint8)
+        made = Records(pixels, labels, CLASSES, self.images.normalisation)
+        self.pool.add(made, torch.zeros(len(made), CLASSES))
+        pair = _Asking(nets, self.student)
+        self.method.student.fit(pair, self.pool.taught(), stream(0, "student", number), loss=pair.loss)
+        return pixels
+
+
+class _Asking(nn.Module):
+    """A student whose teachers are asked about every batch."""
+
+    def __init__(self, networks: Sequence[nn.Module], student: nn.Module) -> None:
+        super().__init__()
+        self._networks = list(networks)
+        self.student = student
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            said = torch.stack([net(x) for net in self._networks]).mean(0)
+        return torch.stack([self.student(x), said], 1)
+
+    def loss(self, both: Tensor, _: Tensor) -> Tensor:
+        return distillation_loss(both[:, 0], both[:, 1], Dense().temperature)
+
+
+def contender(plain: bool, kept: bool, threads: int, given: tuple[Any, ...], pipe: Connection) -> None:
+    """A process that makes one epoch for every message and answers with its seconds."""
+    torch.set_num_threads(threads)
+    if kept:
+        keep_memory()
+    server, number = Server(*given), 0
+    while pipe.recv():
+        number += 1
+        start = time.perf_counter()
+        (server.plain_epoch if plain else server.epoch)(number)
+        pipe.send(time.perf_counter() - start)
+
+
+def differences(given: tuple[Any, ...]) -> tuple[float, float]:
+    """Mean difference of the images in grey levels, and the student's largest one relative to its largest change."""
+    server = Server(*given)
+    other, before = copy.deepcopy(server), copy.deepcopy(server.student.state_dict())
+    images, theirs = server.epoch(1), other.plain_epoch(1)
+    own, plain = server.student.state_dict(), other.student.state_dict()
+    changed = max(float((plain[name] - before[name]).abs().max()) for name in plain)
+    apart = max(float((plain[name] - own[name]).abs().max()) for name in plain)
+    return float((images.float() - theirs.float()).abs().mean()), apart / changed
+
+
+def main() -> None:
+    """Print one line per architecture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=["dense-mnist", "dense-cnn2"])
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--json", help="write the table here too")
+    args = parser.parse_args()
+    contenders = {"plain": (True, False), "plain, memory kept": (True, True), "fedstill": (False, True)}
+    table: list[dict[str, Any]] = []
+    for architecture in args.models:
+        shape = (1, 28, 28) if architecture == "dense-mnist" else (3, 32, 32)
+        given = (architecture, shape, args.clients)
+        turns = {name: (*how, args.threads, given) for name, how in contenders.items()}
+        medians = {
+            name: statistics.median(values) for name, values in seconds_of(contender, turns, args.repeats).items()
+        }
+        images, student = differences(given)
+        row = {
+            "model": architecture,
+            "clients": args.clients,
+            "threads": args.threads,
+            "seconds": {name: round(value, 3) for name, value in medians.items()},
+            "ratio to plain": round(medians["fedstill"] / medians["plain"], 3),
+            "ratio to plain, memory kept": round(medians["fedstill"] / medians["plain, memory kept"], 3),
+            "difference of images, grey levels": images,
+            "relative difference of the student": student,
+        }
+        show(row, table, args.json)
+
+
+if __name__ == "__main__":
+    main()
