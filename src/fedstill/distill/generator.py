@@ -6,13 +6,14 @@ data generation stage, and the authors' code (zj-jayzhang/DENSE), which does som
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Lt
 from jaxtyping import Float, Int64
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, cross_entropy, kl_div, log_softmax
 
 from fedstill.distill.teachers import Teachers
@@ -26,6 +27,10 @@ View = Literal["none", "crop", "crop_flip"]
 """How images are changed before the networks see them: not, shifted, or shifted and flipped left to right."""
 VIEWS: Mapping[View, Augment | None] = {"none": None, "crop": augment.crop, "crop_flip": augment.crop_flip}
 """What does that."""
+
+
+_PARITIES = [(0, 0), (0, 1), (1, 0), (1, 1)]
+"""Whether a pixel's row and column are odd."""
 
 
 class Generator(nn.Module):
@@ -97,8 +102,33 @@ class UpsampledConv(nn.Conv2d):
         filters = filters.reshape(4 * outputs, inputs, 2, 2)
         bias = None if self.bias is None else self.bias.repeat(4)
         every = conv2d(x, filters, bias, padding=1).view(n, 2, 2, outputs, h + 1, w + 1)
-        rows = [torch.stack([every[:, p, q, :, p : p + h, q : q + w] for q in (0, 1)], -1) for p in (0, 1)]
-        return torch.stack(rows, 3).reshape(n, outputs, 2 * h, 2 * w)
+        found: Tensor = _Interleaved.apply(every, h, w)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Interleaved(torch.autograd.Function):
+    """``out[.., 2 i + p, 2 j + q] = every[:, p, q, :, i + p, j + q]``: each pixel of the doubled image from its filter.
+
+    As slices and stacks it is right too, but their gradients fill a tensor of zeros for every slice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, every: Tensor, h: int, w: int) -> Tensor:
+        ctx.sizes = every.shape, h, w
+        out = every.new_empty(every.shape[0], every.shape[3], h, 2, w, 2)
+        for p, q in _PARITIES:
+            out[:, :, :, p, :, q] = every[:, p, q, :, p : p + h, q : q + w]
+        return out.flatten(4).flatten(2, 3)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        shape, h, w = ctx.sizes
+        found = gradient.new_zeros(shape)
+        parts = gradient.reshape(*gradient.shape[:2], h, 2, w, 2)
+        for p, q in _PARITIES:
+            found[:, p, q, :, p : p + h, q : q + w] = parts[:, :, :, p, :, q]
+        return found, None, None
 
 
 def quarter_of(shape: tuple[int, int, int]) -> tuple[int, int]:

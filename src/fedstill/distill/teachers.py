@@ -164,8 +164,7 @@ def _watched(
     seen: list[Tensor] = []
 
     def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
-        inputs = args[0]
-        variance, mean = torch.var_mean(inputs, [0, *range(2, inputs.ndim)], correction=0)
+        mean, variance = _moments(args[0])
         terms.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
 
     def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -181,6 +180,13 @@ def _watched(
             hook.remove()
     bn = torch.stack(terms).sum() if terms else logits.new_zeros(())
     return logits, bn, seen[0].flatten(1) if seen else logits.new_zeros(len(logits), 0)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each channel's mean and biased variance, over batch and positions; `torch.var_mean` takes twice the time."""
+    flat = x.flatten(2) if x.ndim > 2 else x[:, :, None]
+    mean = flat.mean(2).mean(0)
+    return mean, (flat - mean[:, None]).square().mean(2).mean(0)
 
 
 def _batch_norms(network: nn.Module) -> list[_BatchNorm]:
