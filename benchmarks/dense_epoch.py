@@ -6,13 +6,13 @@ and one ``backward()`` through all of it, for every batch of the student's each 
 alternate, each in a process of its own: the plain loop, the same with the allocator told to keep its memory
 (`fedstill.train.allocator`), and `fedstill.methods.Dense` with it.
 
-Images and student after one epoch from the same start are compared with the plain loop's.
+Seconds are of the processor. The generator's loss and gradient, and what the student learns by, are compared with the
+plain loop's from the same start.
 
 Usage: python benchmarks/dense_epoch.py --threads 1 --repeats 5
 """
 
 import argparse
-import copy
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill import models
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import divergence_loss
+from fedstill.distill.generator import Generation, UpsampledConv, divergence_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.methods.dense import Dense
@@ -40,8 +40,10 @@ CLASSES = 10
 class Server:
     """What an epoch starts from: the clients' models, the student, the generator and the pool."""
 
-    def __init__(self, architecture: str, shape: tuple[int, int, int], clients: int) -> None:
-        self.method = Dense()
+    def __init__(
+        self, architecture: str, shape: tuple[int, int, int], clients: int, steps: int, *, plain: bool
+    ) -> None:
+        self.method = Dense(generation=Generation(steps=steps))
         rng = stream(0, "images")
         images = torch.randint(256, (self.method.pool * self.method.images_per_epoch, *shape), generator=rng)
         channels = shape[0]
@@ -54,6 +56,13 @@ class Server:
         self.networks = [self._network(architecture, shape, k) for k in range(clients)]
         self.student = self._network(architecture, shape, clients)
         self.making = self.method.images(self.images[:0], stream(0, "generator"))
+        if plain:
+            body = self.making._generator.body  # type: ignore[attr-defined]
+            for i, layer in enumerate(body):
+                if isinstance(layer, UpsampledConv):
+                    convolution = nn.Conv2d(layer.in_channels, layer.out_channels, 3, padding=1, bias=False)
+                    convolution.weight = layer.weight
+                    body[i] = nn.Sequential(nn.Upsample(scale_factor=2), convolution)
         self.pool = Pool(self.images[:0], len(self.images))
         self.pool.add(self.images, Teachers(self.networks).judge(self.images))
 
@@ -66,49 +75,50 @@ class Server:
                 network(self.images.inputs(slice(start, start + 128)))
         return network.eval()
 
-    def epoch(self, number: int) -> Tensor:
-        """The library's; returns its images."""
+    def epoch(self, number: int) -> None:
+        """The library's."""
         teachers = Teachers(self.networks)
         made, said = self.making.epoch(teachers, self.student, stream(0, "images", number))
         self.pool.add(made, said)
         self.method.learn(teachers, self.student, self.pool, stream(0, "student", number))
-        return made.images
 
-    def plain_epoch(self, number: int) -> Tensor:
+    def plain_epoch(self, number: int) -> None:
         """The algorithm written down."""
         settings, rng, nets = self.method.generation, stream(0, "images", number), self.networks
         generator, adam = self.making._generator, self.making._adam  # type: ignore[attr-defined]
         z = torch.randn(settings.batch_size, settings.nz, generator=rng)
         labels = torch.randint(CLASSES, (settings.batch_size,), generator=rng).sort().values
-        seen: list[Tensor] = []
-
-        def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
-            mean, variance = args[0].mean([0, 2, 3]), args[0].var([0, 2, 3], correction=0)
-            seen.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
-
-        norms = [m for net in nets for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
-        hooks = [norm.register_forward_pre_hook(compare) for norm in norms]
-        self.student.eval()
         for _ in range(settings.steps):
-            seen.clear()
-            x = self.images.normalisation.apply(generator(z))
-            mean = torch.stack([net(x) for net in nets]).mean(0)
-            loss = settings.ce * cross_entropy(mean, labels) + settings.bn * torch.stack(seen).sum() / len(nets)
-            loss = loss + settings.div * divergence_loss(mean, self.student(x))
+            loss = self.plain_loss(generator(z), labels)
             adam.zero_grad()
             loss.backward()
             adam.step()
-        for hook in hooks:
-            hook.remove()
         for net in (*nets, self.student):
             net.zero_grad()
         with torch.no_grad():
             pixels = (generator(z) * 255).round().to(torch.uint8)
         made = Records(pixels, labels, CLASSES, self.images.normalisation)
         self.pool.add(made, torch.zeros(len(made), CLASSES))
-        pair = _Asking(nets, self.student)
+        pair = _Asking(self.networks, self.student)
         self.method.student.fit(pair, self.pool.taught(), stream(0, "student", number), loss=pair.loss)
-        return pixels
+
+    def plain_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """L_gen, one model after the other."""
+        settings, seen = self.method.generation, list[Tensor]()
+
+        def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
+            mean, variance = args[0].mean([0, 2, 3]), args[0].var([0, 2, 3], correction=0)
+            seen.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
+
+        norms = [m for net in self.networks for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+        hooks = [norm.register_forward_pre_hook(compare) for norm in norms]
+        x = self.images.normalisation.apply(pixels)
+        mean = torch.stack([net(x) for net in self.networks]).mean(0)
+        for hook in hooks:
+            hook.remove()
+        loss = settings.ce * cross_entropy(mean, labels) + settings.bn * torch.stack(seen).sum() / len(self.networks)
+        self.student.eval()
+        return loss + settings.div * divergence_loss(mean, self.student(x))
 
 
 class _Asking(nn.Module):
@@ -133,23 +143,39 @@ def contender(plain: bool, kept: bool, threads: int, given: tuple[Any, ...], pip
     torch.set_num_threads(threads)
     if kept:
         keep_memory()
-    server, number = Server(*given), 0
+    server, number = Server(*given, plain=plain), 0
     while pipe.recv():
         number += 1
-        start = time.perf_counter()
+        start = time.process_time()
         (server.plain_epoch if plain else server.epoch)(number)
-        pipe.send(time.perf_counter() - start)
+        pipe.send(time.process_time() - start)
 
 
-def differences(given: tuple[Any, ...]) -> tuple[float, float]:
-    """Mean difference of the images in grey levels, and the student's largest one relative to its largest change."""
-    server = Server(*given)
-    other, before = copy.deepcopy(server), copy.deepcopy(server.student.state_dict())
-    images, theirs = server.epoch(1), other.plain_epoch(1)
-    own, plain = server.student.state_dict(), other.student.state_dict()
-    changed = max(float((plain[name] - before[name]).abs().max()) for name in plain)
-    apart = max(float((plain[name] - own[name]).abs().max()) for name in plain)
-    return float((images.float() - theirs.float()).abs().mean()), apart / changed
+def differences(given: tuple[Any, ...]) -> tuple[float, float, float]:
+    """Relative differences: of L_gen, of its gradient (largest entry), of what the student learns by."""
+    server, other = Server(*given, plain=False), Server(*given, plain=True)
+    z, labels = torch.randn(128, 256, generator=stream(0, "z")), torch.arange(128) % CLASSES
+    teachers, found = Teachers(server.networks), []
+    for one in (server, other):
+        generator = one.making._generator  # type: ignore[attr-defined]
+        pixels = generator(z)
+        if one is server:
+            x = one.images.normalisation.apply(pixels)
+            loss = one.method.generation.loss(teachers, one.student, x, labels)
+        else:
+            loss = one.plain_loss(pixels, labels)
+        found.append((loss.detach(), torch.autograd.grad(loss, list(generator.parameters()))))
+    (loss, gradient), (theirs, plain) = found
+    apart = max(float((g - h).abs().max()) for g, h in zip(gradient, plain, strict=True))
+    largest = max(float(h.abs().max()) for h in plain)
+    said = server.pool.taught().labels
+    with torch.no_grad():
+        plainly = torch.stack([net(server.images.inputs()) for net in server.networks]).mean(0)
+    return (
+        float((loss - theirs).abs() / theirs),
+        apart / largest,
+        float((said - plainly).abs().max() / plainly.abs().max()),
+    )
 
 
 def main() -> None:
@@ -159,18 +185,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=["dense-mnist", "dense-cnn2"])
     parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", help="write the table here too")
     args = parser.parse_args()
     contenders = {"plain": (True, False), "plain, memory kept": (True, True), "fedstill": (False, True)}
     table: list[dict[str, Any]] = []
     for architecture in args.models:
         shape = (1, 28, 28) if architecture == "dense-mnist" else (3, 32, 32)
-        given = (architecture, shape, args.clients)
+        given = (architecture, shape, args.clients, args.steps)
         turns = {name: (*how, args.threads, given) for name, how in contenders.items()}
         medians = {
             name: statistics.median(values) for name, values in seconds_of(contender, turns, args.repeats).items()
         }
-        images, student = differences(given)
+        loss, gradient, said = differences(given)
         row = {
             "model": architecture,
             "clients": args.clients,
@@ -178,8 +205,9 @@ def main() -> None:
             "seconds": {name: round(value, 3) for name, value in medians.items()},
             "ratio to plain": round(medians["fedstill"] / medians["plain"], 3),
             "ratio to plain, memory kept": round(medians["fedstill"] / medians["plain, memory kept"], 3),
-            "difference of images, grey levels": images,
-            "relative difference of the student": student,
+            "relative difference of loss": loss,
+            "relative difference of gradient": gradient,
+            "relative difference of what the student learns by": said,
         }
         show(row, table, args.json)
 

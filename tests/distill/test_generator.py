@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark import load as load_benchmark
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -336,3 +337,8 @@ def test_a_student_learns_from_teachers_without_data() -> None:
         pool.add(*stage.epoch(group, student, stream(1, epoch)))
         SGD(lr=0.05, batch_size=15, epochs=2).fit(student, pool.taught(), stream(2, epoch), loss=distillation_loss)
     assert evaluate(student, real) > max(start, 1 / 3) + 0.3
+
+
+def test_the_fast_epoch_does_what_a_plain_loop_over_the_models_does() -> None:
+    """Loss, gradient and what the student learns by, on the benchmark's networks, two of them."""
+    assert max(load_benchmark("dense_epoch").differences(("dense-mnist", (1, 8, 8), 2, 1))) < 1e-4

@@ -13,5 +13,9 @@ def load(name: str) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    sys.path.append(str(place.parent))  # for what benchmarks share
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(place.parent))
     return module
