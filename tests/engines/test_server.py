@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small import Probe, agreement, run, site, weights
 
-from fedstill import wire
+from fedstill import files, wire
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.transport import Arrival
 
@@ -299,6 +299,18 @@ def test_damaged_files_are_named_and_never_used(name: str, damage: str, digits: 
         return
     with pytest.raises((ValueError, TooFewReplies), match=f"{place.name} is damaged .*run again"):
         run(Probe(rounds=3), digits, tmp_path)
+
+
+def test_a_checkpoint_of_something_else_is_a_sentence(digits: Any, tmp_path: Path) -> None:
+    mortal_run(digits, tmp_path)
+    place = tmp_path / "journal" / "checkpoint"
+    tensors, header = wire.unpack(bytes(files.read_checked(place, "")))
+    tensors["0/another"] = tensors.pop(min(tensors))
+    files.write_checked(place, wire.pack(tensors, header))
+    with pytest.raises(ValueError, match="checkpoint does not fit what this run carries .*delete it and run again"):
+        run(Probe(rounds=3), digits, tmp_path)
+    place.unlink()
+    run(Probe(rounds=3), digits, tmp_path)
 
 
 def mortal_run(digits: Any, folder: Path) -> None:

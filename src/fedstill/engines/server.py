@@ -18,7 +18,7 @@ from fedstill.engines.agreement import Agreement
 from fedstill.engines.checks import check
 from fedstill.engines.judging import JUDGE, Judgement, steps_of
 from fedstill.engines.transport import Arrival, Transport, Watcher
-from fedstill.journal import JUDGING, Journal, Refusal
+from fedstill.journal import CHECKPOINT, JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Federation, Reply, Round, Step, load, state
@@ -233,7 +233,7 @@ class ServerFederation(Federation):
         if checkpoint is None:
             return 0
         tensors, header = checkpoint
-        _load(keep, tensors)
+        self._load(keep, tensors, CHECKPOINT)
         self._exchange = header["exchange"]
         if header.get("judged") is not None:
             number, digest, judgement = header["judged"]
@@ -242,6 +242,17 @@ class ServerFederation(Federation):
         self.asked_steps |= {name: steps[name] for name in header["steps"]}
         return int(header["round"])
 
+    def _load(self, keep: Sequence[nn.Module | dict[str, Tensor]], tensors: Mapping[str, Tensor], name: str) -> None:
+        sizes = {key: value.shape for key, value in _tensors(keep).items()}
+        if sizes != {key: value.shape for key, value in tensors.items()}:
+            raise files.Damaged(
+                f"{self.journal.folder / name} does not fit what this run carries (is it of another version?); "
+                "delete it and run again"
+            )
+        for i, part in enumerate(keep):
+            prefix = f"{i}/"
+            load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
+
     def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
         """See `Federation.epochs`."""
         self._loops += 1
@@ -249,7 +260,7 @@ class ServerFederation(Federation):
         kept = self.journal.load_checkpoint(EPOCHS)
         done = 0
         if kept is not None and kept[1].items() >= at.items():
-            _load(keep, kept[0])
+            self._load(keep, kept[0], EPOCHS)
             done = int(kept[1]["done"])
         for epoch in range(done + 1, number + 1):
             yield epoch
@@ -343,12 +354,6 @@ def _tensors(keep: Sequence[nn.Module | dict[str, Tensor]]) -> dict[str, Tensor]
     """What a loop carries, as one set of named tensors."""
     parts = [state(part) if isinstance(part, nn.Module) else part for part in keep]
     return {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.items()}
-
-
-def _load(keep: Sequence[nn.Module | dict[str, Tensor]], tensors: Mapping[str, Tensor]) -> None:
-    for i, part in enumerate(keep):
-        prefix = f"{i}/"
-        load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
 
 
 def save_images(path: Path, images: Records) -> None:
