@@ -80,19 +80,27 @@ class _Kronecker:
             sketch = torch.randn(RANK, d, generator=stream(0, "range finder")).to(x)
             q = torch.linalg.qr((((sketch @ x.T) * weights) @ x).T).Q
         inner = q.T @ x.T
-        values, vectors = torch.linalg.eigh((inner * weights) @ inner.T)
+        values, vectors = _eigen((inner * weights) @ inner.T)
         self.features = (q @ vectors).to(torch.float64)
         self.values = values.clamp_min(0).to(torch.float64) / weights.sum(dtype=torch.float64).clamp_min(1e-300)
         self.update(p)
 
     def update(self, p: Float64[Tensor, "classes n"]) -> None:
-        values, self.classes = torch.linalg.eigh(torch.diag(p.sum(1)) - p @ p.T)
+        values, self.classes = _eigen(torch.diag(p.sum(1)) - p @ p.T)
         self.scale = 1 / (values.clamp_min(0)[:, None] * self.values + self.penalty) - 1 / self.penalty
 
     def solve(self, g: Float64[Tensor, "classes d"]) -> Float64[Tensor, "classes d"]:
         inner = self.classes.T @ g @ self.features * self.scale
         solved: Tensor = self.classes @ inner @ self.features.T + g / self.penalty
         return solved
+
+
+def _eigen(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+    """Eigenvalues and eigenvectors of a symmetric matrix without negative ones."""
+    values, vectors = torch.linalg.eigh(matrix)
+    if not vectors.isfinite().all():  # LAPACK's divide and conquer says NaN of some float32 matrices of rank 1
+        vectors, values, _ = torch.linalg.svd(matrix)
+    return values, vectors
 
 
 def solve(
