@@ -1,6 +1,7 @@
 """Contenders that take turns, each in a process of its own: what the benchmarks of single steps share."""
 
 import json
+import statistics
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -32,6 +33,16 @@ def seconds_of(
     for pipe in pipes.values():
         pipe.send(False)
     return seconds
+
+
+def compared(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
+    """The medians of contenders called "plain", "plain, memory kept" and "fedstill", and the last one's ratios."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "seconds": {name: round(value, 3) for name, value in medians.items()},
+        "ratio to plain": round(medians["fedstill"] / medians["plain"], 3),
+        "ratio to plain, memory kept": round(medians["fedstill"] / medians["plain, memory kept"], 3),
+    }
 
 
 def show(row: dict[str, Any], table: list[dict[str, Any]], place: str | None) -> None:

@@ -13,14 +13,13 @@ Usage: python benchmarks/dense_epoch.py --threads 1 --repeats 5
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from alternating import seconds_of, show
+from alternating import compared, seconds_of, show
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -197,17 +196,13 @@ def main() -> None:
         shape = (1, 28, 28) if architecture == "dense-mnist" else (3, 32, 32)
         given = (architecture, shape, args.clients, args.steps)
         turns = {name: (*how, args.threads, given) for name, how in contenders.items()}
-        medians = {
-            name: statistics.median(values) for name, values in seconds_of(contender, turns, args.repeats).items()
-        }
+        seconds = seconds_of(contender, turns, args.repeats)
         loss, gradient, said = differences(given)
         row = {
             "model": architecture,
             "clients": args.clients,
             "threads": args.threads,
-            "seconds": {name: round(value, 3) for name, value in medians.items()},
-            "ratio to plain": round(medians["fedstill"] / medians["plain"], 3),
-            "ratio to plain, memory kept": round(medians["fedstill"] / medians["plain, memory kept"], 3),
+            **compared(seconds),
             "relative difference of loss": loss,
             "relative difference of gradient": gradient,
             "relative difference of what the student learns by": said,

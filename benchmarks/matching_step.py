@@ -12,14 +12,13 @@ Usage: python benchmarks/matching_step.py --threads 2 --repeats 7
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from alternating import seconds_of, show
+from alternating import compared, seconds_of, show
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -101,15 +100,12 @@ def main() -> None:
     for shape in ((1, 28, 28), (3, 32, 32)):
         given = {name: (*step_and_kept, args.threads, shape, args.width) for name, step_and_kept in contenders.items()}
         seconds = seconds_of(contender, given, args.repeats)
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
         loss, gradient = differences(shape, args.width)
         row = {
             "shape": shape,
             "width": args.width,
             "threads": args.threads,
-            "seconds": {name: round(value, 3) for name, value in medians.items()},
-            "ratio to plain": round(medians["fedstill"] / medians["plain"], 3),
-            "ratio to plain, memory kept": round(medians["fedstill"] / medians["plain, memory kept"], 3),
+            **compared(seconds),
             "relative difference of loss": loss,
             "relative difference of gradient": gradient,
         }
