@@ -29,7 +29,8 @@ from torch import Tensor
 from fedstill.evaluate import audit
 from fedstill.evaluate.audit import AuditResult, Canaries, ManyRunsResult
 from fedstill.methods.ldp_fedavg import ClippedUpdate
-from fedstill.privacy.accounting import Gaussian, Pure, epsilon, gaussian_noise, split_gaussian
+from fedstill.privacy.accounting import epsilon, gaussian_noise, split_gaussian
+from fedstill.privacy.events import Gaussian, Pure
 from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend
 from fedstill.privacy.mechanisms import ClassSums, Histogram, NoisySum
 from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior

@@ -109,3 +109,11 @@ def test_help_needs_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'pydantic', 'tyro', 'rich'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_run_without_noise_waits_for_no_accountant() -> None:
+    code = (
+        "import sys, fedstill.experiment.run, fedstill.methods; "
+        "heavy = {'dp_accounting', 'scipy.optimize', 'matplotlib', 'ray'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,7 @@ import pytest
 from fedstill.cli import main
 from fedstill.experiment import ledgers
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Gaussian, Pure, Unbounded
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import Entry
 
 QUICK = ["--data", "digits", "--clients", "3", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
@@ -78,7 +78,7 @@ def test_planned_noise_of_dp_sgd_fits_and_hardly_less_does(epsilon: float, sampl
     noise = accounting.sampled_noise(epsilon, 1e-5, sampling, steps)
 
     def cost(multiplier: float) -> float:
-        event = accounting.Gaussian(noise_multiplier=multiplier, sampling=sampling, count=steps)
+        event = Gaussian(noise_multiplier=multiplier, sampling=sampling, count=steps)
         return accounting.epsilon([event], 1e-5, "record")
 
     assert cost(noise) <= epsilon < cost(noise / 1.02)
@@ -111,7 +111,7 @@ def test_more_noise_costs_more_accuracy_and_more_clients_win_it_back() -> None:
 
 
 def test_costs_in_words() -> None:
-    def words(event: accounting.Event, adaptive: bool = False) -> str:
+    def words(event: Event, adaptive: bool = False) -> str:
         entry = Entry(
             exchange=0, step="s", index=0, mechanism="M", unit="record", event=event, theorem="", adaptive=adaptive
         )

@@ -17,6 +17,7 @@ from fedstill.data.sources import DataSet
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.ldp_fedavg import ClippedUpdate, LDPFedAvg
 from fedstill.privacy import accounting
+from fedstill.privacy.events import Gaussian
 from fedstill.protocol import parameters
 
 LOCAL: dict[str, Any] = {"lr": 0.05, "batch_size": 32}
@@ -48,7 +49,7 @@ def test_its_noise_is_that_of_the_sensitivity() -> None:
     assert looks_like(noise, 3.0)  # 3 times 2 times 0.5
     assert not looks_like(noise, 1.5)
     assert not looks_like(noise, 4.5)
-    assert mechanism.event == accounting.Gaussian(noise_multiplier=3.0)
+    assert mechanism.event == Gaussian(noise_multiplier=3.0)
 
 
 @pytest.mark.parametrize(("radius", "noise"), [(0.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.nan)])

@@ -18,7 +18,7 @@ from fedstill.methods.fedkadp import FedKADP, taught_loss
 from fedstill.methods.fedkd import FedKD, mutual_loss
 from fedstill.methods.private_rounds import PrivateRounds
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Gaussian
+from fedstill.privacy.events import Gaussian
 from fedstill.protocol import parameters
 
 LOCAL = {"steps": 2, "supposed_records": 400, "lr": 0.05}

@@ -11,8 +11,9 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Gaussian, Pure, RdpFilter, Unbounded
+from fedstill.privacy import accounting, loss_distributions
+from fedstill.privacy.accounting import RdpFilter
+from fedstill.privacy.events import Gaussian, Pure, Unbounded
 
 
 def test_random_sequences_cost_what_dp_accounting_says() -> None:
@@ -95,7 +96,7 @@ def test_unbounded_is_unbounded_whatever_stands_beside_it() -> None:
 )
 def test_renyi_divergences_are_those_of_dp_accounting(noise: float, sampling: float, count: int, order: int) -> None:
     accountant = RdpAccountant(orders=[float(order)])
-    accountant.compose(accounting.dp_event(Gaussian(noise_multiplier=noise, sampling=sampling)), count)
+    accountant.compose(loss_distributions.dp_event(Gaussian(noise_multiplier=noise, sampling=sampling)), count)
     delta = 1e-12
     epsilon = accountant.get_epsilon(delta)  # = divergence + log1p(-1/a) - (ln delta + ln a) / (a - 1)
     expected = epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
@@ -170,11 +171,11 @@ def test_the_filter_never_lets_a_schedule_past_its_budget_and_leaves_less_than_o
         account = accounting.rdp_filter(budget, delta)
         theirs = RdpAccountant([account.order])
         for step in admitted:
-            theirs.compose(accounting.dp_event(step))
+            theirs.compose(loss_distributions.dp_event(step))
         if admitted:
             assert theirs.get_epsilon(delta) <= budget * (1 + 1e-9)
             assert account.epsilon(admitted) == pytest.approx(theirs.get_epsilon(delta), rel=1e-6)
-        assert theirs.compose(accounting.dp_event(refused)).get_epsilon(delta) > budget
+        assert theirs.compose(loss_distributions.dp_event(refused)).get_epsilon(delta) > budget
 
 
 @pytest.mark.parametrize("number", range(0, 1000, 100))

@@ -18,8 +18,9 @@ from fedstill import models
 from fedstill.evaluate.audit import Canaries, one_run
 from fedstill.evaluate.gradients import Chosen, along, gradient_canaries
 from fedstill.models.convnet import ConvNet
-from fedstill.privacy.accounting import Gaussian, Unbounded, epsilon, gaussian_noise
+from fedstill.privacy.accounting import epsilon, gaussian_noise
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
+from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.records import Examples
 from fedstill.seeds import Entropy, Noise, Simulated, isolated, stream
 

@@ -9,7 +9,7 @@ from releases import ONE, entry
 
 from fedstill import files
 from fedstill.privacy import accounting, guarantee
-from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
 
 

@@ -14,7 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedstill.privacy.accounting import Gaussian, Unbounded, epsilon
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.privacy.logistic import (
     BinaryHead,
     LogisticHead,

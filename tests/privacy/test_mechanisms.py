@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstill import seeds
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Gaussian, Unbounded
+from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.privacy.mechanisms import ROUNDING, ClassSums, Histogram, Mechanism, NoisySum, clipped
 
 

@@ -15,7 +15,8 @@ from scipy.sparse import csr_array, eye_array, kron
 from scipy.stats import chi2
 from torch import Tensor
 
-from fedstill.privacy.accounting import Pure, epsilon
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Pure
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.randomized_response import RandomizedResponse, RRTopK, RRWithPrior, probabilities, top_k
 from fedstill.seeds import Entropy, Noise, Simulated, numpy_stream, stream

@@ -16,7 +16,7 @@ from releases import ONE, entry
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, Gaussian, Pure, Unbounded
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import BudgetExceeded, Entry, touching
 from fedstill.privacy.site_ledger import HEAD, KEY, LINES, LOCK, SiteLedger
 
@@ -405,7 +405,7 @@ def test_a_charge_is_on_the_disk_when_it_returns(folder: Path, monkeypatch: pyte
 CHARGE_ALL = """
 import sys
 from pathlib import Path
-from fedstill.privacy.accounting import Gaussian
+from fedstill.privacy.events import Gaussian
 from fedstill.privacy.ledger import BudgetExceeded, Entry
 from fedstill.privacy.site_ledger import SiteLedger
 

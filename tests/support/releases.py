@@ -1,7 +1,7 @@
 """Entries of ledgers, for tests."""
 
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, Gaussian, Unit
+from fedstill.privacy.events import Event, Gaussian, Unit
 from fedstill.privacy.ledger import Entry
 
 ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))

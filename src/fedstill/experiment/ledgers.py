@@ -17,7 +17,7 @@ from fedstill.experiment import tables
 from fedstill.experiment.record import read_run
 from fedstill.journal import Journal
 from fedstill.privacy import accounting, guarantee
-from fedstill.privacy.accounting import Pure, Unbounded, Unit
+from fedstill.privacy.events import Pure, Unbounded, Unit
 from fedstill.privacy.ledger import Entry
 from fedstill.privacy.logistic import LogisticHead
 from fedstill.protocol import Settings

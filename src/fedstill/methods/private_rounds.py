@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.methods.averaging import Participation, sample
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Gaussian
+from fedstill.privacy.events import Gaussian
 from fedstill.privacy.without_replacement import published_epsilon
 from fedstill.protocol import Federation, Method, load, parameters
 from fedstill.train.feedback import Course

@@ -5,76 +5,13 @@ discretisation that is rounded to the safe side. Single Gaussians have a closed 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Annotated, Literal
 
-import dp_accounting
 import numpy as np
-from annotated_types import Ge, Gt, Le
-from dp_accounting.pld import PLDAccountant
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 
-Unit = Literal["record", "label"]
-"""What changes between neighbouring data sets: one record is added or removed, or one record's label is another."""
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("it must be printable")
-    return text
-
-
-Words = Annotated[str, AfterValidator(_printable)]
-"""Text that may be shown to a person: entries come from other machines too."""
-
-
-class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Gaussian(_Event):
-    """Gaussian noise of ``noise_multiplier`` times the sensitivity, ``count`` times, each on a Poisson sample."""
-
-    kind: Literal["gaussian"] = "gaussian"
-    noise_multiplier: Annotated[float, Ge(1e-9), Le(1e9)]
-    sampling: Annotated[float, Gt(0), Le(1)] = 1.0
-    count: PositiveInt = 1
-
-
-class Pure(_Event):
-    """Any mechanism that is ``epsilon``-DP with delta 0."""
-
-    kind: Literal["pure"] = "pure"
-    epsilon: PositiveFloat
-
-
-class Unbounded(_Event):
-    """A release that no epsilon bounds, and why."""
-
-    kind: Literal["none"] = "none"
-    reason: Annotated[Words, Field(max_length=1000)]
-
-
-Event = Annotated[Gaussian | Pure | Unbounded, Field(discriminator="kind")]
-
-
-def dp_event(event: Gaussian | Pure | Unbounded) -> dp_accounting.DpEvent:
-    """The event in dp-accounting's terms.
-
-    A pure mechanism stands as binary randomised response of its epsilon, which dominates every epsilon-DP mechanism
-    (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2): with probability ``p = 2 / (1 + e^epsilon)`` a fair coin.
-    """
-    if isinstance(event, Pure):
-        return dp_accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
-    if isinstance(event, Unbounded):
-        return dp_accounting.NonPrivateDpEvent()
-    once: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-    if event.sampling < 1:
-        once = dp_accounting.PoissonSampledDpEvent(event.sampling, once)
-    return once if event.count == 1 else dp_accounting.SelfComposedDpEvent(once, event.count)
+from fedstill.privacy.events import Gaussian, Pure, Unbounded, Unit
 
 
 def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: Unit) -> float:
@@ -108,13 +45,9 @@ def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit
     precision = sum(event.count / event.noise_multiplier**2 for event in whole)
     if precision > 1 / _LEAST_NOISE**2:
         return gaussian_epsilon(precision**-0.5, delta) if len(whole) == len(events) and unit == "record" else math.inf
-    relation = dp_accounting.NeighboringRelation
-    accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
-    for event in _merged(events):
-        if not accountant.supports(dp_event(event)):
-            raise ValueError(f"{event} has no accountant for the unit '{unit}'")
-        accountant.compose(dp_event(event))
-    return float(accountant.get_epsilon(delta))
+    from fedstill.privacy import loss_distributions  # takes a second, which most commands need not wait for
+
+    return loss_distributions.epsilon(_merged(events), delta, unit)
 
 
 def _merged(events: Iterable[Gaussian | Pure | Unbounded]) -> list[Gaussian | Pure | Unbounded]:
@@ -156,7 +89,7 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
         return gaussian_delta(math.exp(log_noise), epsilon) - delta
 
     low, high = -10.0, 25.0
-    found = math.exp(brentq(excess, low, high, xtol=1e-12, rtol=1e-14))
+    found = math.exp(_root(excess, low, high))
     while gaussian_delta(found, epsilon) > delta:  # the root, on its safe side
         found *= 1 + 1e-12
     return float(found)
@@ -202,7 +135,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(noise_multiplier, high) > delta:
         high *= 2
-    return float(brentq(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high, xtol=1e-12))
+    return _root(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high)
 
 
 def split_gaussian(noise_multiplier: float, shares: Iterable[float]) -> tuple[float, ...]:
@@ -218,6 +151,12 @@ def split_gaussian(noise_multiplier: float, shares: Iterable[float]) -> tuple[fl
     if min(found) <= 0 or sum(found) > 1 + 1e-12:
         raise ValueError(f"shares {found} must be positive and sum to at most 1")
     return tuple(noise_multiplier / math.sqrt(share) for share in found)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.optimize import brentq  # as above
+
+    return float(brentq(function, low, high, xtol=1e-12, rtol=1e-14))
 
 
 def _check_delta(delta: float) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedstill.privacy.accounting import Event, Unbounded
 from fedstill.privacy.dp_sgd import DPSGD
+from fedstill.privacy.events import Event, Unbounded
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.records import Examples
 from fedstill.seeds import Noise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.privacy.accounting import Event
+from fedstill.privacy.events import Event
 from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive, gaussian_event
 from fedstill.privacy.per_record import ClippedGradients, PerRecordLoss, check_alone
 from fedstill.records import Examples

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Unit
+from fedstill.privacy.events import Pure, Unbounded, Unit
 from fedstill.privacy.ledger import Entry, is_unbounded, touching
 
 ADJACENCY = {
@@ -76,7 +76,7 @@ def derive(
         return none(f"{' and '.join(unprotected)} {'is' if len(unprotected) == 1 else 'are'} released unprotected")
     entries = [entry for each in spent.values() for entry in each]
     broken = next((entry for entry in entries if is_unbounded(entry)), None)
-    if broken is not None and isinstance(broken.event, accounting.Unbounded):
+    if broken is not None and isinstance(broken.event, Unbounded):
         return none(f"{broken.mechanism} of step '{broken.step}': {broken.event.reason}")
     units = {entry.unit for entry in entries}
     if len(units) > 1:
@@ -116,7 +116,7 @@ def of_client(entries: Sequence[Entry], delta: float, unit: Unit, budget: float 
         kept = budget is not None and all(map(accounting.rdp_filter(budget, delta).allows, paths))
         return (budget if kept and budget is not None else math.inf), "Renyi filter (Feldman, Zrnic 2021)"
     epsilon = max(accounting.epsilon(events, delta, unit) for events in paths)
-    if any(len(events) > 1 or not isinstance(events[0], accounting.Pure) for events in paths if events):
+    if any(len(events) > 1 or not isinstance(events[0], Pure) for events in paths if events):
         how = "privacy loss distributions (dp-accounting)"
     else:
         how = "a single release"

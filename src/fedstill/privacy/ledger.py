@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, Unbounded, Unit, Words
+from fedstill.privacy.events import Event, Unbounded, Unit, Words
 
 
 class BudgetExceeded(ValueError):

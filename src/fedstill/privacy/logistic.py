@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from fedstill.privacy.accounting import Event, Unbounded, classic_noise
+from fedstill.privacy.accounting import classic_noise
+from fedstill.privacy.events import Event, Unbounded
 from fedstill.privacy.mechanisms import (
     ROUNDING,
     GaussianMechanism,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from fedstill.privacy.accounting import Event, Gaussian, Unbounded, Unit
+from fedstill.privacy.events import Event, Gaussian, Unbounded, Unit
 from fedstill.seeds import Noise
 
 Rows = TypeVar("Rows", contravariant=True)

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from fedstill.privacy.accounting import Pure, Unit
+from fedstill.privacy.events import Pure, Unit
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.seeds import Noise
 

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import Event, Gaussian, Pure, RdpFilter, Unbounded, Unit
+from fedstill.privacy.accounting import RdpFilter
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, check_budget, touching
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"

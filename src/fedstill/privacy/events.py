@@ -1,0 +1,49 @@
+"""What a release says of itself to accountants: its kind of noise, and what changes between neighbours."""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+Unit = Literal["record", "label"]
+"""What changes between neighbouring data sets: one record is added or removed, or one record's label is another."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it must be printable")
+    return text
+
+
+Words = Annotated[str, AfterValidator(_printable)]
+"""Text that may be shown to a person: entries come from other machines too."""
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Gaussian(_Event):
+    """Gaussian noise of ``noise_multiplier`` times the sensitivity, ``count`` times, each on a Poisson sample."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    noise_multiplier: Annotated[float, Ge(1e-9), Le(1e9)]
+    sampling: Annotated[float, Gt(0), Le(1)] = 1.0
+    count: PositiveInt = 1
+
+
+class Pure(_Event):
+    """Any mechanism that is ``epsilon``-DP with delta 0."""
+
+    kind: Literal["pure"] = "pure"
+    epsilon: PositiveFloat
+
+
+class Unbounded(_Event):
+    """A release that no epsilon bounds, and why."""
+
+    kind: Literal["none"] = "none"
+    reason: Annotated[Words, Field(max_length=1000)]
+
+
+Event = Annotated[Gaussian | Pure | Unbounded, Field(discriminator="kind")]
