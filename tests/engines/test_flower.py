@@ -82,7 +82,7 @@ def test_every_client_gets_the_bytes_and_no_more_than_a_window_are_on_their_way(
     grid = Grid({})
     assert all(a.reply == b"what?" and a.failure is None for a in exchange(grid, 11))
     assert grid.most == 4
-    assert [m.content["facts"]["client"] for m in grid.pushed] == list(range(11))
+    assert [m.content["facts"]["clients"] for m in grid.pushed] == [[client] for client in range(11)]
 
 
 def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason() -> None:
@@ -95,6 +95,74 @@ def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason
         "the reply holds no bytes of ours",
         None,
     ]
+
+
+class Players(Grid):
+    """Nodes that play whichever clients a message names, each in ``seconds`` and with a reply of ``size`` bytes."""
+
+    def __init__(self, seconds: float = 0.001, size: int = 5, deadly: int = -1, odd: Any = None) -> None:
+        super().__init__({})
+        self.seconds = seconds
+        self.size = size
+        self.deadly = deadly
+        self.odd = odd
+
+    @property
+    def groups(self) -> list[list[int]]:
+        return [list(m.content["facts"]["clients"]) for m in self.pushed]
+
+    def pull_messages(self, ids: Iterable[str]) -> Iterator[Message]:
+        for message in [m for m in self.pushed if m.metadata.message_id in list(ids)]:
+            clients = list(message.content["facts"]["clients"])
+            replies = [f"{client:0{self.size}d}".encode() for client in clients]
+            said: Any = {"sizes": [self.size] * len(clients), "seconds": self.seconds * len(clients)}
+            if len(clients) > 1 and self.odd is not None:
+                said = {**said, "sizes": self.odd}
+            what: Any = content(b"".join(replies), **said)
+            if self.deadly in clients:
+                what = Error(code=1, reason="ActorDiedError")
+            reply = Message(what, reply_to=message)
+            reply.metadata.__dict__["_message_id"] = "r"
+            yield reply
+
+
+def test_quick_clients_share_messages_and_each_gets_its_own_reply() -> None:
+    grid = Players()
+    found = exchange(grid, 300, ahead=1000, shared=True)
+    assert [a.reply for a in found] == [f"{client:05d}".encode() for client in range(300)]
+    assert [len(group) for group in grid.groups[:6]] == [1, 1, 1, 1, 2, 2]  # the first may be quicker than the rest
+    assert max(map(len, grid.groups)) <= 300 // (2 * 4)  # nobody who plays clients is left without
+    assert len(grid.groups) < 70
+    again = Players()
+    transport = OnGrid(again, dict.fromkeys(range(300), 1), window=4, ahead=1000, shared=True)  # type: ignore[arg-type]
+    for _ in range(5):
+        list(transport.exchange(b"what?", range(300), lambda _: None))
+    assert len(again.groups[-8:]) == 8 and sum(map(len, again.groups[-8:])) == 300  # it remembers
+
+
+@pytest.mark.parametrize(
+    "slow", [{"seconds": 0.06}, {"size": 3 << 20}, {"options": {"timeout": 5.0}}, {"options": {"shared": False}}]
+)
+def test_clients_with_work_to_do_much_to_say_or_a_deadline_get_a_message_each(slow: dict[str, Any]) -> None:
+    options = {"shared": True, "ahead": 1000, **slow.pop("options", {})}
+    grid = Players(**slow)
+    exchange(grid, 24, **options)
+    assert grid.groups == [[client] for client in range(24)]
+
+
+def test_one_that_ends_the_process_of_those_it_shares_with_is_the_only_one_left_out() -> None:
+    grid = Players(deadly=77)
+    found = exchange(grid, 200, ahead=1000, shared=True)  # which also sees that no request is counted twice
+    assert [a.client for a in found if a.failure] == [77]
+    assert found[77].failure == "its process ended; out of memory?"
+    assert sorted(a.reply for a in found if not a.failure) == [f"{n:05d}".encode() for n in range(200) if n != 77]
+    assert [77] in grid.groups
+
+
+@pytest.mark.parametrize("odd", [[5], [], [5] * 99, ["five"]])
+def test_a_shared_reply_that_cannot_be_told_apart_is_refused(odd: Any) -> None:
+    found = exchange(Players(odd=odd), 60, ahead=1000, shared=True)
+    assert {a.failure for a in found} == {None, "the reply holds no bytes of ours"}
 
 
 ARRAY = Array(dtype="uint8", shape=(5,), stype="fedstill", data=b"what?")

@@ -53,7 +53,8 @@ def client_app(set_up: Callable[[Config, Config], Player]) -> ClientApp:
         facts = message.content.config_records["facts"]
         try:
             player = set_up(context.node_config, context.run_config)
-            reply = player.answer(int(facts["client"]), str(facts["terms"]), taken(message))  # type: ignore[arg-type]
+            (client,) = map(int, facts["clients"])  # type: ignore[arg-type]
+            reply = player.answer(client, str(facts["terms"]), taken(message))
         except Exception as error:
             log.error("this site can't answer: %s", error)
             reply = b""
@@ -86,14 +87,25 @@ class Sites:
         clients: how many sites there should be, numbered from 0.
         wait: seconds to wait for sites that are not there yet, each time some are needed.
         timeout: see `OnGrid`.
+        at_a_time: how many sites have a question at a time; all of them by default.
     """
 
-    def __init__(self, grid: Grid, terms: str, clients: int, *, wait: float, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        terms: str,
+        clients: int,
+        *,
+        wait: float,
+        timeout: float | None = None,
+        at_a_time: int | None = None,
+    ) -> None:
         self._grid = grid
         self._terms = terms
         self._clients = clients
         self._wait = wait
         self._timeout = timeout
+        self._at_a_time = at_a_time or clients
         self._nodes: dict[int, int] = {}
         self._met: set[int] = set()
 
@@ -103,7 +115,7 @@ class Sites:
         inner = OnGrid(
             self._grid,
             self._nodes,
-            window=len(clients),
+            window=self._at_a_time,
             timeout=self._timeout,
             facts={"terms": self._terms},
             poll=_POLL,

@@ -5,9 +5,12 @@ twice; cut into many, a message costs its receiver two times its bytes.
 """
 
 import gc
+import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -20,8 +23,10 @@ _BYTES = 64 << 20
 """Replies that may wait in the server's memory, beyond one for each client that can be played at a time."""
 _LARGE = 16 << 20
 """Bytes of a reply that is worth tidying up after."""
-_PIECE = 4 << 20
-"""Bytes of an array at most."""
+_PIECE = 2 << 20
+"""Bytes of an array at most, and of the replies that share a message."""
+_SHARED = 0.1
+"""Seconds that the clients who share a message may take together: about as long as Flower takes to hand one over."""
 ASK = "ask"
 """The name of the query that carries a request."""
 
@@ -39,6 +44,8 @@ class OnGrid:
         facts: what goes with every request.
         poll: seconds between two looks at what came.
         at_once: replies to fetch at a time; over a network only so many are in memory together.
+        shared: whether a node can play any client, so that clients who turn out to be quick can share a message, which
+            then costs them less than their steps do.
     """
 
     def __init__(
@@ -53,17 +60,19 @@ class OnGrid:
         facts: Mapping[str, int | str] | None = None,
         poll: float = 0.05,
         at_once: int = 1000,
+        shared: bool = False,
     ) -> None:
         self._grid = grid
         self._nodes = nodes
         self._window = window
         self._ahead = ahead or window
-        self._largest: dict[str | None, int] = {}
+        self._paces = defaultdict[str | None, _Pace](_Pace)
         self._timeout = timeout
         self._failed = failed
         self._facts = dict(facts or {})
         self._poll = poll
         self._at_once = at_once
+        self._shared = shared
 
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """See `Transport.exchange`."""
@@ -71,57 +80,97 @@ class OnGrid:
             yield from self._exchange(request, clients, sent)
 
     def _exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        step = _step(request)
+        pace = self._paces[_step(request)]
         pieces = _cut(request)
-        waiting = deque(clients)
-        flying: dict[str, tuple[int, float]] = {}  # message -> client, deadline
-        while waiting or flying:
+        waiting = deque(client for client in clients if client in self._nodes)
+        for client in set(clients) - self._nodes.keys():
+            yield Arrival(client, b"", "no site answers for it")
+        alone = deque[int]()  # who were in a message that failed
+        flying: dict[str, tuple[list[int], float]] = {}  # message -> clients, deadline
+        while waiting or alone or flying:
             if reason := self._failed():
                 raise RuntimeError(f"Flower ended early: {reason}")
-            free = max(0, self._may_fly(step) - len(flying))
-            some = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            for client in [client for client in some if client not in self._nodes]:
-                some.remove(client)
-                yield Arrival(client, b"", "no site answers for it")
-            for client, message in zip(some, self._push(pieces, some), strict=True):
+            asked = sum(len(group) for group, _ in flying.values())
+            again = [[alone.popleft()] for _ in range(min(self._may_fly(pace) - asked, len(alone)))]
+            groups = again + self._groups(waiting, asked + len(again), pace)
+            for number, (group, message) in enumerate(zip(groups, self._push(pieces, groups), strict=True)):
                 if not message:  # Flower knows already that the node is gone
-                    yield Arrival(client, b"", "its node is not connected")
+                    yield from (Arrival(client, b"", "its node is not connected") for client in group)
                     continue
-                sent(client)
-                flying[message] = (client, time.monotonic() + (self._timeout or float("inf")))
+                for client in group if number >= len(again) else []:
+                    sent(client)
+                flying[message] = (group, time.monotonic() + (self._timeout or float("inf")))
             before = len(flying)
-            for asked in _batched(flying, self._at_once):
-                for reply in self._grid.pull_messages(asked):
-                    client, _ = flying.pop(reply.metadata.reply_to_message_id)
-                    arrival = _arrival(client, reply)
-                    self._largest[step] = max(self._largest.get(step, 1), len(arrival.reply))
-                    yield arrival
-                    if len(arrival.reply) > _LARGE:
-                        del arrival, reply
+            for messages in _batched(flying, self._at_once):
+                for reply in self._grid.pull_messages(messages):
+                    group, _ = flying.pop(reply.metadata.reply_to_message_id)
+                    if len(group) > 1 and reply.has_error():  # one of them ended the process of all
+                        alone.extend(group)
+                        continue
+                    arrivals = _arrivals(group, reply)
+                    largest = max(len(arrival.reply) for arrival in arrivals)
+                    pace.learn(len(group), largest, _seconds(reply))
+                    while arrivals:
+                        yield arrivals.pop()
+                    if largest > _LARGE:
+                        del reply
                         gc.collect()  # Flower's copies, which live on in cycles otherwise
-            for message, (client, deadline) in list(flying.items()):
+            for message, (group, deadline) in list(flying.items()):
                 if deadline <= time.monotonic():
                     del flying[message]
-                    yield Arrival(client, b"", f"no reply within {self._timeout:g} s (--timeout)")
+                    reason = f"no reply within {self._timeout:g} s (--timeout)"
+                    yield from (Arrival(client, b"", reason) for client in group)
             if len(flying) == before:
                 time.sleep(self._poll)
 
-    def _may_fly(self, step: str | None) -> int:
-        """How many questions may be out at a time: more than can be played, once replies are known to be small."""
-        if step not in self._largest:
+    def _may_fly(self, pace: "_Pace") -> int:
+        """How many clients may be asked at a time: more than can be played, once replies are known to be small."""
+        if not pace.largest:
             return self._window
-        return max(self._window, min(self._ahead, _BYTES // self._largest[step]))
+        return max(self._window, min(self._ahead, _BYTES // pace.largest))
 
-    def _push(self, pieces: Sequence[bytes], clients: Sequence[int]) -> list[str]:
+    def _groups(self, waiting: deque[int], asked: int, pace: "_Pace") -> list[list[int]]:
+        """The next clients, taken from ``waiting``: those of each list share a message."""
+        size, free = 1, self._may_fly(pace) - asked
+        if self._shared and self._timeout is None:
+            size = max(1, min(pace.fit, math.ceil(len(waiting) / (2 * self._window))))  # something for every player
+            if size > pace.sharing:  # there will be more to a message once these are back
+                free = min(free, 2 * self._window * size - asked)
+        some = [waiting.popleft() for _ in range(max(0, min(free, len(waiting))))]
+        return [some[start : start + size] for start in range(0, len(some), size)]
+
+    def _push(self, pieces: Sequence[bytes], groups: Sequence[Sequence[int]]) -> list[str]:
         messages = [
             Message(
-                _holding(pieces, client=client, **self._facts),
-                dst_node_id=self._nodes[client],
+                _holding(pieces, clients=list(group), **self._facts),
+                dst_node_id=self._nodes[group[0]],
                 message_type=f"query.{ASK}",
             )
-            for client in clients
+            for group in groups
         ]
         return list(self._grid.push_messages(messages)) if messages else []
+
+
+@dataclass
+class _Pace:
+    """What replies to a step have told: bytes of the largest, seconds that a client took, how many shared a message."""
+
+    largest: int = 0
+    seconds: float = math.inf
+    sharing: int = 1
+
+    def learn(self, clients: int, largest: int, seconds: float) -> None:
+        """What the latest message tells; clients who don't say how long they took are slow."""
+        self.largest = max(self.largest, largest, 1)
+        self.seconds = seconds / clients
+        self.sharing = max(self.sharing, clients)
+
+    @property
+    def fit(self) -> int:
+        """How many clients may share the next one: few at first, as the first to answer may be the quickest."""
+        if not self.largest:
+            return 1
+        return max(1, int(min(2 * self.sharing, _PIECE // self.largest, _SHARED / max(self.seconds, 1e-9))))
 
 
 def _step(request: bytes) -> str | None:
@@ -142,7 +191,7 @@ def _cut(data: bytes) -> list[bytes]:
     return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)] or [b""]
 
 
-def _holding(pieces: Sequence[bytes], **facts: int | str) -> RecordDict:
+def _holding(pieces: Sequence[bytes], **facts: int | str | float | list[int]) -> RecordDict:
     arrays = {
         str(number): Array(dtype="uint8", shape=(len(piece),), stype="fedstill", data=piece)
         for number, piece in enumerate(pieces)
@@ -153,8 +202,11 @@ def _holding(pieces: Sequence[bytes], **facts: int | str) -> RecordDict:
     return found
 
 
-def content(data: bytes, **facts: int | str) -> RecordDict:
-    """A message of ours: the bytes, and what has to stand beside them."""
+def content(data: bytes, **facts: int | str | float | list[int]) -> RecordDict:
+    """A message of ours: the bytes, and what has to stand beside them.
+
+    A reply of several clients holds the bytes of one after the other, and ``sizes`` says how many are whose.
+    """
     return _holding(_cut(data), **facts)
 
 
@@ -172,13 +224,32 @@ def taken(message: Message) -> bytes:
     return data
 
 
-def _arrival(client: int, reply: Message) -> Arrival:
-    if reply.has_error():
-        reason = reply.error.reason or f"error {reply.error.code}"
-        if "ActorUnavailableError" in reason or "ActorDiedError" in reason:
-            return Arrival(client, b"", "its process ended; out of memory?")
-        return Arrival(client, b"", f"Flower says: {schema.clean(reason, 300)}")
+def _arrivals(clients: Sequence[int], reply: Message) -> list[Arrival]:
+    """What came back from each of the clients that a message asked."""
     try:
-        return Arrival(client, taken(reply))
-    except (KeyError, AttributeError, TypeError):
-        return Arrival(client, b"", "the reply holds no bytes of ours")
+        if reply.has_error():
+            return [Arrival(client, b"", _failure(reply)) for client in clients]
+        if len(clients) == 1:
+            return [Arrival(clients[0], taken(reply))]
+        sizes: list[int] = list(reply.content.config_records["facts"]["sizes"])  # type: ignore[arg-type]
+        cuts = pairwise(accumulate(sizes, initial=0))
+        data = taken(reply)
+        return [Arrival(client, data[start:end]) for client, (start, end) in zip(clients, cuts, strict=True)]
+    except (KeyError, AttributeError, TypeError, ValueError):
+        return [Arrival(client, b"", "the reply holds no bytes of ours") for client in clients]
+
+
+def _failure(reply: Message) -> str:
+    reason = reply.error.reason or f"error {reply.error.code}"
+    if "ActorUnavailableError" in reason or "ActorDiedError" in reason:
+        return "its process ended; out of memory?"
+    return f"Flower says: {schema.clean(reason, 300)}"
+
+
+def _seconds(reply: Message) -> float:
+    """How long the clients say they took, or infinity."""
+    if reply.has_error():
+        return math.inf
+    facts: Mapping[str, object] = reply.content.config_records.get("facts", {})
+    said = facts.get("seconds")
+    return said if isinstance(said, float) and said >= 0 else math.inf

@@ -84,7 +84,7 @@ def simulation(
             # must not count as taking long
             ahead = slots if timeout else max(2 * slots, _AHEAD)
             nodes = _nodes(grid, clients)
-            yield OnGrid(grid, nodes, window=slots, ahead=ahead, timeout=timeout, failed=flower.failure)
+            yield OnGrid(grid, nodes, window=slots, ahead=ahead, timeout=timeout, failed=flower.failure, shared=True)
         finally:
             flower.end()
     finally:
@@ -176,7 +176,7 @@ def _nodes(grid: Grid, clients: int) -> dict[int, int]:
 
 
 def _player(reference: "ray.ObjectRef[Callable[[], Site]]") -> ClientApp:
-    """Answers for whichever client a message names."""
+    """Answers for whichever clients a message names."""
     app = ClientApp()
 
     @app.query(ASK)
@@ -191,8 +191,12 @@ def _answered(reference: "ray.ObjectRef[Callable[[], Site]]", message: Message) 
     if site is None:
         keep_memory()
         site = _SITES[reference.hex()] = ray.get(reference)()
-    client = int(message.content.config_records["facts"]["client"])  # type: ignore[arg-type]
-    return Message(content(site.answer(client, taken(message))), reply_to=message)
+    clients: list[int] = message.content.config_records["facts"]["clients"]  # type: ignore[assignment]
+    request = taken(message)
+    began = time.perf_counter()
+    replies = [site.answer(client, request) for client in clients]
+    seconds = time.perf_counter() - began
+    return Message(content(b"".join(replies), sizes=[len(r) for r in replies], seconds=seconds), reply_to=message)
 
 
 _SITES: dict[str, Site] = {}
