@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from fedstill.data import sources
 from fedstill.data.shards import Shards
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.flower.simulation import simulation
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.experiment.loopback import loopback
@@ -77,6 +76,8 @@ class Idle(Method):
 
 
 def ours(clients: int, rounds: int, workers: int) -> list[float]:
+    from fedstill.engines.flower.simulation import simulation  # Ray, which the server of `deployed` does not load
+
     data = sources.load("digits")
     method = Idle()
     agreement = Agreement(method, "convnet:width=8,depth=2", data.train.shape, 10, data.train.normalisation, 0)
@@ -202,6 +203,8 @@ def work(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def large(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from fedstill.engines.flower.simulation import simulation  # see above
+
     size, clients = options.mib << 20, (options.clients or [16])[0]
     data = sources.load("digits")
     agreement = Agreement(
@@ -248,10 +251,10 @@ def told(options: argparse.Namespace, clients: int, seconds: float, seen: list[f
     before, most, size = seen[0], max(seen), options.mib << 20
     print(
         f"{clients} replies of {options.mib} MiB: {seconds:.1f} s, server {most / 2**20:.0f} MiB at most, "
-        f"{(most - before) / 2**20:.0f} MiB above what it had when it asked, {(most - before) / size:.2f} replies"
+        f"{most / size:.2f} replies; {(most - before) / size:.2f} above what it had when it asked"
     )
-    found = {"server_mb": most / 1e6, "before_mb": before / 1e6, "replies": (most - before) / size}
-    return {"clients": clients, "mib": options.mib, "seconds": seconds, **found}
+    found = {"server_mb": most / 1e6, "before_mb": before / 1e6, "replies": most / size}
+    return {"clients": clients, "mib": options.mib, "seconds": seconds, **found, "above": (most - before) / size}
 
 
 def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -270,8 +273,9 @@ def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
         method = {"size": options.mib << 20}
         asked = here.folder / "runs" / "large" / "journal" / "meter.jsonl"  # has a line when the first request has left
         with own_memory(server, asked.exists) as seen:
-            run = here.run("large", {"method": "flower:Idle", **task, "flower:Idle": method}, wait=300.0)
-            status = here.finish(run, 580.0)
+            content = {"method": "flower:Idle", **task, "flower:Idle": method}
+            run = here.run("large", content, wait=300.0, at_a_time=options.at_a_time)
+            status = here.finish(run, 3600.0)
         assert status == "finished:completed", here.said(run)
         seconds = json.loads((here.folder / "runs" / "large" / "summary.json").read_text())["seconds"]
     return [told(options, clients, seconds, seen)]
@@ -293,6 +297,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--data", default="fashion_mnist")
     parser.add_argument("--mib", type=int, default=256, help="size of a large reply")
+    parser.add_argument("--at-a-time", type=int, default=0, help="sites of `deployed` that are asked at a time")
     options = parser.parse_args()
     table = PARTS[options.part](options)
     record = {

@@ -44,7 +44,8 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     Args:
         connect: from the run's terms (JSON), the number of clients and seconds to wait to the way to the sites.
         settings: ``file``, an experiment file on the server; ``out``, the run's folder; ``wait``, seconds to wait for
-            sites. In place of ``file``: ``extend``, a finished run, with ``clients``, how many sites there are now.
+            sites; ``at-a-time``, how many sites have a question at a time, 0 for all. In place of ``file``:
+            ``extend``, a finished run, with ``clients``, how many sites there are now.
 
     Raises:
         ValueError: a setting is missing or wrong.
@@ -54,9 +55,18 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     job = _job(settings)
     experiment = job.experiment
     wait = float(settings.get("wait", 600.0))
+    at_a_time = int(settings.get("at-a-time", 0))
+    if at_a_time < 0:
+        raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
 
     def sites(terms: Terms) -> Transport:
-        return connect(terms.model_dump_json(), experiment.clients, wait=wait, timeout=experiment.timeout)
+        return connect(
+            terms.model_dump_json(),
+            experiment.clients,
+            wait=wait,
+            timeout=experiment.timeout,
+            at_a_time=at_a_time or None,
+        )
 
     summary = run(job, watcher=Lines(), sites=sites)
     print(f"accuracy {100 * summary['accuracy']:.2f} %, results in {job.out}", flush=True)

@@ -234,11 +234,12 @@ class Loopback:
             environment,
         )
 
-    def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0) -> str:
+    def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int = 0) -> str:
         """Submit a run from an experiment file; returns Flower's number of it. Results go to ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(content)))
-        return self._submit({"file": str(file), "out": str(self.folder / "runs" / name), "wait": wait})
+        out = str(self.folder / "runs" / name)
+        return self._submit({"file": str(file), "out": out, "wait": wait, "at-a-time": at_a_time})
 
     def extend(self, finished: str, name: str, wait: float = 120.0) -> str:
         """Submit the extension of a finished run by the sites that were missing."""
