@@ -7,6 +7,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+import record
+
 
 def seconds_of(
     contender: Callable[..., None], arguments: Mapping[str, tuple[Any, ...]], repeats: int
@@ -50,5 +52,4 @@ def show(row: dict[str, Any], table: list[dict[str, Any]], place: str | None) ->
     table.append(row)
     print(json.dumps(row, indent=1), flush=True)
     if place:
-        with open(place, "w") as file:
-            json.dump(table, file, indent=1)
+        record.keep(place, table)

@@ -10,17 +10,14 @@ Usage: python benchmarks/audit.py
 """
 
 import argparse
-import datetime
-import json
 import math
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import record
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -334,16 +331,7 @@ def main() -> None:
             }
         )
     Console(width=120).print(table)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "delta": DELTA,
-        "confidence": args.confidence,
-        "table": found,
-    }
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    record.keep(args.out, found, delta=DELTA, confidence=args.confidence)
     wrong = [row["build"] for row in found if (row["verdict"] == "holds") != row["sound"]]
     if wrong:
         raise SystemExit(f"not as it should be: {', '.join(map(str, wrong))}")

@@ -10,12 +10,8 @@ Usage: python benchmarks/audit_runs.py
 """
 
 import argparse
-import datetime
 import itertools
-import json
 import math
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import record
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -362,16 +359,7 @@ def main() -> None:
         should = "hold" if row["sound"] else "be refuted"
         table.add_row(row["method"], row["build"], *numbers, row["verdict"], should, f"{row['seconds']:.0f}")
     Console(width=120).print(table)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "confidence": CONFIDENCE,
-        "runs": RUNS,
-        "table": found,
-    }
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    record.keep(args.out, found, confidence=CONFIDENCE, runs=RUNS)
     wrong = [f"{row['method']} ({row['build']})" for row in found if row["sound"] and row["verdict"] == "REFUTED"]
     if wrong:
         raise SystemExit(f"a claim that should hold is refuted: {', '.join(wrong)}")

@@ -9,9 +9,7 @@ Usage: python benchmarks/flower.py overhead|scale|work|large|deployed
 """
 
 import argparse
-import datetime
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import record
 import torch
 from jaxtyping import Float32, UInt8
 from pydantic import PositiveInt
@@ -300,14 +299,7 @@ def main() -> None:
     parser.add_argument("--at-a-time", type=int, default=0, help="sites of `deployed` that are asked at a time")
     options = parser.parse_args()
     table = PARTS[options.part](options)
-    record = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "table": table,
-    }
-    place = Path(__file__).parent / "results" / f"flower-{options.part}.json"
-    place.write_text(json.dumps(record, indent=1) + "\n")
+    record.keep(Path(__file__).parent / "results" / f"flower-{options.part}.json", table)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
+import record
 import torch
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
@@ -130,8 +131,7 @@ def main() -> None:
     for pipe in pipes.values():
         pipe.send(None)
     if args.out:
-        with open(args.out, "w") as file:
-            json.dump(table, file, indent=1)
+        record.keep(args.out, table)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import record
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -244,7 +245,7 @@ def main() -> None:
         times = f"{line['median']:8.2f} {line['min']:8.2f} {line['ratio']:12.2f}"
         print(f"{line['contender']:12} {line['threads']:7} {times} {line['same_weights']!s:>18}")
     if options.json:
-        options.json.write_text(json.dumps({"torch": torch.__version__, "table": table}, indent=2) + "\n")
+        record.keep(options.json, table)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""What was measured, as a file: with the command, the day and what it was measured on."""
+
+import datetime
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:
+    """Write ``table`` and ``facts`` as JSON."""
+    what = {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        **facts,
+        "table": table,
+    }
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    Path(place).write_text(json.dumps(what, indent=1) + "\n")
