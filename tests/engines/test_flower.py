@@ -257,17 +257,18 @@ def test_a_simulation_that_ends_ends_the_run() -> None:
 def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Path) -> None:
     wrong = {"well": {}, "raise": {1: "raise"}, "die": {2: "die"}}
     sites = {name: site(Probe(misbehave=how), digits.train, tmp_path / name / "clients") for name, how in wrong.items()}
+    sites["many"] = site(Probe(rounds=3), digits.train, tmp_path / "many" / "clients", 40)
     expected, _ = run(Probe(), digits, tmp_path / "inline")
-    with simulation(partial(Sites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
+    of_many, alone = run(Probe(rounds=3), digits, tmp_path / "inline-many", clients=40)
+    with simulation(partial(Sites, sites), 40, workers=2) as transport:  # type: ignore[arg-type]
 
         def federation(name: str, folder: str = "", **options: Any) -> ServerFederation:
             return ServerFederation(
-                agreement(Probe(misbehave=wrong[name]), digits.train),
+                agreement(Probe(misbehave=wrong.get(name, {})), digits.train),
                 Addressed(transport, name),
-                num_clients=4,
                 folder=tmp_path / (folder or name),
                 test=digits.test,
-                **options,
+                **{"num_clients": 4, **options},
             )
 
         fed = federation("raise", min_clients=3)
@@ -276,6 +277,10 @@ def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Pat
         with pytest.raises(TooFewReplies, match="client 2: its process ended"):
             Probe(misbehave=wrong["die"]).server(federation("die"))
         assert weights(Probe().server(federation("well"))) == weights(expected)  # the actors are still there
+        fed = federation("many", num_clients=40)
+        assert weights(Probe(rounds=3).server(fed)) == weights(of_many)
+        assert max(pace.sharing for pace in transport._paces.values()) > 2  # in one message, as they are quick
+        assert (fed.journal.bytes_up, fed.journal.bytes_down) == (alone.journal.bytes_up, alone.journal.bytes_down)
     assert not any(thread.name.startswith("fedstill") for thread in threading.enumerate())
 
 
