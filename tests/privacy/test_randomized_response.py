@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Pure
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.privacy.randomized_response import RandomizedResponse, RRTopK, RRWithPrior, probabilities, top_k
+from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior, probabilities, top_k
 from fedstill.seeds import Entropy, Noise, Simulated, numpy_stream, stream
 
 Array = NDArray[np.float64]
@@ -235,7 +235,7 @@ def mechanism(name: str, eps: float) -> Callable[[Tensor], Mechanism[Tensor, Ten
         return lambda prior: RandomizedResponse(prior.shape[1], eps)
     if name == "RRWithPrior":
         return lambda prior: RRWithPrior(eps, prior)
-    return lambda prior: RRTopK(eps, prior, int(name.removeprefix("RRTopK ")))
+    return lambda prior: RRWithPrior(eps, prior, int(name.removeprefix("RRTopK ")))
 
 
 def size(name: str, prior: Tensor, eps: float) -> Tensor:
@@ -300,12 +300,12 @@ def test_rounding_makes_no_output_possible_for_some_labels_only(eps: float, k: i
     noise = Fixed(first, second)
     count = noise.grid.shape[1]
     for label in range(classes):
-        output = RRTopK(eps, prior.expand(count, -1), k)(torch.full((count,), label), noise)
+        output = RRWithPrior(eps, prior.expand(count, -1), k)(torch.full((count,), label), noise)
         assert set(output.tolist()) == set(torch.nonzero(q[label]).flatten().tolist())
     possible = q > 0
     assert bool((possible == possible[0]).all()) and int(possible[0].sum()) == k
     # the first draw's grid changes a label at least as often as written
-    plain = RRTopK(eps, prior.expand(count, -1), k)(torch.zeros(count, dtype=torch.int64), noise)
+    plain = RRWithPrior(eps, prior.expand(count, -1), k)(torch.zeros(count, dtype=torch.int64), noise)
     assert bool((plain[noise.grid[0] == 0] != 0).all()) == (k > 1)
 
 
@@ -339,7 +339,7 @@ def test_ten_classes_are_kept_as_often_as_published(eps: float, keep: float) -> 
 def test_k_of_one_gives_the_prior_s_likeliest_class() -> None:
     prior = torch.tensor(PRIOR)[[0, 0, 3, 3, 2, 2]]
     labels = torch.tensor([0, 1, 2, 4, 1, 4])
-    assert RRTopK(1.0, prior, 1)(labels, Entropy()).tolist() == [1, 1, 2, 2, 0, 0]
+    assert RRWithPrior(1.0, prior, 1)(labels, Entropy()).tolist() == [1, 1, 2, 2, 0, 0]
     peaked = torch.tensor([[0.98, 0.01, 0.01]]).expand(3, -1)
     assert RRWithPrior(1.0, peaked)(torch.arange(3), Entropy()).tolist() == [0, 0, 0]
 
@@ -350,9 +350,9 @@ def test_ties_are_broken_without_the_label() -> None:
     assert (probabilities(prior, 1.0, 2)[0] > 0).all(0).tolist() == [False, True, True, False]
     assert ((probabilities(prior, 1.0, 2)[0] > 0).sum(1) == 2).all()
     # many, where a sort may go another way
-    assert set(RRTopK(1.0, torch.ones(50, 3000), 3)(torch.arange(50), Simulated(stream(4))).tolist()) == {0, 1, 2}
+    assert set(RRWithPrior(1.0, torch.ones(50, 3000), 3)(torch.arange(50), Simulated(stream(4))).tolist()) == {0, 1, 2}
     labels = torch.arange(4).repeat(500)
-    output = RRTopK(1.0, prior.expand(2000, -1), 2)(labels, Simulated(stream(3)))
+    output = RRWithPrior(1.0, prior.expand(2000, -1), 2)(labels, Simulated(stream(3)))
     for label in range(4):
         assert set(output[labels == label].tolist()) == {1, 2}
 
@@ -375,7 +375,8 @@ def test_priors_are_normalised_whatever_their_scale_and_type() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [RandomizedResponse(10, 1.5), RRTopK(1.5, torch.tensor(PRIOR), 2), RRWithPrior(1.5, torch.tensor(PRIOR))]
+    "found",
+    [RandomizedResponse(10, 1.5), RRWithPrior(1.5, torch.tensor(PRIOR), 2), RRWithPrior(1.5, torch.tensor(PRIOR))],
 )
 def test_a_release_costs_its_epsilon_and_says_why(found: Mechanism[Tensor, Tensor]) -> None:
     assert found.unit == "label" and found.event == Pure(epsilon=1.5)
@@ -399,7 +400,7 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(eps: float) -> None:
         lambda: top_k(prior, eps),
         lambda: probabilities(prior, eps),
         lambda: RandomizedResponse(5, eps),
-        lambda: RRTopK(eps, prior, 2),
+        lambda: RRWithPrior(eps, prior, 2),
         lambda: RRWithPrior(eps, prior),
     ):
         with pytest.raises(ValueError, match=f"epsilon is {eps}; it must be a finite number above 0"):
@@ -420,7 +421,7 @@ def test_a_prior_that_is_no_distribution_is_refused(row: list[float], words: str
     for build in (
         lambda: top_k(prior, 1.0),
         lambda: probabilities(prior, 1.0, 1),
-        lambda: RRTopK(1.0, prior, 2),
+        lambda: RRWithPrior(1.0, prior, 2),
         lambda: RRWithPrior(1.0, prior),
     ):
         with pytest.raises(ValueError, match=words):
@@ -435,7 +436,7 @@ def test_a_prior_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "build",
-    [lambda p: RandomizedResponse(3, 1.0), lambda p: RRTopK(1.0, p, 2), lambda p: RRWithPrior(1.0, p)],
+    [lambda p: RandomizedResponse(3, 1.0), lambda p: RRWithPrior(1.0, p, 2), lambda p: RRWithPrior(1.0, p)],
     ids=["RandomizedResponse", "RRTopK", "RRWithPrior"],
 )
 def test_labels_that_are_no_classes_are_refused(build: Callable[[Tensor], Mechanism[Tensor, Tensor]]) -> None:
@@ -450,7 +451,7 @@ def test_labels_that_are_no_classes_are_refused(build: Callable[[Tensor], Mechan
 
 
 def test_one_label_for_each_row_of_the_prior() -> None:
-    for found in (RRTopK(1.0, torch.ones(2, 3), 2), RRWithPrior(1.0, torch.ones(2, 3))):
+    for found in (RRWithPrior(1.0, torch.ones(2, 3), 2), RRWithPrior(1.0, torch.ones(2, 3))):
         with pytest.raises(ValueError, match=r"labels have shape \(3,\); they must have shape \(2,\): one label for"):
             found(torch.tensor([0, 1, 2]), Simulated(stream(0)))
 
@@ -458,7 +459,7 @@ def test_one_label_for_each_row_of_the_prior() -> None:
 @pytest.mark.parametrize("k", [0, 4, -1])
 def test_k_outside_the_classes_is_refused(k: int) -> None:
     for build in (
-        lambda: RRTopK(1.0, torch.ones(2, 3), k),
+        lambda: RRWithPrior(1.0, torch.ones(2, 3), k),
         lambda: probabilities(torch.ones(2, 3), 1.0, k),
         lambda: probabilities(torch.ones(2, 3), 1.0, torch.tensor([1, k])),
     ):

@@ -119,19 +119,22 @@ class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
 
 
 @dataclass(frozen=True, eq=False)
-class RRTopK(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """Randomised response among the ``k`` likeliest classes; a label that is none of them gives any of them (RRTop-k).
+class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
+    """Randomised response among each record's likeliest classes; a label that is none of them gives any of them.
+
+    How many these are is what keeps the label most often if the prior is right (RRWithPrior), or ``k`` (RRTop-k).
 
     Attributes:
         epsilon: above 0.
         prior: ``(n, classes)``, a row for each record, as in `top_k`. Must not depend on the labels it is used for.
-        k: in ``1 .. classes``. With 1 the release is the prior's likeliest class and says nothing of the label.
+        k: in ``1 .. classes``, the same for all records. With 1 the release is the prior's likeliest class and says
+            nothing of the label.
     """
 
     unit: ClassVar[Unit] = "label"
     epsilon: float
     prior: Float[Tensor, "n classes"] = field(repr=False)
-    k: int
+    k: int | None = None
 
     def __post_init__(self) -> None:
         _sizes(self.prior, self.epsilon, self.k)
@@ -144,9 +147,12 @@ class RRTopK(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     @property
     def theorem(self) -> str:
         """See `Mechanism.theorem`."""
+        how, proved = "RRWithPrior", "algorithms 1-2, lemma 1 and corollary 2"
+        if self.k is not None:
+            how, proved = f"RRTop-k with k = {self.k}", "algorithm 1 and lemma 1"
         return (
-            f"{_ONCE}, by RRTop-k with k = {self.k} and a prior that no label of these records entered, which is "
-            f"{self.epsilon:g}-DP ({_SOURCE}, algorithm 1 and lemma 1; parallel composition over records)"
+            f"{_ONCE}, by {how} and a prior that no label of these records entered, which is {self.epsilon:g}-DP "
+            f"({_SOURCE}, {proved}; parallel composition over records)"
         )
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
@@ -156,48 +162,7 @@ class RRTopK(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
             ValueError: there isn't one label for each row, or one is outside ``0 .. classes - 1``.
         """
         _check_labels(rows, self.prior.shape)
-        return _drawn(rows, _order(self.prior), torch.full_like(rows, self.k), self.epsilon, noise)
-
-
-@dataclass(frozen=True, eq=False)
-class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """`RRTopK` with the k of every record that keeps its label most often if the prior is right (RRWithPrior).
-
-    Attributes:
-        epsilon: above 0.
-        prior: ``(n, classes)``, a row for each record, as in `top_k`. Must not depend on the labels it is used for.
-    """
-
-    unit: ClassVar[Unit] = "label"
-    epsilon: float
-    prior: Float[Tensor, "n classes"] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        _inverse(self.epsilon)
-        _normalised(self.prior)
-
-    @property
-    def event(self) -> Pure:
-        """See `Mechanism.event`."""
-        return Pure(epsilon=self.epsilon)
-
-    @property
-    def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
-        return (
-            f"{_ONCE}, by RRWithPrior with a prior that no label of these records entered, which is "
-            f"{self.epsilon:g}-DP ({_SOURCE}, algorithms 1-2, lemma 1 and corollary 2; parallel composition over "
-            "records)"
-        )
-
-    def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
-        """Labels to randomised labels, one for each row of the prior.
-
-        Raises:
-            ValueError: there isn't one label for each row, or one is outside ``0 .. classes - 1``.
-        """
-        _check_labels(rows, self.prior.shape)
-        return _drawn(rows, _order(self.prior), top_k(self.prior, self.epsilon), self.epsilon, noise)
+        return _drawn(rows, _order(self.prior), _sizes(self.prior, self.epsilon, self.k), self.epsilon, noise)
 
 
 def _drawn(

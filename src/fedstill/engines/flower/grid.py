@@ -83,7 +83,7 @@ class OnGrid:
         pace = self._paces[_step(request)]
         pieces = _cut(request)
         waiting = deque(client for client in clients if client in self._nodes)
-        for client in set(clients) - self._nodes.keys():
+        for client in sorted(set(clients) - self._nodes.keys()):
             yield Arrival(client, b"", "no site answers for it")
         alone = deque[int]()  # who were in a message that failed
         flying: dict[str, tuple[list[int], float]] = {}  # message -> clients, deadline
