@@ -120,4 +120,20 @@ def test_costs_in_words() -> None:
     assert words(Pure(epsilon=0.5)) == "epsilon 0.5"
     assert words(Unbounded(reason="x")) == "no bound"
     sampled = Gaussian(noise_multiplier=math.pi, sampling=0.01, count=100)
-    assert words(sampled, True) == "Gaussian, noise 3.142 x sensitivity, on a 0.01 sample, 100 times, adaptive"
+    assert words(sampled, True) == "noise 3.142 sensitivities, 100 samples of 0.01, adaptive"
+
+
+def test_like_releases_are_one_line_of_a_table_that_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = str(tmp_path / "run")
+    steps = "--rounds 12 --participation 1 --local.steps 2 --local.supposed-records 90".split()
+    main(["run", "dp-fl", *QUICK, *steps, "--model", "kadp-mnist", "--out", out])
+    capsys.readouterr()
+    main(["privacy", out])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if "DPSGD  " in line]
+    assert line.split()[:5] == ["each", "of", "3", "update", "DPSGD"]
+    assert " 12 " in line

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -50,18 +50,21 @@ def show(folder: Path) -> Iterator[Table | Text]:
 
 def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in ("client", "question", "step", "mechanism", "protects", "cost", "at second"):
-        table.add_column(heading, justify="right" if heading in ("question", "at second") else "left", overflow="fold")
+    for heading in ("client", "step", "mechanism", "protects", "cost of each", "times", "at second"):
+        justify: Literal["left", "right"] = "right" if heading in ("times", "at second") else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "cost of each")
     alike = len({tuple(entries) for entries in spent.values()}) == 1
     clients = sorted(spent)
     shown = clients[:1] if alike else clients[:_MOST]
     for client in shown:
+        kinds: dict[tuple[str, ...], list[Entry]] = {}  # of releases that differ in nothing but when they were made
         for entry in spent[client]:
-            at = [times[entry.exchange, c] for c in (clients if alike else [client]) if (entry.exchange, c) in times]
-            when = f"{min(at):.1f}" + (f" to {max(at):.1f}" if len(at) > 1 else "") if at else "-"
-            who = f"each of {len(clients)}" if alike else str(client)
-            cells = (who, str(entry.exchange), entry.step, entry.mechanism, entry.unit, cost_words(entry), when)
-            table.add_row(*cells)
+            kinds.setdefault((entry.step, entry.mechanism, entry.unit, cost_words(entry)), []).append(entry)
+        for kind, entries in kinds.items():
+            asked = {entry.exchange for entry in entries}
+            at = [times[n, c] for n in asked for c in (clients if alike else [client]) if (n, c) in times]
+            when = "-" if not at else f"{min(at):.0f}" + (f" to {max(at):.0f}" if max(at) - min(at) >= 1 else "")
+            table.add_row(f"each of {len(clients)}" if alike else str(client), *kind, str(len(entries)), when)
     if len(shown) < len(clients) and not alike:
         table.caption = f"and {len(clients) - len(shown)} more clients"
     return table
@@ -93,9 +96,11 @@ def cost_words(entry: Entry) -> str:
         return f"epsilon {event.epsilon:g}" + (f", part '{entry.part}'" if entry.part else "")
     if isinstance(event, Unbounded):
         return "no bound"
-    words = f"Gaussian, noise {event.noise_multiplier:.4g} x sensitivity"
-    words += f", on a {event.sampling:g} sample" if event.sampling < 1 else ""
-    words += f", {event.count} times" if event.count > 1 else ""
+    words = f"noise {event.noise_multiplier:.4g} sensitivities"
+    if event.sampling < 1:
+        words += f", {event.count} samples of {event.sampling:.3g}"
+    elif event.count > 1:
+        words += f", {event.count} times"
     return words + (", adaptive" if entry.adaptive else "")
 
 
