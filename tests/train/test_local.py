@@ -12,7 +12,7 @@ from fedstill import models
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
 from fedstill.train import local
-from fedstill.train.local import SGD, Diverged, confusion, control_variates, evaluate, predictions, proximal
+from fedstill.train.local import SGD, Diverged, confusion, control_variates, evaluate, predictions, proximal, within
 
 
 def small_records(n: int = 50, shape: tuple[int, int, int] = (1, 8, 8), num_classes: int = 3) -> Records:
@@ -221,6 +221,38 @@ def test_proximal_with_mu_0_changes_nothing() -> None:
     SGD(epochs=2).fit(ours, small_records(), stream(), correct=proximal(ours, 0.0))
     SGD(epochs=2).fit(plain, small_records(), stream())
     assert torch.equal(flat(ours), flat(plain))
+
+
+def test_within_is_the_nearest_point_of_a_ball_after_every_step() -> None:
+    def vector(model: nn.Module) -> Tensor:
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach().double()
+
+    records, radius = small_records(), 0.05
+    ours, plain = new_model(), new_model()
+    sgd = SGD(lr=0.05, momentum=0.0, batch_size=16, epochs=2)
+    x0 = vector(plain)
+    sgd.fit(ours, records, stream(), bound=within(ours, radius))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    outside = 0
+    for x, y in shuffled(records, stream(), 16, 2):
+        optimizer.zero_grad()
+        cross_entropy(plain(x), y).backward()
+        optimizer.step()
+        moved = vector(plain) - x0
+        if moved.norm() > radius:
+            outside += 1
+            torch.nn.utils.vector_to_parameters((x0 + moved * radius / moved.norm()).float(), plain.parameters())
+    assert outside > 1
+    torch.testing.assert_close(
+        vector(ours), vector(plain), rtol=1e-4, atol=1e-5
+    )  # the distance, summed in another order
+    assert abs(float((vector(ours) - x0).norm()) - radius) < 1e-4
+    free, wide = new_model(), new_model()
+    sgd.fit(free, records, stream())
+    sgd.fit(wide, records, stream(), bound=within(wide, 1e6))
+    torch.testing.assert_close(vector(wide), vector(free), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="radius of a ball is 0"):
+        within(ours, 0.0)
 
 
 def test_control_variates_shift_each_step() -> None:

@@ -7,18 +7,18 @@ Differs from the paper (docs/methods/feddm.md has the whole list):
 
 * images are made of pixels in [0, 1] and sent in 8 bits; ``pixels="float32"`` sends what was optimised, four times as
   many bytes;
-* the server trains freely from its last model; the paper keeps it within rho of that.
+* the server trains freely from its last model; the paper keeps it within rho of that (``within=True``).
 """
 
 from typing import Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 from torch import nn
 
 from fedstill.distill.distribution_matching import DistributionMatching, Synthetic, around, fit_images
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
-from fedstill.train.local import SGD
+from fedstill.train.local import SGD, within
 
 
 class FedDM(Method):
@@ -34,6 +34,14 @@ class FedDM(Method):
     """What is sent: one byte a pixel, or four as published."""
     training: SGD = SGD(weight_decay=5e-4, batch_size=256, epochs=500)
     """The server's training in one round, on the images of all clients, from its last model."""
+    within: bool = False
+    """Keep that within rho of the model that the images were made for."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "FedDM":
+        if self.within and not self.matching.rho:
+            raise ValueError("within keeps the server in a ball of radius matching.rho, which is 0; give it a radius")
+        return self
 
     def server(self, fed: Federation) -> nn.Module:
         """The server's loop."""
@@ -43,7 +51,8 @@ class FedDM(Method):
             asked: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
             images = received(fed, fed.ask(asked, at_most=limit, weights=state(model)))
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
-            self.training.fit(model, images, rng, on_epoch=progress)  # w_{r+1}
+            bound = within(model, self.matching.rho) if self.within else None
+            self.training.fit(model, images, rng, on_epoch=progress, bound=bound)  # w_{r+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 

@@ -25,6 +25,7 @@ from fedstill.seeds import isolated
 __all__ = [
     "SGD",
     "Augment",
+    "Bound",
     "Correction",
     "Diverged",
     "Examples",
@@ -39,6 +40,7 @@ __all__ = [
     "predictions",
     "proximal",
     "reader",
+    "within",
 ]
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -46,6 +48,9 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 
 Correction = Callable[[Tensors, Tensors], Tensors]
 """Maps the trainable parameters and their gradients to the gradients to step along; changes neither in place."""
+
+Bound = Callable[[Tensors], None]
+"""Moves the trainable parameters, in place, to where they may be."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Maps a normalised batch ``(n, c, h, w)`` to an augmented one; draws from the generator and from nothing else."""
@@ -105,6 +110,7 @@ class SGD(Settings):
         rng: torch.Generator,
         *,
         correct: Correction | None = None,
+        bound: Bound | None = None,
         augment: Augment | None = None,
         loss: Loss = cross_entropy,
         on_epoch: Callable[[int, int], None] | None = None,
@@ -119,6 +125,7 @@ class SGD(Settings):
             records: what to train on; without any, no step is taken.
             rng: stream of the dropout seed, of the shuffles and of ``augment``, in this order.
             correct: changes the gradients before weight decay and momentum, e.g. ``proximal``.
+            bound: called after each step, e.g. ``within``.
             augment: applied to each batch of normalised inputs.
             loss: averages over a batch.
             on_epoch: called after each epoch with the number of epochs done and the number of all.
@@ -150,6 +157,8 @@ class SGD(Settings):
                     gradients: Tensors = torch.autograd.grad(value, weights, materialize_grads=True)
                     with torch.no_grad():
                         self._step(weights, gradients if correct is None else correct(weights, gradients), buffers, lr)
+                        if bound is not None:
+                            bound(weights)
                     steps += 1
                 if on_epoch is not None:
                     on_epoch(epoch, self.epochs)
@@ -191,6 +200,26 @@ def proximal(model: nn.Module, mu: float) -> Correction:
         return torch._foreach_add(gradients, torch._foreach_sub(weights, x), alpha=mu)
 
     return correct
+
+
+def within(model: nn.Module, radius: float) -> Bound:
+    """Keeps the trainable parameters in the ball of ``radius`` around what they are now: the nearest point of it.
+
+    Raises:
+        ValueError: if ``radius`` is not a positive number.
+    """
+    if not (math.isfinite(radius) and radius > 0):
+        raise ValueError(f"the radius of a ball is {radius}; it must be a positive number")
+    centre: Tensors = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+    def bound(weights: Tensors) -> None:
+        moved = torch._foreach_sub(weights, centre)
+        length = torch.stack(torch._foreach_norm(moved)).norm()
+        torch._foreach_copy_(
+            weights, torch._foreach_add(centre, torch._foreach_mul(moved, (radius / length).clamp(max=1)))
+        )
+
+    return bound
 
 
 def control_variates(server: Tensors, client: Tensors) -> Correction:
