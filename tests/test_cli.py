@@ -34,6 +34,11 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedavg", "--rounds", "0"], "--rounds is 0; it must be greater than 0"),
         (["run", "fedavg", "--local.lr", "-1"], "--local.lr is -1.0; it must be greater than 0"),
         (["run", "fedavg", "--local.momentum", "1"], "--local.momentum is 1.0; it must be less than 1"),
+        (
+            ["run", "fedkadp", "--feedback.coldest", "4"],
+            "--feedback: coldest is 4.0, hottest 3.0; it must",
+        ),
+        (["run", "feddm", "--within", "True", "--matching.rho", "0"], "fedstill: within keeps the server in a ball of"),
         (["run", "fedavg", "--clients", "0"], "--clients is 0; it must be greater than 0"),
         (["run", "fedavg", "--participation", "2"], "--participation is 2.0; it must be less than or equal to 1"),
         (["run", "fedavg", "--data", "no/such/folder/"], "no/such/folder/"),

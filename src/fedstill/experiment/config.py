@@ -143,6 +143,8 @@ def sentence(error: ValidationError, *, flags: str = "") -> str:
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting here"
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # of settings that don't fit together
+        return f"{name}: {why}" if first["loc"] else why
     return f"{name} is {first['input']!r}; {why}"
 
 
