@@ -6,7 +6,7 @@ case $DATA in mnist | fashion_mnist) MODEL=kadp-mnist RECORDS=600 ;; *) MODEL=ka
 case $SCALE in
     paper) SEEDS="0 1 2" ROUNDS=100 EXTRA="" ;;
     cpu) SEEDS="0" ROUNDS=100 EXTRA="--evaluate-every 5 --workers 0" ;;
-    small) SEEDS="0" ROUNDS=40 EXTRA="--evaluate-every 5 --workers 0 --limit 10000" RECORDS=100 ;;
+    small) SEEDS="0" ROUNDS=40 EXTRA="--evaluate-every 10 --workers 0" ;;
 esac
 METHODS="dp-fl adap-dp-fl fedkd fedkadp"
 for method in $METHODS; do
