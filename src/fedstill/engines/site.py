@@ -262,6 +262,11 @@ class _StateFiles:
             old.unlink()
 
 
+def last_state(folder: Path, client: int) -> dict[str, Tensor]:
+    """What a client of a simulation holds after its last answer; ``folder`` is where all their states are."""
+    return _StateFiles(folder / f"{client:05d}").read(JUDGING)
+
+
 def forget_state(folder: Path, keep: Collection[int] = ()) -> None:
     """Delete the state of all clients but ``keep``, who may be asked again; a finished simulation has no other use."""
     for place in folder.glob("*") if keep else [folder]:

@@ -14,12 +14,16 @@ at the other clients: the attacker knows all of these, and every record but the 
 differential privacy is stated against. Privacy noise alone is real (``noise=entropy``): from the seed it would be the
 same in all worlds, and no noise to this attacker. Where a run asked its clients once, the others' replies do not depend
 on the victim; they are the run's own, noise included, and a world asks the victim alone.
+
+What is attacked is the run's model; where clients keep parts of it to themselves, the victim's own model, as whoever
+gets to use it could.
 """
 
 import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -39,12 +43,13 @@ from fedstill import files, seeds, wire
 from fedstill.attacks import lira
 from fedstill.attacks.shadow import ShadowAttack
 from fedstill.data import sources
+from fedstill.engines.site import last_state
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import config, extend, html, plots, tables
 from fedstill.experiment.run import Job, read_json, run
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import JUDGING, Journal
-from fedstill.protocol import Settings
+from fedstill.protocol import Method, Settings, load
 from fedstill.records import Records
 from fedstill.train.local import outputs
 
@@ -112,10 +117,6 @@ def membership(
         ValueError: there is no finished run, or none that can be repeated so; one sentence.
     """
     job = extend.read_simulated(folder, command)
-    if type(job.method).personal:
-        raise ValueError(
-            f"{job.name} gives every client a model of its own, which stays there; attack a run with one model for all"
-        )
     task = share_out(job.experiment, data)
     if task.fingerprint != read_json(folder / "config.json", {"fingerprint"})["fingerprint"]:
         raise ValueError(f"{job.experiment.data} is not what it was when {folder} ran; run that again elsewhere")
@@ -197,17 +198,23 @@ def _world(
         extend.lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client)
     kept = victim.indices[victim.member[number]].numpy()
     parts = [(kept, test) if c == victim.client else (own, test) for c, (own, test) in enumerate(task.parts)]
-    run(again, task=task._replace(parts=parts), watcher=watcher, made=partial(_keep, out / _SAID, victim.own))
+    made = partial(_keep, out, job.method, victim)
+    run(again, task=task._replace(parts=parts), watcher=watcher, made=made)
     said = wire.unpack(files.read_checked(out / _SAID, f"delete {out} and attack again"))[0]["logits"]
     if said.shape != (2, len(victim.own), victim.own.num_classes) or not torch.isfinite(said).all():
         raise files.Damaged(f"{out / _SAID} is not about these records; delete {out} and attack again")
     return said
 
 
-def _keep(place: Path, records: Records, model: nn.Module) -> None:
-    views = outputs(model, records), outputs(model, records, of=lambda x: model(x.flip(3)))
+def _keep(out: Path, method: Method, victim: _Victim, model: nn.Module) -> None:
+    """Ask the model, with the parts that the victim has kept to itself."""
+    if own := method.own(model):
+        model = deepcopy(model)
+        held = last_state(out / "clients", victim.client)
+        load(model, {name: held[name] for name in own if name in held})
+    views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(3)))
     logits = torch.stack([torch.cat(view).float().cpu() for view in views])
-    files.write_checked(place, wire.pack({"logits": logits}, {}))
+    files.write_checked(out / _SAID, wire.pack({"logits": logits}, {}))
 
 
 def _asked_once(folder: Path) -> bool:
