@@ -162,10 +162,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--classes", type=int, nargs="+", default=[4, 10])
+    parser.add_argument("--steps", nargs="+", choices=("feddm", "fedrd"), default=["feddm", "fedrd"])
     parser.add_argument("--json", help="write the table here too")
     args = parser.parse_args()
     table: list[dict[str, Any]] = []
-    for kind in ("feddm", "fedrd"):
+    for kind in args.steps:
         for classes in args.classes:
             names = list(contenders(kind))
             given = {name: (kind, name, classes, args.width, args.threads) for name in names}
