@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import platform
 import shlex
 import sys
@@ -18,7 +19,7 @@ def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         **facts,
         "table": table,
     }
