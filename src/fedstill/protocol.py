@@ -169,8 +169,12 @@ class Method(Settings, ABC):
     def personal_model(self, client: "Client", shared: Mapping[str, Tensor]) -> nn.Module:
         """What a client would use, given what the server shares: that, and what it has kept itself."""
         model = client.new_model(shared)
-        load(model, {name: client.state[name] for name in self.own(model) if name in client.state})
+        self.take_back(model, client.state)
         return model
+
+    def take_back(self, model: nn.Module, held: Mapping[str, Tensor]) -> None:
+        """Put into ``model`` what `keep` put into a client's state."""
+        load(model, {name: held[name] for name in self.own(model) if name in held})
 
     @classmethod
     def steps(cls) -> dict[str, Step[Any]]:

@@ -49,7 +49,7 @@ from fedstill.experiment import config, extend, html, plots, tables
 from fedstill.experiment.run import Job, read_json, run
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import JUDGING, Journal
-from fedstill.protocol import Method, Settings, load
+from fedstill.protocol import Method, Settings
 from fedstill.records import Records
 from fedstill.train.local import outputs
 
@@ -208,10 +208,9 @@ def _world(
 
 def _keep(out: Path, method: Method, victim: _Victim, model: nn.Module) -> None:
     """Ask the model, with the parts that the victim has kept to itself."""
-    if own := method.own(model):
+    if method.own(model):
         model = deepcopy(model)
-        held = last_state(out / "clients", victim.client)
-        load(model, {name: held[name] for name in own if name in held})
+        method.take_back(model, last_state(out / "clients", victim.client))
     views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(3)))
     logits = torch.stack([torch.cat(view).float().cpu() for view in views])
     files.write_checked(out / _SAID, wire.pack({"logits": logits}, {}))

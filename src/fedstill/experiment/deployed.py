@@ -65,7 +65,7 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
             experiment.clients,
             wait=wait,
             timeout=experiment.timeout,
-            at_a_time=at_a_time or None,
+            at_a_time=at_a_time,
         )
 
     summary = run(job, watcher=Lines(), sites=sites)

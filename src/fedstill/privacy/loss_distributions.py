@@ -34,7 +34,8 @@ def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: U
     relation = dp_accounting.NeighboringRelation
     accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
     for event in events:
-        if not accountant.supports(dp_event(event)):
+        theirs = dp_event(event)
+        if not accountant.supports(theirs):
             raise ValueError(f"{event} has no accountant for the unit '{unit}'")
-        accountant.compose(dp_event(event))
+        accountant.compose(theirs)
     return float(accountant.get_epsilon(delta))

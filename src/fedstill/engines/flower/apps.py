@@ -87,7 +87,7 @@ class Sites:
         clients: how many sites there should be, numbered from 0.
         wait: seconds to wait for sites that are not there yet, each time some are needed.
         timeout: see `OnGrid`.
-        at_a_time: how many sites have a question at a time; all of them by default.
+        at_a_time: how many sites have a question at a time; 0 for all.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class Sites:
         *,
         wait: float,
         timeout: float | None = None,
-        at_a_time: int | None = None,
+        at_a_time: int = 0,
     ) -> None:
         self._grid = grid
         self._terms = terms
         self._clients = clients
         self._wait = wait
         self._timeout = timeout
-        self._at_a_time = at_a_time or clients
+        self._at_a_time = at_a_time
         self._nodes: dict[int, int] = {}
         self._met: set[int] = set()
 
@@ -115,7 +115,7 @@ class Sites:
         inner = OnGrid(
             self._grid,
             self._nodes,
-            window=self._at_a_time,
+            window=self._at_a_time or len(clients),
             timeout=self._timeout,
             facts={"terms": self._terms},
             poll=_POLL,
