@@ -25,10 +25,11 @@ from torch.nn.functional import cross_entropy
 
 from fedstill import models
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import Generation, UpsampledConv, divergence_loss
+from fedstill.distill.generator import Generation, divergence_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.methods.dense import Dense
+from fedstill.models.generator import UpsampledConv
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
 from fedstill.train.allocator import keep_memory

@@ -19,9 +19,10 @@ from fedstill.distill.dafl import (
     pixels_of,
 )
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import Generation, Generator, UpsampledConv, divergence_loss, viewed
+from fedstill.distill.generator import Generation, divergence_loss, viewed
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
+from fedstill.models.generator import Generator, UpsampledConv
 from fedstill.protocol import load
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream

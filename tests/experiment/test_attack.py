@@ -13,7 +13,7 @@ import torch
 from fedstill import files, models, wire
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import attack
+from fedstill.experiment import attack, attack_report
 from fedstill.experiment.attack import Membership, design, membership, place_of
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.record import find_runs
@@ -96,7 +96,7 @@ def test_what_an_overfitted_model_remembers_is_found(attacked: tuple[Path, dict[
         assert (arrays["member"] == expected).all()
         own = share_out(Experiment(data="digits", clients=1, limit=120), None).parts[0][0]
         assert (arrays["records"] == own).all()
-    words = " ".join(str(part) for part in attack.show(found))
+    words = " ".join(str(part) for part in attack_report.show(found))
     assert "There is no bound to compare with" in words
 
 
@@ -120,7 +120,7 @@ def test_a_false_promise_is_refuted(attacked: tuple[Path, dict[str, Any]]) -> No
         place.write_text(honest)
     rate = found["likelihood_ratio"]["online"]["rates"][1]
     assert rate["refuted"] and rate["low"] > rate["bound"]
-    assert "REFUTED" in " ".join(str(part) for part in attack.show(found))
+    assert "REFUTED" in " ".join(str(part) for part in attack_report.show(found))
     assert "allowed by the guarantee" in (place_of(folder, 0) / "attack.html").read_text()
     assert rate["tpr"] == before["likelihood_ratio"]["online"]["rates"][1]["tpr"]
 
@@ -131,7 +131,9 @@ def test_a_private_run_keeps_its_promise_with_fresh_noise_in_every_world(tmp_pat
     rates = [rate for form in found["likelihood_ratio"].values() for rate in form["rates"]]
     assert found["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-3)
     assert all(rate["bound"] < 0.03 and not rate["refuted"] for rate in rates)
-    assert "Not refuted: what is found is within what eps 1" in " ".join(str(part) for part in attack.show(found))
+    assert "Not refuted: what is found is within what eps 1" in " ".join(
+        str(part) for part in attack_report.show(found)
+    )
     before = weights(folder, 0, 1)
     (place_of(folder, 0) / "world-001").rename(tmp_path / "before")
     membership(folder, FOUR)

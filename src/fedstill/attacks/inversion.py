@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.attacks.images import nearest
 from fedstill.attacks.labels import counts_of, last_layer, shares_of_update, single_label
+from fedstill.distill.descent import adam_of, descend, to_bytes
 from fedstill.distill.distribution_matching import pixel_limits
-from fedstill.distill.generator import adam_of, descend, to_bytes
 from fedstill.distill.inversion import total_variation
 from fedstill.protocol import Settings
 from fedstill.records import Records

@@ -69,7 +69,7 @@ def privacy(words: list[str]) -> None:
 def attack_run(words: list[str]) -> None:
     """``fedstill attack``."""
     from fedstill import flags
-    from fedstill.experiment import attack, attack_uploads
+    from fedstill.experiment import attack, attack_report, attack_uploads
     from fedstill.experiment.progress import Bars
 
     text = (
@@ -91,5 +91,5 @@ def attack_run(words: list[str]) -> None:
     settings = flags.parse_attack("fedstill attack RUN", words[1:], attack.Membership())
     command = line_of(["attack", *words])
     found = attack.membership(run, settings, watch=lambda world: Bars(console, world), command=command)
-    console.print(*attack.show(found), sep="\n")
+    console.print(*attack_report.show(found), sep="\n")
     console.print(f"report: {attack.place_of(run, found['client']) / 'attack.html'}", soft_wrap=True)

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedstill.distill.generator import adam_of, descend, to_bytes
+from fedstill.distill.descent import adam_of, descend, to_bytes
 from fedstill.distill.teachers import Teachers
 from fedstill.protocol import Settings
 from fedstill.records import Records

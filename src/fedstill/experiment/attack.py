@@ -21,11 +21,10 @@ gets to use it could.
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +32,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64
 from pydantic import NonNegativeInt, field_validator
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 
 import fedstill
@@ -45,7 +41,8 @@ from fedstill.attacks.shadow import ShadowAttack
 from fedstill.data import sources
 from fedstill.engines.site import last_state
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import config, extend, html, plots, tables
+from fedstill.experiment import config, extend
+from fedstill.experiment.attack_report import allowed, page
 from fedstill.experiment.run import Job, read_json, run
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import JUDGING, Journal
@@ -145,7 +142,7 @@ def membership(
     results = read_json(place / "attack.json", set()) if (place / "attack.json").exists() else {}
     files.write_json(place / "attack.json", {**results, "membership": found})
     curves = {form: lira.roc(ratio, victim.member[0]) for form, ratio in ratios.items()}
-    files.write_bytes(place / "attack.html", _page(job, found, curves).encode())
+    files.write_bytes(place / "attack.html", page(job, found, curves).encode())
     return found
 
 
@@ -244,7 +241,7 @@ def _ratios(said: list[Tensor], victim: _Victim, settings: Membership, place: Pa
 
 
 def _judged(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: dict[str, Any]) -> dict[str, Any]:
-    limit = _limit(guarantee)
+    limit = allowed(guarantee)
     rates = []
     for fpr in FPRS:
         rate = lira.tpr_at(fpr, ratio, member)
@@ -254,13 +251,6 @@ def _judged(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee:
     return {"auc": lira.auc(ratio, member), "rates": rates}
 
 
-def _limit(guarantee: dict[str, Any]) -> Callable[[float], float] | None:
-    """True positives that the run's guarantee allows, where it is about records."""
-    if not guarantee["holds"] or guarantee["unit"] != "record":
-        return None
-    return partial(lira.bound, epsilon=guarantee["epsilon"], delta=guarantee["delta"])
-
-
 def _shadow_attack(attack: ShadowAttack, said: list[Tensor], member: Tensor, seed: int) -> dict[str, Any]:
     each = min(math.ceil(_ROWS / (len(said) - 1)), member.shape[1])
     rng = seeds.stream(seed, "attack", "posteriors", attack.top or 0)
@@ -268,99 +258,3 @@ def _shadow_attack(attack: ShadowAttack, said: list[Tensor], member: Tensor, see
     rows = torch.cat([logits[0, index] for logits, index in zip(said[1:], chosen, strict=True)])
     present = torch.cat([mask[index] for mask, index in zip(member[1:], chosen, strict=True)])
     return attack.judge(attack.fit(rows, present, rng), said[0][0], member[0])
-
-
-# --- to look at
-
-
-def show(found: dict[str, Any]) -> Iterator[Table | Text]:
-    """The results for a terminal."""
-    yield Text(_finding(found), style="bold")
-    table = Table(*_HEADINGS, box=SIMPLE_HEAD, pad_edge=False)
-    for line in _lines(found):
-        table.add_row(*line)
-    yield table
-    yield Text(_verdict(found))
-    yield Text(_posteriors(found))
-
-
-def _finding(found: dict[str, Any]) -> str:
-    most = found["likelihood_ratio"]["online"]["rates"][-1]["tpr"]
-    return (
-        f"{100 * most:.1f} % of the members among client {found['client']}'s {found['records']} records are found "
-        f"with {100 * FPRS[-1]:g} % of the others taken for members ({found['shadows']} shadow runs)"
-    )
-
-
-_HEADINGS = ("attack", "FPR, %", "TPR, %", "95 % interval", "allowed, %", "AUC")
-
-
-def _lines(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for form, rates in found["likelihood_ratio"].items():
-        for rate in rates["rates"]:
-            yield (
-                form,
-                f"{100 * rate['fpr']:g}",
-                f"{100 * rate['tpr']:.2f}",
-                f"{100 * rate['low']:.2f} to {100 * rate['high']:.2f}",
-                "-" if rate["bound"] is None else f"{100 * rate['bound']:.2f}",
-                f"{rates['auc']:.3f}",
-            )
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    guarantee = found["guarantee"]
-    rates = [rate for form in found["likelihood_ratio"].values() for rate in form["rates"]]
-    others = found["records"] - found["members"]
-    note = f" {100 * FPRS[0]:g} % of {others} others is none." if others * FPRS[0] < 1 else ""
-    if rates[0]["bound"] is None:
-        why = guarantee["reason"] if not guarantee["holds"] else "the guarantee is about labels, not about records"
-        return f"There is no bound to compare with: {why}.{note}"
-    promise = tables.guarantee_words(guarantee)
-    if any(rate["refuted"] for rate in rates):
-        return f"REFUTED: more is found than {promise} allows, beyond the intervals.{note}"
-    return f"Not refuted: what is found is within what {promise} allows.{note}"
-
-
-def _posteriors(found: dict[str, Any]) -> str:
-    parts = []
-    for name, judged in found["posteriors"].items():
-        words = [f"{kind} {r['precision']:.2f}/{r['recall']:.2f}/{r['f1']:.2f}" for kind, r in judged.items()]
-        parts.append(f"{name}: {', '.join(words)}")
-    return f"An attack network on posteriors (precision/recall/F1): {'; '.join(parts)}"
-
-
-def _page(job: Job, found: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:
-    title = f"Membership inference: {job.label} on {job.experiment.data}"
-    lines, words = list(_lines(found)), (0,)
-    body = "".join(
-        (
-            f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(found))}.</p>\n',
-            html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(found))),
-            html.section("Found against falsely accused", html.figure(_figure(found, curves), "roc", _CAPTION)),
-            html.section("Attack networks", f"<p>{escape(_posteriors(found))}.</p>\n"),
-            html.section("Reproduce", f"<pre>{escape(job.command)}</pre>\n"),
-        )
-    )
-    return html.framed(title, body)
-
-
-_CAPTION = "Up and to the left is worse for the client. Both axes are logarithmic: what counts is who is surely found."
-
-
-def _figure(found: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Any:
-    figure = plots.axes("false positives, share of the others", "true positives, share of the members")
-    low = 0.5 / max(found["members"], found["records"] - found["members"])  # a log axis has no 0
-    for colour, (form, rates) in zip(plots.PALETTE, curves.items(), strict=False):
-        false, true = (rate.clamp_min(low).tolist() for rate in rates)
-        line = {"color": colour, "width": 2, "shape": "hv"}
-        figure.add_scatter(x=false, y=true, mode="lines", line=line, name=form)
-    xs = np.geomspace(low, 1, 200)
-    figure.add_scatter(x=xs, y=xs, mode="lines", line={"color": plots.PALETTE[-1], "dash": "dot"}, name="guessing")
-    if limit := _limit(found["guarantee"]):
-        line = {"color": plots.PALETTE[2], "dash": "dash"}
-        figure.add_scatter(x=xs, y=[limit(x) for x in xs], mode="lines", line=line, name="allowed by the guarantee")
-    span = [math.log10(low), 0.02]
-    figure.update_xaxes(type="log", range=span)
-    figure.update_yaxes(type="log", range=span)
-    return figure

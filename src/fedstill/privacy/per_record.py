@@ -8,7 +8,6 @@ gradient of that layer is made for each record of a chunk. The length of several
 inner products, which rounding makes worthless where positions cancel: a record could be longer than it seems.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.parametrize import is_parametrized
+
+from fedstill.privacy.layer_gradients import Piece, gradients_of, rows_of, supported
 
 PerRecordLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps a batch's model output, inputs and labels to one loss per record ``(n,)``; a record's depends on it alone."""
@@ -39,43 +38,6 @@ _HAIR = 2.0**-21
 
 _LEAST = 1e-30
 """A record that had to be scaled by less counts as 0: float32 has no digits left there."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A parameter's gradient for each record, in ``k`` slices; ``arrange`` gives a sum ``(k, m)`` its shape."""
-
-    rows: Float32[Tensor, "k n m"]
-    arrange: Callable[[Tensor], Tensor]
-
-    def squares(self) -> Float64[Tensor, " n"]:
-        lengths = torch.linalg.vector_norm(self.rows, dim=2, dtype=torch.float64)
-        total: Tensor = lengths.square().sum(0)
-        return total
-
-    def weighted(self, factors: Float32[Tensor, " n"], kept: Tensor | None) -> Tensor:
-        rows = self.rows if kept is None else self.rows[:, kept]
-        return self.arrange(torch.stack([factors @ part for part in rows]))
-
-
-@dataclass(frozen=True)
-class _Outer:
-    """A linear layer's weight gradient for each record: ``outputs[i] inputs[i]^T``."""
-
-    outputs: Float32[Tensor, "n p"]
-    inputs: Float32[Tensor, "n d"]
-    shape: torch.Size
-
-    def squares(self) -> Float64[Tensor, " n"]:
-        lengths = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float64) for t in (self.outputs, self.inputs))
-        return math.prod(lengths, start=torch.ones((), dtype=torch.float64)).square()
-
-    def weighted(self, factors: Float32[Tensor, " n"], kept: Tensor | None) -> Tensor:
-        g, a = (self.outputs, self.inputs) if kept is None else (self.outputs[kept], self.inputs[kept])
-        return ((factors[:, None] * g).T @ a).view(self.shape)
-
-
-_Piece = _Rows | _Outer
 
 
 @dataclass(frozen=True)
@@ -118,7 +80,7 @@ class ClippedGradients:
         self.device = self._weights[0].device
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         owners = Counter(id(p) for layer in self._layers for p in layer.parameters(recurse=False))
-        self._fast = fast and all(_supported(m) for m in self._layers) and max(owners.values()) == 1
+        self._fast = fast and all(supported(m) for m in self._layers) and max(owners.values()) == 1
         held = (p for m in self._layers for p in m.parameters(recurse=False) if not isinstance(m, nn.Linear))
         size = sum(p.numel() for p in (held if self._fast else self._weights))
         self._chunk = max(1, min(_CHUNK, _KEPT_BYTES // (4 * size + 1)))
@@ -171,11 +133,11 @@ class ClippedGradients:
                 total += piece.weighted(f if kept is None else f[kept], kept)
         return totals, torch.cat(norms)
 
-    def _pieces(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[_Piece]:
+    def _pieces(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece]:
         """Every parameter's gradients."""
         return (self._by_layers(x, y, loss) if self._fast else None) or self._by_records(x, y, loss)
 
-    def _by_layers(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[_Piece] | None:
+    def _by_layers(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece] | None:
         """From the layers' inputs and the gradients of their outputs; None where that could be wrong."""
         calls: list[_Call] = []
         if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers):
@@ -203,7 +165,7 @@ class ClippedGradients:
             found = {
                 id(getattr(call.layer, name)): piece
                 for call, g in zip(calls, gradients, strict=True)
-                for name, piece in _layer(call.layer, call.input, g).items()
+                for name, piece in gradients_of(call.layer, call.input, g).items()
             }
         return [found[id(w)] for w in self._weights]
 
@@ -224,7 +186,7 @@ class ClippedGradients:
                     waiting.append(node)
         return all(uses[id(w)] == 1 for w in self._weights)
 
-    def _by_records(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[_Piece]:
+    def _by_records(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece]:
         """From a function of one record, by ``torch.func``."""
 
         def alone(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
@@ -234,7 +196,7 @@ class ClippedGradients:
 
         weights = {name: w.detach() for name, w in zip(self._names, self._weights, strict=True)}
         gradients = vmap(grad(alone), (None, 0, 0), randomness="different")(weights, x, y)
-        return [_rows(gradients[name]) for name in self._names]
+        return [rows_of(gradients[name]) for name in self._names]
 
 
 def check_alone(model: nn.Module) -> None:
@@ -247,18 +209,6 @@ def check_alone(model: nn.Module) -> None:
                 "that no clipping bounds one record's influence; take a model whose norms look at one image "
                 "alone, for example 'convnet'"
             )
-
-
-def _supported(m: nn.Module) -> bool:
-    """Whether `_layer` knows this layer; no subclass, which might do something else."""
-    if not {name for name, _ in m.named_parameters(recurse=False)} <= {"weight", "bias"} or is_parametrized(m):
-        return False
-    if type(m) is nn.Conv2d:
-        plain = m.groups == 1 and m.dilation == (1, 1) and m.padding_mode == "zeros"
-        return plain and not isinstance(m.padding, str)
-    if type(m) is nn.InstanceNorm2d:
-        return not m.track_running_stats
-    return type(m) in (nn.Linear, nn.GroupNorm, nn.LayerNorm)
 
 
 def _batched(call: _Call) -> bool:
@@ -280,76 +230,3 @@ def _watched(layers: list[nn.Module], calls: list[_Call]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _rows(gradient: Float32[Tensor, "n ..."]) -> _Rows:
-    return _Rows(gradient.flatten(1)[None], lambda total: total.view(gradient.shape[1:]))
-
-
-def _layer(m: nn.Module, a: Float32[Tensor, "n ..."], g: Float32[Tensor, "n ..."]) -> dict[str, _Piece]:
-    """Per-record gradients of a layer's trainable parameters by name, from its input and its output's gradient."""
-    a = a.detach()
-    makers: dict[str, Callable[[], _Piece]]
-    if isinstance(m, nn.Linear):
-        makers = {
-            "weight": lambda: _linear(a, g, m.weight.shape),
-            "bias": lambda: _rows(g if g.ndim == 2 else g.flatten(1, -2).sum(1)),
-        }
-    elif isinstance(m, nn.Conv2d):
-        makers = {"weight": lambda: _conv(m, a, g), "bias": lambda: _rows(g.sum((2, 3)))}
-    elif isinstance(m, nn.LayerNorm):
-        makers = {
-            "weight": lambda: _rows(_by_position(g * functional.layer_norm(a, m.normalized_shape, eps=m.eps), m)),
-            "bias": lambda: _rows(_by_position(g, m)),
-        }
-    else:
-        assert isinstance(m, nn.GroupNorm | nn.InstanceNorm2d)
-        groups = m.num_groups if isinstance(m, nn.GroupNorm) else a.shape[1]
-        makers = {
-            "weight": lambda: _rows(_by_channel(g * functional.group_norm(a, groups, eps=m.eps))),
-            "bias": lambda: _rows(_by_channel(g)),
-        }
-    return {name: makers[name]() for name, p in m.named_parameters(recurse=False) if p.requires_grad}
-
-
-def _by_channel(t: Float32[Tensor, "n c ..."]) -> Float32[Tensor, "n c"]:
-    return t.reshape(*t.shape[:2], -1).sum(2)
-
-
-def _by_position(t: Float32[Tensor, "n ..."], m: nn.LayerNorm) -> Float32[Tensor, "n ..."]:
-    return t.reshape(len(t), -1, *m.normalized_shape).sum(1)
-
-
-def _linear(a: Float32[Tensor, "n *t d"], g: Float32[Tensor, "n *t p"], shape: torch.Size) -> _Piece:
-    if a.ndim == 2:
-        return _Outer(g, a, shape)
-    return _rows(torch.bmm(g.flatten(1, -2).mT, a.flatten(1, -2)))
-
-
-_FEW = 16
-"""Products with fewer columns than this are slow."""
-
-
-def _conv(m: nn.Conv2d, a: Float32[Tensor, "n c h w"], g: Float32[Tensor, "n k h2 w2"]) -> _Piece:
-    """A convolution's weight gradient for each record: the input's patches times ``g``.
-
-    With steps of one pixel and many channels, patches are written out in one direction only: moved in the other, they
-    are the same rows.
-    """
-    (n, c), (k, height, width), (kh, kw) = a.shape[:2], g.shape[1:], m.kernel_size
-    assert not isinstance(m.padding, str)
-    ph, pw = m.padding
-    padded = functional.pad(a, (pw, pw, ph, ph)) if ph or pw else a
-    g = g.flatten(2)
-    if m.stride != (1, 1) or c * kw < _FEW or height * width == 1:
-        patches = padded.unfold(2, kh, m.stride[0]).unfold(3, kw, m.stride[1]).permute(0, 1, 4, 5, 2, 3)
-        patches = patches.reshape(n, c * kh * kw, height * width)
-        if height * width == 1:
-            return _Outer(g[:, :, 0], patches[:, :, 0], m.weight.shape)
-        rows = torch.bmm(patches, g.mT)
-        return _Rows(rows.flatten(1)[None], lambda total: total.view(-1, k).T.reshape(m.weight.shape))
-    strips = padded.unfold(3, width, 1).transpose(2, 3).contiguous()  # (n, c, kw, rows, width)
-    rows = a.new_empty(kh, n, k, c * kw)
-    for i, out in enumerate(rows):
-        torch.bmm(g, strips[:, :, :, i : i + height].flatten(3).flatten(1, 2).mT, out=out)
-    return _Rows(rows.flatten(2), lambda total: total.view(kh, k, c, kw).permute(1, 2, 0, 3))

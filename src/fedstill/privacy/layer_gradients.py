@@ -1,0 +1,141 @@
+"""Per-record gradients of one layer, from its input and the gradient of its output.
+
+Each parameter's come as a piece that knows their squared lengths and their weighted sum, from the same numbers.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A parameter's gradient for each record, in ``k`` slices; ``arrange`` gives a sum ``(k, m)`` its shape."""
+
+    rows: Float32[Tensor, "k n m"]
+    arrange: Callable[[Tensor], Tensor]
+
+    def squares(self) -> Float64[Tensor, " n"]:
+        """Each record's squared length."""
+        lengths = torch.linalg.vector_norm(self.rows, dim=2, dtype=torch.float64)
+        total: Tensor = lengths.square().sum(0)
+        return total
+
+    def weighted(self, factors: Float32[Tensor, " n"], kept: Tensor | None) -> Tensor:
+        """The sum over records of ``factors[i]`` times its gradient; ``kept`` are the rows to look at, None for all."""
+        rows = self.rows if kept is None else self.rows[:, kept]
+        return self.arrange(torch.stack([factors @ part for part in rows]))
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A linear layer's weight gradient for each record: ``outputs[i] inputs[i]^T``."""
+
+    outputs: Float32[Tensor, "n p"]
+    inputs: Float32[Tensor, "n d"]
+    shape: torch.Size
+
+    def squares(self) -> Float64[Tensor, " n"]:
+        """Each record's squared length."""
+        lengths = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float64) for t in (self.outputs, self.inputs))
+        return math.prod(lengths, start=torch.ones((), dtype=torch.float64)).square()
+
+    def weighted(self, factors: Float32[Tensor, " n"], kept: Tensor | None) -> Tensor:
+        """The sum over records of ``factors[i]`` times its gradient; ``kept`` are the rows to look at, None for all."""
+        g, a = (self.outputs, self.inputs) if kept is None else (self.outputs[kept], self.inputs[kept])
+        return ((factors[:, None] * g).T @ a).view(self.shape)
+
+
+Piece = Rows | Outer
+
+
+def supported(m: nn.Module) -> bool:
+    """Whether `gradients_of` knows this layer; no subclass, which might do something else."""
+    if not {name for name, _ in m.named_parameters(recurse=False)} <= {"weight", "bias"} or is_parametrized(m):
+        return False
+    if type(m) is nn.Conv2d:
+        plain = m.groups == 1 and m.dilation == (1, 1) and m.padding_mode == "zeros"
+        return plain and not isinstance(m.padding, str)
+    if type(m) is nn.InstanceNorm2d:
+        return not m.track_running_stats
+    return type(m) in (nn.Linear, nn.GroupNorm, nn.LayerNorm)
+
+
+def rows_of(gradient: Float32[Tensor, "n ..."]) -> Rows:
+    """The gradients of a parameter of any shape, written out for each record."""
+    return Rows(gradient.flatten(1)[None], lambda total: total.view(gradient.shape[1:]))
+
+
+def gradients_of(m: nn.Module, a: Float32[Tensor, "n ..."], g: Float32[Tensor, "n ..."]) -> dict[str, Piece]:
+    """Per-record gradients of a layer's trainable parameters by name, from its input and its output's gradient."""
+    a = a.detach()
+    makers: dict[str, Callable[[], Piece]]
+    if isinstance(m, nn.Linear):
+        makers = {
+            "weight": lambda: _linear(a, g, m.weight.shape),
+            "bias": lambda: rows_of(g if g.ndim == 2 else g.flatten(1, -2).sum(1)),
+        }
+    elif isinstance(m, nn.Conv2d):
+        makers = {"weight": lambda: _conv(m, a, g), "bias": lambda: rows_of(g.sum((2, 3)))}
+    elif isinstance(m, nn.LayerNorm):
+        makers = {
+            "weight": lambda: rows_of(_by_position(g * functional.layer_norm(a, m.normalized_shape, eps=m.eps), m)),
+            "bias": lambda: rows_of(_by_position(g, m)),
+        }
+    else:
+        assert isinstance(m, nn.GroupNorm | nn.InstanceNorm2d)
+        groups = m.num_groups if isinstance(m, nn.GroupNorm) else a.shape[1]
+        makers = {
+            "weight": lambda: rows_of(_by_channel(g * functional.group_norm(a, groups, eps=m.eps))),
+            "bias": lambda: rows_of(_by_channel(g)),
+        }
+    return {name: makers[name]() for name, p in m.named_parameters(recurse=False) if p.requires_grad}
+
+
+def _by_channel(t: Float32[Tensor, "n c ..."]) -> Float32[Tensor, "n c"]:
+    return t.reshape(*t.shape[:2], -1).sum(2)
+
+
+def _by_position(t: Float32[Tensor, "n ..."], m: nn.LayerNorm) -> Float32[Tensor, "n ..."]:
+    return t.reshape(len(t), -1, *m.normalized_shape).sum(1)
+
+
+def _linear(a: Float32[Tensor, "n *t d"], g: Float32[Tensor, "n *t p"], shape: torch.Size) -> Piece:
+    if a.ndim == 2:
+        return Outer(g, a, shape)
+    return rows_of(torch.bmm(g.flatten(1, -2).mT, a.flatten(1, -2)))
+
+
+_FEW = 16
+"""Products with fewer columns than this are slow."""
+
+
+def _conv(m: nn.Conv2d, a: Float32[Tensor, "n c h w"], g: Float32[Tensor, "n k h2 w2"]) -> Piece:
+    """A convolution's weight gradient for each record: the input's patches times ``g``.
+
+    With steps of one pixel and many channels, patches are written out in one direction only: moved in the other, they
+    are the same rows.
+    """
+    (n, c), (k, height, width), (kh, kw) = a.shape[:2], g.shape[1:], m.kernel_size
+    assert not isinstance(m.padding, str)
+    ph, pw = m.padding
+    padded = functional.pad(a, (pw, pw, ph, ph)) if ph or pw else a
+    g = g.flatten(2)
+    if m.stride != (1, 1) or c * kw < _FEW or height * width == 1:
+        patches = padded.unfold(2, kh, m.stride[0]).unfold(3, kw, m.stride[1]).permute(0, 1, 4, 5, 2, 3)
+        patches = patches.reshape(n, c * kh * kw, height * width)
+        if height * width == 1:
+            return Outer(g[:, :, 0], patches[:, :, 0], m.weight.shape)
+        rows = torch.bmm(patches, g.mT)
+        return Rows(rows.flatten(1)[None], lambda total: total.view(-1, k).T.reshape(m.weight.shape))
+    strips = padded.unfold(3, width, 1).transpose(2, 3).contiguous()  # (n, c, kw, rows, width)
+    rows = a.new_empty(kh, n, k, c * kw)
+    for i, out in enumerate(rows):
+        torch.bmm(g, strips[:, :, :, i : i + height].flatten(3).flatten(1, 2).mT, out=out)
+    return Rows(rows.flatten(2), lambda total: total.view(kh, k, c, kw).permute(1, 2, 0, 3))
