@@ -349,8 +349,12 @@ class Federation(ABC):
         """
 
     @abstractmethod
-    def server_accuracy(self, model: nn.Module) -> float | None:
-        """Accuracy of any network on the server's test records, to be logged; None in a round that is not judged."""
+    def server_accuracies(self, together: nn.Module) -> list[float] | None:
+        """Accuracies of ``k`` networks on the server's test records, to be logged; None in a round not judged.
+
+        Args:
+            together: gives all their logits for ``n`` inputs, ``(n, k, classes)``.
+        """
 
     @abstractmethod
     def progress(self, what: str) -> Callable[[int, int], None]:

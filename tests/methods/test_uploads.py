@@ -1,5 +1,6 @@
 """Clients with models of their own, and long work at the server."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
 from fedstill.methods.feddf import FedDF
 from fedstill.protocol import Method, load, state
-from fedstill.train.local import SGD
+from fedstill.train.local import SGD, evaluate, outputs
 
 LOCAL = SGD(lr=0.05, batch_size=32)
 KINDS = ("convnet:width=8,depth=2", "convnet:width=4,depth=1")
@@ -120,6 +121,32 @@ def test_clients_may_have_models_that_differ(digits: DataSet, tmp_path: Path) ->
     load(expected, weighted_mean(alike))
     for name, value in start.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)  # up to one record of difference
+
+
+def test_the_teachers_are_judged_together_averaged_and_alone(digits: DataSet, tmp_path: Path) -> None:
+    method = FedDF(local=LOCAL, distillation={"epochs": 1})  # type: ignore[arg-type]
+    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path, public=noise_images(digits)())
+    kept: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedDF, "teach", lambda self, fed, teachers, *_: kept.append(teachers))
+        method.server(fed)
+    (line,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    networks, test = kept[0].networks, fed._test
+    logits = torch.stack([torch.cat(outputs(network, test)) for network in networks])
+    right = [float((found.argmax(1) == test.labels).double().mean()) for found in (*logits, logits.mean(0))]
+    assert line["ensemble"] == right[-1]
+    assert line["clients_alone"] == pytest.approx(sum(right[:4]) / 4, abs=1e-12)
+    average = fed.new_model()
+    counts = [read_count(fed, client) for client in (0, 2)]  # the two of the student's architecture
+    load(average, weighted_mean(zip(counts, (state(networks[k]) for k in (0, 2)), strict=True)))
+    assert line["average"] == evaluate(average, test)
+    assert len({line["ensemble"], line["clients_alone"], line["average"]}) == 3
+
+
+def read_count(fed: Any, client: int) -> int:
+    """What it said of its records."""
+    _, header = wire.unpack(fed.journal.read_reply(0, "train", client))
+    return int(header["fields"]["num_records"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,17 @@ from fedstill import models
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
 from fedstill.train import local
-from fedstill.train.local import SGD, Diverged, confusion, control_variates, evaluate, predictions, proximal, within
+from fedstill.train.local import (
+    SGD,
+    Diverged,
+    accuracies,
+    confusion,
+    control_variates,
+    evaluate,
+    predictions,
+    proximal,
+    within,
+)
 
 
 def small_records(n: int = 50, shape: tuple[int, int, int] = (1, 8, 8), num_classes: int = 3) -> Records:
@@ -335,6 +345,20 @@ def test_evaluation_of_known_predictions() -> None:
     assert evaluate(model, records, batch_size=2) == 3 / 5
     assert model.sizes[-3:] == [2, 2, 1]
     assert model.training
+
+
+def test_several_networks_are_judged_at_once() -> None:
+    records = pixels([9, 0, 0], [0, 9, 0], [0, 0, 9], [5, 5, 0], [1, 2, 1], labels=[0, 0, 2, 0, 2])
+
+    class Both(nn.Module):
+        """The brightest pixel's class, and the darkest's."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x.flatten(1), -x.flatten(1)], 1)
+
+    assert accuracies(Both(), records, batch_size=2) == [3 / 5, 1 / 5]
+    with pytest.raises(ValueError, match="0 records"):
+        accuracies(Both(), pixels(labels=[]))
 
 
 def test_evaluation_of_no_records() -> None:

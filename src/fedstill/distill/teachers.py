@@ -100,7 +100,11 @@ class Teachers:
 
     def __call__(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """D(x) for normalised images; differentiable in ``x``."""
-        return averaged(self.each(x), self._average)
+        return self.averaged(self.each(x))
+
+    def averaged(self, each: Float[Tensor, "n m classes"]) -> Float[Tensor, "n classes"]:
+        """D(x) from every teacher's logits."""
+        return averaged(each, self._average)
 
     def each(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n m classes"]:
         """Every teacher's logits for normalised images; differentiable in ``x``."""
@@ -128,7 +132,7 @@ class Teachers:
                 found[k] = one
         each, bn, features = zip(*found, strict=True)
         logits = torch.stack(each, 1)
-        return Look(logits, torch.stack(bn).mean(), list(features), averaged(logits, self._average))
+        return Look(logits, torch.stack(bn).mean(), list(features), self.averaged(logits))
 
     def _of_group(self, index: int, x: Tensor, with_bn: bool) -> list[_Found]:
         if index in self._stacks:

@@ -23,7 +23,7 @@ from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Federation, Reply, Round, Step, load, state
 from fedstill.records import Records
-from fedstill.train.local import confusion, evaluate
+from fedstill.train.local import accuracies, confusion
 
 R = TypeVar("R", bound=Reply)
 EPOCHS = "epochs"
@@ -318,9 +318,9 @@ class ServerFederation(Federation):
         """See `Federation.evaluate`."""
         return self.judge(model).accuracy if self._judges else None
 
-    def server_accuracy(self, model: nn.Module) -> float | None:
-        """See `Federation.server_accuracy`."""
-        return evaluate(model, self._test) if self._judges else None
+    def server_accuracies(self, together: nn.Module) -> list[float] | None:
+        """See `Federation.server_accuracies`."""
+        return accuracies(together, self._test) if self._judges else None
 
     @property
     def _judges(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from annotated_types import Len
 from pydantic import PositiveInt
 from torch import Tensor, nn
@@ -75,13 +76,7 @@ class UploadingMethod(Method):
                 load(student, state(mean))
             teachers = self.teachers(networks)
             self.teach(fed, teachers, student, round)
-            alone = [share for network in networks if (share := fed.server_accuracy(network)) is not None]
-            round.log(
-                accuracy=fed.evaluate(student),
-                ensemble=fed.server_accuracy(_Ensemble(teachers)),
-                average=None if mean is None else fed.server_accuracy(mean),
-                clients_alone=sum(alone) / len(alone) if alone else None,
-            )
+            round.log(accuracy=fed.evaluate(student), **_shares(fed, teachers, mean))
         return student
 
     def teachers(self, networks: Sequence[nn.Module]) -> Teachers:
@@ -121,13 +116,28 @@ def _mean(fed: Federation, alike: Sequence[tuple[int, nn.Module]]) -> nn.Module 
     return model
 
 
-class _Ensemble(nn.Module):
-    """All teachers as one network, to be judged."""
+def _shares(fed: Federation, teachers: Teachers, mean: nn.Module | None) -> dict[str, float | None]:
+    """How good the teachers are together, averaged and alone."""
+    found = fed.server_accuracies(_Together(teachers, mean))
+    if found is None:
+        return {}
+    ensemble, *others = found
+    alone = others[: len(teachers)]
+    average = None if mean is None else others[-1]
+    return {"ensemble": ensemble, "average": average, "clients_alone": sum(alone) / len(alone)}
 
-    def __init__(self, teachers: Teachers) -> None:
+
+class _Together(nn.Module):
+    """The ensemble, every teacher and the mean of their weights, where there is one; each network is asked once."""
+
+    def __init__(self, teachers: Teachers, mean: nn.Module | None) -> None:
         super().__init__()
-        self._teachers = teachers
+        self._teachers, self.mean = teachers, mean
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean of their logits."""
-        return self._teachers(x)
+        """Logits ``(n, 1 + m (+ 1), classes)``."""
+        each = self._teachers.each(x)
+        logits = [self._teachers.averaged(each)[:, None], each]
+        if self.mean is not None:
+            logits.append(self.mean(x)[:, None])
+        return torch.cat(logits, 1)

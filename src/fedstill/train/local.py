@@ -31,6 +31,7 @@ __all__ = [
     "Examples",
     "Loss",
     "Tensors",
+    "accuracies",
     "confusion",
     "control_variates",
     "draw_seed",
@@ -273,10 +274,21 @@ def evaluate(model: nn.Module, records: Examples, batch_size: int = 256) -> floa
     Raises:
         ValueError: if there are no records.
     """
+    return _shares_right(predictions(model, records, batch_size)[:, None], records)[0]
+
+
+def accuracies(together: nn.Module, records: Examples, batch_size: int = 256) -> list[float]:
+    """`evaluate` of ``k`` networks in one pass; ``together`` gives all their logits, ``(n, k, classes)``."""
+    found = outputs(together, records, batch_size, of=lambda x: together(x).argmax(2))
+    return _shares_right(torch.cat(found) if found else records.labels[:, None], records)
+
+
+def _shares_right(predicted: Int64[Tensor, "n k"], records: Examples) -> list[float]:
     if len(records.labels) == 0:
         raise ValueError("there are 0 records to evaluate on; accuracy needs at least 1")
-    predicted = predictions(model, records, batch_size)
-    return float((predicted == records.labels.to(predicted.device)).double().mean())
+    right = predicted == records.labels.to(predicted.device)[:, None]
+    shares: list[float] = right.double().mean(0).tolist()
+    return shares
 
 
 def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int64[Tensor, "classes classes"]:
