@@ -1,7 +1,6 @@
 """The server's side, the same in every engine: questions out, checked and journalled replies in."""
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
+from fedstill.engines import kept
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.checks import check
 from fedstill.engines.judging import JUDGE, Judgement, steps_of
@@ -21,7 +20,7 @@ from fedstill.engines.transport import Arrival, Transport, Watcher
 from fedstill.journal import CHECKPOINT, JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
-from fedstill.protocol import Federation, Reply, Round, Step, load, state
+from fedstill.protocol import Federation, Reply, Round, Step
 from fedstill.records import Records
 from fedstill.train.local import accuracies, confusion
 
@@ -208,7 +207,7 @@ class ServerFederation(Federation):
         """See `Federation.rounds`."""
         self._rounds = number
         done = self._restore(keep)
-        self._keep_metrics(done)
+        kept.metrics_until(done, self._folder / "metrics.jsonl")
         for index in range(done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
@@ -217,7 +216,7 @@ class ServerFederation(Federation):
                 self.journal.forget_replies(self._exchange)
         self._round = None
 
-    def _save(self, done: int, keep: Sequence[nn.Module | dict[str, Tensor]]) -> None:
+    def _save(self, done: int, keep: kept.Carried) -> None:
         header: dict[str, Any] = {
             "round": done,
             "exchange": self._exchange,
@@ -226,14 +225,14 @@ class ServerFederation(Federation):
         }
         if self._judged is not None:
             header["judged"] = [*self._judged[:2], self._judged[2].described()]
-        self.journal.save_checkpoint(_tensors(keep), header)
+        self.journal.save_checkpoint(kept.tensors(keep), header)
 
-    def _restore(self, keep: Sequence[nn.Module | dict[str, Tensor]]) -> int:
+    def _restore(self, keep: kept.Carried) -> int:
         checkpoint = self.journal.load_checkpoint()
         if checkpoint is None:
             return 0
         tensors, header = checkpoint
-        self._load(keep, tensors, CHECKPOINT)
+        kept.put_back(keep, tensors, self.journal.folder / CHECKPOINT)
         self._exchange = header["exchange"]
         if header.get("judged") is not None:
             number, digest, judgement = header["judged"]
@@ -242,41 +241,20 @@ class ServerFederation(Federation):
         self.asked_steps |= {name: steps[name] for name in header["steps"]}
         return int(header["round"])
 
-    def _load(self, keep: Sequence[nn.Module | dict[str, Tensor]], tensors: Mapping[str, Tensor], name: str) -> None:
-        sizes = {key: value.shape for key, value in _tensors(keep).items()}
-        if sizes != {key: value.shape for key, value in tensors.items()}:
-            raise files.Damaged(
-                f"{self.journal.folder / name} does not fit what this run carries (is it of another version?); "
-                "delete it and run again"
-            )
-        for i, part in enumerate(keep):
-            prefix = f"{i}/"
-            load(part, {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
-
     def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
         """See `Federation.epochs`."""
         self._loops += 1
         at = {"exchange": self._exchange, "round": self._round, "epochs": number, "loop": self._loops}
-        kept = self.journal.load_checkpoint(EPOCHS)
+        checkpoint = self.journal.load_checkpoint(EPOCHS)
         done = 0
-        if kept is not None and kept[1].items() >= at.items():
-            self._load(keep, kept[0], EPOCHS)
-            done = int(kept[1]["done"])
+        if checkpoint is not None and checkpoint[1].items() >= at.items():
+            kept.put_back(keep, checkpoint[0], self.journal.folder / EPOCHS)
+            done = int(checkpoint[1]["done"])
         for epoch in range(done + 1, number + 1):
             yield epoch
             if epoch == number or time.monotonic() - self._saved >= SAVE_EVERY:
-                self.journal.save_checkpoint(_tensors(keep), {**at, "done": epoch}, EPOCHS)
+                self.journal.save_checkpoint(kept.tensors(keep), {**at, "done": epoch}, EPOCHS)
                 self._saved = time.monotonic()
-
-    def _keep_metrics(self, done: int) -> None:
-        """Drop what a killed round had logged; the round will log it again."""
-        path = self._folder / "metrics.jsonl"
-        lines = files.read_json_lines(path)
-        if not all(isinstance(line.get("round"), int) for line in lines):
-            raise files.Damaged(f"{path} is damaged (a line is no round); delete {self._folder} and run again")
-        kept = [line for line in lines if line["round"] <= done]
-        if kept != lines:
-            files.write_bytes(path, *(json.dumps(line).encode() + b"\n" for line in kept))
 
     def _log(self, index: int, **numbers: float | None) -> None:
         values = {name: value for name, value in numbers.items() if value is not None}
@@ -347,16 +325,4 @@ class ServerFederation(Federation):
 
     def show(self, name: str, images: Records) -> None:
         """See `Federation.show`."""
-        save_images(self._folder / "images" / f"{name}.npz", images)
-
-
-def _tensors(keep: Sequence[nn.Module | dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What a loop carries, as one set of named tensors."""
-    parts = [state(part) if isinstance(part, nn.Module) else part for part in keep]
-    return {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.items()}
-
-
-def save_images(path: Path, images: Records) -> None:
-    """Write records as the run folder's ``images/NAME.npz``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, images=images.images.cpu().numpy(), labels=images.labels.cpu().numpy())
+        kept.save_images(self._folder / "images" / f"{name}.npz", images)

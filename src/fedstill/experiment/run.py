@@ -21,7 +21,8 @@ from fedstill import files, wire
 from fedstill.data import shards, sources
 from fedstill.engines import inprocess
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.server import ServerFederation, save_images
+from fedstill.engines.kept import save_images
+from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site, forget_state
 from fedstill.engines.terms import Terms
 from fedstill.engines.transport import Transport, Watcher
