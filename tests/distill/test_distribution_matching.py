@@ -10,15 +10,8 @@ from torch import Tensor, nn
 
 from fedstill.data.sources import DataSet
 from fedstill.distill import distribution_matching
-from fedstill.distill.distribution_matching import (
-    DistributionMatching,
-    Synthetic,
-    around,
-    fit_images,
-    fit_representations,
-    match,
-    pixel_limits,
-)
+from fedstill.distill.distribution_matching import DistributionMatching, around, fit_images, fit_representations, match
+from fedstill.distill.synthetic import Synthetic, pixel_limits
 from fedstill.models import build
 from fedstill.models.convnet import ConvNet
 from fedstill.models.projected import Projected, Task

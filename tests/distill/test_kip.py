@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedstill.data.sources import DataSet
 from fedstill.distill import kip
-from fedstill.distill.distribution_matching import Synthetic, pixel_limits
 from fedstill.distill.kip import KIP, inducing_points, ntk, predict
+from fedstill.distill.synthetic import Synthetic, pixel_limits
 from fedstill.records import Records
 from fedstill.seeds import stream
 

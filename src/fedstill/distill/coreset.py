@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from fedstill.distill.distribution_matching import Synthetic
+from fedstill.distill.synthetic import Synthetic
 from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.train.local import draw_seed

@@ -8,7 +8,6 @@ Zhao, Bilen, "Dataset condensation with distribution matching", WACV 2023 (arXiv
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -18,8 +17,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.distill.synthetic import Synthetic, pixel_limits
 from fedstill.protocol import Settings
-from fedstill.records import Normalisation, Records
+from fedstill.records import Records
 from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
 from fedstill.train.local import mode_of
 
@@ -80,39 +80,6 @@ class DistributionMatching(Settings):
         """These settings or, where no class of ``records`` has ``min_records``, such that all classes count."""
         enough = bool((records.class_counts() >= self.min_records).any())
         return self if enough else self.model_copy(update={"min_records": 1})
-
-
-@dataclass(frozen=True)
-class Synthetic:
-    """Labelled real-valued examples, which a model can be trained on as on records.
-
-    Attributes:
-        values: float32, as the network sees them: normalised images, or representations; ``(n, c, h, w)``.
-        labels: classes, ``(n,)``.
-    """
-
-    values: Float[Tensor, "n c h w"]
-    labels: Int64[Tensor, " n"]
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n c h w"]:
-        """What the model sees."""
-        return self.values[index]
-
-    def rounded(self, num_classes: int, normalisation: Normalisation) -> Records:
-        """Normalised images as records: pixels limited to [0, 1] and rounded to 8 bits, one byte each."""
-        black, white = pixel_limits(normalisation, self.values.device)
-        pixels = ((self.values - black) / (white - black)).clamp(0, 1)
-        return Records((pixels * 255).round().to(torch.uint8), self.labels, num_classes, normalisation)
-
-
-def pixel_limits(
-    normalisation: Normalisation, device: torch.device
-) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
-    """What the pixels 0 and 1 are as normalised values."""
-    black, white = (
-        normalisation.apply(torch.full((1, len(normalisation.mean), 1, 1), v, device=device))[0] for v in (0.0, 1.0)
-    )
-    return black, white
 
 
 def around(model: nn.Module, rho: float, rng: torch.Generator) -> Callable[[int], nn.Module]:

@@ -14,7 +14,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.distill.distribution_matching import Synthetic
+from fedstill.distill.synthetic import Synthetic
 from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.train.augment import DSA, Strategy

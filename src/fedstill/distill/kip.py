@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedstill.distill.coreset import shares
-from fedstill.distill.distribution_matching import Synthetic, pixel_limits
+from fedstill.distill.synthetic import Synthetic, pixel_limits
 from fedstill.protocol import Settings
 from fedstill.records import Records
 

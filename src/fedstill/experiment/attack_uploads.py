@@ -20,7 +20,7 @@ from fedstill import files, wire
 from fedstill.attacks import images, labels
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
 from fedstill.data import sources
-from fedstill.distill.distribution_matching import Synthetic
+from fedstill.distill.synthetic import Synthetic
 from fedstill.engines.agreement import Agreement
 from fedstill.experiment import extend
 from fedstill.experiment.run import agreement_of

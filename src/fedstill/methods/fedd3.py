@@ -16,8 +16,8 @@ from pydantic import PositiveInt
 from torch import nn
 
 from fedstill.distill.coreset import Coreset, centres
-from fedstill.distill.distribution_matching import Synthetic
 from fedstill.distill.kip import KIP, inducing_points
+from fedstill.distill.synthetic import Synthetic
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, Step, step
 from fedstill.train.local import SGD

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from pydantic import PositiveInt, model_validator
 from torch import nn
 
-from fedstill.distill.distribution_matching import DistributionMatching, Synthetic, around, fit_images
+from fedstill.distill.distribution_matching import DistributionMatching, around, fit_images
+from fedstill.distill.synthetic import Synthetic
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
 from fedstill.train.local import SGD, within

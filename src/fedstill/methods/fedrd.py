@@ -18,7 +18,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill import schema
-from fedstill.distill.distribution_matching import DistributionMatching, Synthetic, fit_representations
+from fedstill.distill.distribution_matching import DistributionMatching, fit_representations
+from fedstill.distill.synthetic import Synthetic
 from fedstill.methods.surrogate import together
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Labels, Method, Records, Reply, Shared, state, step

@@ -8,7 +8,7 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from fedstill import schema
-from fedstill.distill.distribution_matching import Synthetic
+from fedstill.distill.synthetic import Synthetic
 from fedstill.protocol import Federation, Labels, Records, Reply
 from fedstill.train.server import ServerTraining
 
