@@ -227,6 +227,25 @@ def test_wrong_keys_and_plaintext_are_not_let_in(here: Loopback) -> None:
 
 
 @thorough
+def test_a_registered_site_that_says_it_is_another_is_not_believed(everyone: Loopback) -> None:
+    """Its key is known; a run that lists whose node each client's is does not even ask it."""
+    here, name = everyone, "impostor"
+    place = here.add_site(8, None, methods=["small:Probe"], own_code=True, unprotected=True)
+    settings = tomllib.loads((place / "policy.toml").read_text())
+    (place / "policy.toml").write_text(tomli_w.dumps({**settings, "client": 1, "data": "../site-2/data.npz"}))
+    here.stop("site-1", signal.SIGKILL)
+    start(here, 8)
+    here.wait_for(lambda: CONNECTED in here.log("site-8"), "the impostor to be let in", PATIENCE)
+    try:
+        out = completed(here, here.run(name, probe(min_clients=3, timeout=60), wait=30), name)
+    finally:
+        here.stop("site-8")
+        del here.nodes[8]
+    (refused,) = summary_of(out)["refused"]
+    assert (refused["client"], refused["reason"]) == (1, "no site answers for it")
+
+
+@thorough
 def test_a_site_that_is_killed_while_it_works_is_left_out(here: Loopback) -> None:
     name = "killed"
     running = here.run(name, probe(misbehave={1: "sleep"}, min_clients=3, timeout=40), wait=60)

@@ -27,6 +27,7 @@ from fedstill.engines.flower.grid import OnGrid, content, taken  # noqa: E402
 from fedstill.engines.flower.simulation import simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
+from fedstill.experiment import deployed  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
 
@@ -217,6 +218,46 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
     assert found == [(0, b"mine", None), (1, b"", "no site answers for it")]
     assert len(caplog.messages) >= 2
     assert all(map(is_sentence, caplog.messages))
+
+
+def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Node 1 was there first and claims to be client 0, node 3 is in no list; node 2 is client 0."""
+    grid = Grid({node: content(f"{node}".encode(), client=0) for node in (1, 3, 2)})
+    before = apps.Sites(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
+    assert sorted(before.exchange(b"what?", [0], lambda _: None)) == [(0, b"1", None)]
+    grid.pushed.clear()
+    bound = apps.Sites(grid, "terms", 2, wait=0.3, nodes={0: 2, 1: 1})  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "fedstill"):
+        found = sorted(bound.exchange(b"what?", [0, 1], lambda _: None))
+    assert found == [(0, b"2", None), (1, b"", "no site answers for it")]
+    assert "node 1 says that it is client 0, but is that of client 1 (nodes); it is left out" in caplog.messages
+    assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
+
+
+@pytest.mark.parametrize("text", ["0:1", "0:1,1:1", "0:1,1", "0:1,1:x", "0:1;1:2", "0:1,1:-2", "a\nb", "0:1,1:2,"])
+def test_a_list_of_nodes_that_fits_no_clients_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("method: fedavg\ndata: digits\nclients: 2\n")
+    settings = {"file": str(file), "out": str(tmp_path / "out"), "nodes": text}
+    with pytest.raises(ValueError, match="it must give each of the clients 0 to 1 one node of its own") as error:
+        deployed.serve(lambda *_, **__: pytest.fail("connected"), settings)
+    assert is_sentence(str(error.value))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_of_nodes_may_know_more_than_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("method: fedavg\ndata: digits\nclients: 2\nmodel: convnet:width=4,depth=1\nfedavg:\n  rounds: 1\n")
+    found: list[Any] = []
+
+    def connect(*_: Any, **options: Any) -> Any:
+        found.append(options["nodes"])
+        raise KeyboardInterrupt
+
+    for text in ("0:11, 1:12 ,5:13", ""):
+        with pytest.raises(KeyboardInterrupt):
+            deployed.serve(connect, {"file": str(file), "out": str(tmp_path / "out"), "nodes": text})
+    assert found == [{0: 11, 1: 12}, None]
 
 
 def test_a_large_message_costs_its_receiver_twice_its_bytes() -> None:

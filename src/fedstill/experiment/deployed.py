@@ -1,12 +1,14 @@
 """A run among real sites: what the server and the sites do when Flower starts them (`fedstill.app`)."""
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedstill import schema
 from fedstill.engines.policy import Policy, PolicySite
 from fedstill.engines.site import Site
 from fedstill.engines.terms import Terms
@@ -44,8 +46,9 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     Args:
         connect: from the run's terms (JSON), the number of clients and seconds to wait to the way to the sites.
         settings: ``file``, an experiment file on the server; ``out``, the run's folder; ``wait``, seconds to wait for
-            sites; ``at-a-time``, how many sites have a question at a time, 0 for all. In place of ``file``:
-            ``extend``, a finished run, with ``clients``, how many sites there are now.
+            sites; ``at-a-time``, how many sites have a question at a time, 0 for all; ``nodes``, whose node each
+            client's is, as ``0:ID,1:ID``. In place of ``file``: ``extend``, a finished run, with ``clients``, how many
+            sites there are now.
 
     Raises:
         ValueError: a setting is missing or wrong.
@@ -55,6 +58,7 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     job = _job(settings)
     experiment = job.experiment
     wait = float(settings.get("wait", 600.0))
+    nodes = _nodes(str(settings.get("nodes") or ""), experiment.clients)
     at_a_time = int(settings.get("at-a-time", 0))
     if at_a_time < 0:
         raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
@@ -66,10 +70,25 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
             wait=wait,
             timeout=experiment.timeout,
             at_a_time=at_a_time,
+            nodes=nodes,
         )
 
     summary = run(job, watcher=Lines(), sites=sites)
     print(f"accuracy {100 * summary['accuracy']:.2f} %, results in {job.out}", flush=True)
+
+
+def _nodes(text: str, clients: int) -> dict[int, int] | None:
+    """Flower's id of the node of each client of the run, of which the list may know more; None without a list."""
+    if not text:
+        return None
+    pairs = [re.fullmatch(r"\s*(\d{1,9}):(\d{1,20})\s*", part, re.ASCII) for part in text.split(",")]
+    found = {int(pair[1]): int(pair[2]) for pair in pairs if pair}
+    if len(found) < len(pairs) or len(set(found.values())) < len(found) or not found.keys() >= set(range(clients)):
+        raise ValueError(
+            f"nodes is {schema.clean(text, 200)!r}; it must give each of the clients 0 to {clients - 1} one node of "
+            "its own, as in 0:1234,1:5678 (flwr supernode list)"
+        )
+    return {client: found[client] for client in range(clients)}
 
 
 def _job(settings: Config) -> Job:

@@ -113,6 +113,9 @@ class Loopback:
     Args:
         folder: for keys, certificates, logs, sites and runs; absolute.
         certs: of the SuperLink; made if not given.
+
+    Attributes:
+        nodes: Flower's id of each site's node; a run hears a client from no other.
     """
 
     def __init__(self, folder: Path, certs: Certificates | None = None) -> None:
@@ -120,6 +123,7 @@ class Loopback:
         self.port = free_port()
         self.certs = certs or certificates(folder / "certificates")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.nodes: dict[int, int] = {}
         self.app = deploy.app(folder / "app")
         home = folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
@@ -207,11 +211,13 @@ class Loopback:
             images = records.images.permute(0, 2, 3, 1).numpy()
             np.savez(place / "data.npz", x_train=images, y_train=records.labels.numpy())
         deploy.site(place, {"client": client, "data": "data.npz", "state": "state", **policy})
-        registered = self.flwr("supernode", "register", site_key(place / "site.key"), _CONNECTION)
-        if registered.returncode:
-            raise RuntimeError(
-                f"the key of site {client} can't be registered: {registered.stderr or registered.stdout}"
-            )
+        key = site_key(place / "site.key")
+        registered = self.flwr("supernode", "register", key, _CONNECTION, "--format", "json")
+        try:
+            self.nodes[client] = int(json.loads(registered.stdout)["node-id"])
+        except (ValueError, KeyError) as error:
+            said = registered.stderr or registered.stdout
+            raise RuntimeError(f"the key of site {client} can't be registered: {said}") from error
         return place
 
     def start_site(self, client: int, *options: object, **environment: str) -> None:
@@ -247,7 +253,8 @@ class Loopback:
         return self._submit({"extend": str(runs / finished), "out": str(runs / name), "wait": wait})
 
     def _submit(self, settings: Mapping[str, Any]) -> str:
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        nodes = ",".join(f"{client}:{node}" for client, node in self.nodes.items())
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in {**settings, "nodes": nodes}.items())
         submitted = self.flwr("run", self.app, _CONNECTION, "--run-config", words, "--format", "json")
         try:
             return str(json.loads(submitted.stdout)["run-id"])

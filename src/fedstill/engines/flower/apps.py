@@ -88,6 +88,8 @@ class Sites:
         wait: seconds to wait for sites that are not there yet, each time some are needed.
         timeout: see `OnGrid`.
         at_a_time: how many sites have a question at a time; 0 for all.
+        nodes: of every client, Flower's id of its node, which the SuperLink gives to a key; no other node is asked
+            or believed to be that client. None believes who comes first.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Sites:
         wait: float,
         timeout: float | None = None,
         at_a_time: int = 0,
+        nodes: Mapping[int, int] | None = None,
     ) -> None:
         self._grid = grid
         self._terms = terms
@@ -106,6 +109,7 @@ class Sites:
         self._wait = wait
         self._timeout = timeout
         self._at_a_time = at_a_time
+        self._owners = None if nodes is None else {node: client for client, node in nodes.items()}
         self._nodes: dict[int, int] = {}
         self._met: set[int] = set()
 
@@ -128,7 +132,7 @@ class Sites:
         until = time.monotonic() + self._wait
         asked: dict[str, int] = {}
         while missing := [client for client in clients if client not in self._nodes]:
-            new = [node for node in self._grid.get_node_ids() if node not in self._met]
+            new = [node for node in self._grid.get_node_ids() if node not in self._met and self._may_speak(node)]
             self._met.update(new)
             messages = [Message(content(b"", run=0), dst_node_id=node, message_type=f"query.{HELLO}") for node in new]
             pushed = list(self._grid.push_messages(messages)) if messages else []
@@ -140,6 +144,9 @@ class Sites:
                 return
             time.sleep(_POLL)
 
+    def _may_speak(self, node: int) -> bool:
+        return self._owners is None or node in self._owners
+
     def _meet(self, node: int, reply: Message) -> None:
         facts: RecordDict | Any = {} if reply.has_error() else reply.content.config_records.get("facts", {})
         number = facts.get("client")
@@ -148,6 +155,11 @@ class Sites:
             log.warning("a node is left out: %s", schema.clean(str(why), 300))
             if reply.has_error():
                 self._met.discard(node)  # it may have been on its way up
+        elif self._owners is not None and self._owners[node] != number:
+            log.warning(
+                "node %d says that it is client %d, but is that of client %d (nodes); it is left out",
+                *(node, number, self._owners[node]),
+            )
         elif number in self._nodes:
             log.warning("a second node says that it is client %d; it is left out", number)
         else:
