@@ -123,8 +123,9 @@ def test_clients_may_have_models_that_differ(digits: DataSet, tmp_path: Path) ->
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)  # up to one record of difference
 
 
-def test_the_teachers_are_judged_together_averaged_and_alone(digits: DataSet, tmp_path: Path) -> None:
-    method = FedDF(local=LOCAL, distillation={"epochs": 1})  # type: ignore[arg-type]
+@pytest.mark.parametrize("averaged", ["logits", "probabilities"])
+def test_the_teachers_are_judged_together_averaged_and_alone(averaged: str, digits: DataSet, tmp_path: Path) -> None:
+    method = FedDF(local=LOCAL, distillation={"epochs": 1, "outputs": averaged})  # type: ignore[arg-type]
     fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path, public=noise_images(digits)())
     kept: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -133,7 +134,8 @@ def test_the_teachers_are_judged_together_averaged_and_alone(digits: DataSet, tm
     (line,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
     networks, test = kept[0].networks, fed._test
     logits = torch.stack([torch.cat(outputs(network, test)) for network in networks])
-    right = [float((found.argmax(1) == test.labels).double().mean()) for found in (*logits, logits.mean(0))]
+    together = (logits if averaged == "logits" else logits.softmax(2)).mean(0)
+    right = [float((found.argmax(1) == test.labels).double().mean()) for found in (*logits, together)]
     assert line["ensemble"] == right[-1]
     assert line["clients_alone"] == pytest.approx(sum(right[:4]) / 4, abs=1e-12)
     average = fed.new_model()

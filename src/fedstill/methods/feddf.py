@@ -10,6 +10,7 @@ Differs from the paper (docs/methods/feddf.md has the whole list):
 * of clients whose models differ one student comes out, of the run's model; the paper fuses each architecture.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -30,6 +31,10 @@ class FedDF(UploadingMethod):
     """The student before its training: as it was (at first a random start), or the mean of the clients' models."""
     distillation: Distillation = Distillation(lr=1e-3, epochs=20)
     """The student's training on the public images."""
+
+    def teachers(self, networks: Sequence[nn.Module]) -> Teachers:
+        """See `UploadingMethod.teachers`."""
+        return Teachers(networks, average=self.distillation.outputs)
 
     def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
         """AVGLOGITS: the student learns softmax(mean_k f_k(x)) on public x."""

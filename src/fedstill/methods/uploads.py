@@ -79,9 +79,9 @@ class UploadingMethod(Method):
             round.log(accuracy=fed.evaluate(student), **_shares(fed, teachers, mean))
         return student
 
+    @abstractmethod
     def teachers(self, networks: Sequence[nn.Module]) -> Teachers:
-        """The clients' models, to be asked together."""
-        return Teachers(networks)
+        """The clients' models, to be asked together, and what of them is averaged."""
 
     @abstractmethod
     def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
