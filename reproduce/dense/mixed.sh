@@ -1,5 +1,5 @@
 #!/bin/sh
-# DENSE's table 2 in a size for two cores: sh reproduce/dense/mixed.sh [EPOCHS at the server] [DEVICE]
+# DENSE's table 2 in a size for two cores: [SEEDS="0 1 2"] sh reproduce/dense/mixed.sh [EPOCHS at the server] [DEVICE]
 set -eu
 EPOCHS=${1:-10} DEVICE=${2:-cpu}
 EXTRA="--feddf-p.distillation.outputs probabilities --feddf-p.distillation.epochs 1"
@@ -13,4 +13,4 @@ done
 # shellcheck disable=SC2086
 exec fedstill compare dense-p=dense dense feddf-p=feddf fed-dafl-p=fed-dafl --data fashion_mnist --public mnist:unlabeled \
     --partition dirichlet-capped:0.5 --clients 5 --model dense-cnn2 --models dense-mnist dense-cnn1 dense-cnn2 wrn:depth=16 dense-cnn2 \
-    --limit 4000 --workers 0 --device "$DEVICE" $EXTRA --out "runs/reproduce-dense/mixed-$EPOCHS"
+    --limit 4000 --workers 0 --device "$DEVICE" --seeds ${SEEDS:-0} $EXTRA --out "runs/reproduce-dense/mixed-$EPOCHS"

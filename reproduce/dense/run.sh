@@ -1,7 +1,8 @@
 #!/bin/sh
-# DENSE's tables: sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
+# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
 set -eu
 DATA=${1:-mnist} ALPHA=${2:-0.3} CLIENTS=${3:-5} DEVICE=${4:-cuda} SCALE=${5:-paper} MODELS=${6:-}
+METHODS=${METHODS:-feddf feddf-p fed-dafl fed-dafl-p fed-adi fed-adi-p dense dense-p} # -p: the mean of probabilities, not of logits
 case $DATA in
     mnist) MODEL=dense-mnist PUBLIC=fashion_mnist ;;
     fashion_mnist) MODEL=dense-mnist PUBLIC=mnist ;;
@@ -10,31 +11,31 @@ esac
 [ -z "$MODELS" ] || MODEL=resnet18
 OUT="runs/reproduce-dense/$SCALE-$DATA-$ALPHA-$CLIENTS"
 case $SCALE in small) SCALE=cpu MODEL=dense-mnist ;; esac # with batch norms, a third of the work
-EXTRA=""
-for method in feddf fed-dafl fed-adi dense; do # as published, and with the mean of probabilities in place of logits
-    for label in "$method" "$method-p"; do
-        AVERAGE=average CHOSEN=logits
-        [ "$method" != feddf ] || AVERAGE=distillation.outputs
-        [ "$label" = "$method" ] || CHOSEN=probabilities
-        EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
-        case $SCALE-$method in
-            paper-*) EXTRA="$EXTRA --$label.local.epochs 200" ;;
-            cpu-*) EXTRA="$EXTRA --$label.local.epochs 20" ;;
-        esac
-        case $SCALE-$method in
-            paper-fed-adi) EXTRA="$EXTRA --$label.inversion.steps 2000" ;;
-            cpu-feddf) EXTRA="$EXTRA --$label.distillation.epochs 1" ;;
-            cpu-fed-adi) EXTRA="$EXTRA --$label.epochs 6 --$label.inversion.steps 80 --$label.inversion.batch-size 64 --$label.start mean" ;;
-            cpu-*) EXTRA="$EXTRA --$label.epochs 15 --$label.generation.steps 8 --$label.generation.batch-size 64 --$label.start mean" ;;
-        esac
-    done
+EXTRA="" COMPARED=""
+for label in $METHODS; do
+    method=${label%-p} AVERAGE=average CHOSEN=logits
+    COMPARED="$COMPARED $label=$method"
+    [ "$method" != feddf ] || AVERAGE=distillation.outputs
+    [ "$label" = "$method" ] || CHOSEN=probabilities
+    EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
+    case $SCALE-$method in
+        paper-*) EXTRA="$EXTRA --$label.local.epochs 200" ;;
+        cpu-*) EXTRA="$EXTRA --$label.local.epochs 20" ;;
+    esac
+    case $SCALE-$method in
+        paper-fed-adi) EXTRA="$EXTRA --$label.inversion.steps 2000" ;;
+        cpu-feddf) EXTRA="$EXTRA --$label.distillation.epochs 1" ;;
+        cpu-fed-adi) EXTRA="$EXTRA --$label.epochs 6 --$label.inversion.steps 80 --$label.inversion.batch-size 64 --$label.start mean" ;;
+        cpu-*) EXTRA="$EXTRA --$label.epochs 15 --$label.generation.steps 8 --$label.generation.batch-size 64 --$label.start mean" ;;
+    esac
+    case $SCALE-$method in cpu-dense) EXTRA="$EXTRA --$label.generation.ngf 16" ;; esac
 done
 case $SCALE in
     paper) SEEDS=${SEEDS:-0 1 2} ;;
-    cpu) SEEDS=${SEEDS:-0} EXTRA="$EXTRA --limit 8000 --workers 0 --dense.generation.ngf 16 --dense-p.generation.ngf 16" ;;
+    cpu) SEEDS=${SEEDS:-0} EXTRA="$EXTRA --limit 8000 --workers 0" ;;
 esac
 [ -z "$MODELS" ] || EXTRA="$EXTRA --models $MODELS"
 # shellcheck disable=SC2086
-exec fedstill compare feddf feddf-p=feddf fed-dafl fed-dafl-p=fed-dafl fed-adi fed-adi-p=fed-adi dense dense-p=dense \
+exec fedstill compare $COMPARED \
     --data "$DATA" --public "$PUBLIC:unlabeled" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
     --model "$MODEL" --device "$DEVICE" --seeds $SEEDS $EXTRA --out "$OUT"
