@@ -1,5 +1,5 @@
 #!/bin/sh
-# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
+# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] [EPOCHS=60] sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
 set -eu
 DATA=${1:-mnist} ALPHA=${2:-0.3} CLIENTS=${3:-5} DEVICE=${4:-cuda} SCALE=${5:-paper} MODELS=${6:-}
 METHODS=${METHODS:-feddf feddf-p fed-dafl fed-dafl-p fed-adi fed-adi-p dense dense-p} # -p: the mean of probabilities, not of logits
@@ -9,7 +9,7 @@ case $DATA in
     *) MODEL=dense-cnn2 PUBLIC=cifar100 ;;
 esac
 [ -z "$MODELS" ] || MODEL=resnet18
-OUT="runs/reproduce-dense/$SCALE-$DATA-$ALPHA-$CLIENTS"
+OUT="runs/reproduce-dense/$SCALE-$DATA-$ALPHA-$CLIENTS${EPOCHS:+-$EPOCHS}"
 case $SCALE in small) SCALE=cpu MODEL=dense-mnist ;; esac # with batch norms, a third of the work
 EXTRA="" COMPARED=""
 for label in $METHODS; do
@@ -26,7 +26,7 @@ for label in $METHODS; do
         paper-fed-adi) EXTRA="$EXTRA --$label.inversion.steps 2000" ;;
         cpu-feddf) EXTRA="$EXTRA --$label.distillation.epochs 1" ;;
         cpu-fed-adi) EXTRA="$EXTRA --$label.epochs 6 --$label.inversion.steps 80 --$label.inversion.batch-size 64 --$label.start mean" ;;
-        cpu-*) EXTRA="$EXTRA --$label.epochs 15 --$label.generation.steps 8 --$label.generation.batch-size 64 --$label.start mean" ;;
+        cpu-*) EXTRA="$EXTRA --$label.epochs ${EPOCHS:-15} --$label.generation.steps 8 --$label.generation.batch-size 64 --$label.start mean" ;;
     esac
     case $SCALE-$method in cpu-dense) EXTRA="$EXTRA --$label.generation.ngf 16" ;; esac
 done
