@@ -15,6 +15,7 @@ from torch import nn
 
 from fedstill import methods, wire
 from fedstill.data.sources import DataSet
+from fedstill.engines import server
 from fedstill.engines.inprocess import Inline, Workers
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
@@ -51,7 +52,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "training": {"epochs": 2},
         "projection": {"epochs": 1},
     },
-    "feddf": {"local": LOCAL, "distillation": {"epochs": 1}},
+    "feddf": {"local": LOCAL, "distillation": {"epochs": 2}},
+    "dense-published": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16, "fresh": True}},
     "dense": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
     "fed-dafl": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "nz": 16}},
     "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
@@ -63,9 +65,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedkadp": PRIVATE_ROUNDS,
     "fedgm-records": {"ipc": 1, "nets": 2, "fitting": {"steps": 10}, "training": TRAINING},
     "fedavg-p": {**HEADS},
-    "fedd-p": {**HEADS, "distillation": {"epochs": 1}},
-    "fedauxfdp": {**HEADS, "distillation": {"epochs": 1}},
-    "fedaux-f": {**HEADS, "distillation": {"epochs": 1}, "local": {"epochs": 2}},
+    "fedd-p": {**HEADS, "distillation": {"epochs": 2}},
+    "fedauxfdp": {**HEADS, "distillation": {"epochs": 2}},
+    "fedaux-f": {**HEADS, "distillation": {"epochs": 2}, "local": {"epochs": 2}},
     "fedaux": {**HEADS, "distillation": {"epochs": 1}, "local": {"epochs": 1}, "rounds": 2},
 }
 PRIVATE = {
@@ -82,6 +84,11 @@ PRIVATE = {
     "fedauxfdp": "record",
 }
 """The methods that guarantee something by default, and what they protect."""
+LASTING = (
+    "real fedgm feddm fedd3 fedrd fedrd-records feddf dense dense-published fed-dafl fed-adi fedgm-records fedd-p "
+    "fedauxfdp fedaux-f"
+).split()
+"""The methods whose server trains for many epochs at a time."""
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
 
@@ -224,6 +231,43 @@ def test_it_resumes_from_any_reply(
     with pytest.raises(Crash):
         make(name).server(dying)
     model, _ = run(make(name), digits, tmp_path)
+    assert weights(model) == whole[name][0]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
+    name: str,
+    digits: DataSet,
+    whole: dict[str, tuple[bytes, ServerFederation]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbered = ServerFederation.epochs
+
+    def mortal(self: ServerFederation, number: int, *keep: Any) -> Iterator[int]:
+        for epoch in numbered(self, number, *keep):
+            if epoch == 2:
+                raise Killed
+            yield epoch
+
+    monkeypatch.setattr(server, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(ServerFederation, "epochs", mortal)
+    with pytest.raises(Killed):
+        run(make(name), digits, tmp_path)
+    done: list[int] = []
+
+    def counted(self: ServerFederation, number: int, *keep: Any) -> Iterator[int]:
+        for epoch in numbered(self, number, *keep):
+            done.append(epoch)
+            yield epoch
+
+    monkeypatch.setattr(ServerFederation, "epochs", counted)
+    model, _ = run(make(name), digits, tmp_path)
+    assert done[0] == 2
     assert weights(model) == whole[name][0]
 
 

@@ -23,11 +23,12 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.attacks.images import nearest
 from fedstill.attacks.labels import counts_of, last_layer, shares_of_update, single_label
-from fedstill.distill.descent import adam_of, descend, to_bytes
+from fedstill.distill.descent import descend, to_bytes
 from fedstill.distill.inversion import total_variation
 from fedstill.distill.synthetic import pixel_limits
 from fedstill.protocol import Settings
 from fedstill.records import Records
+from fedstill.train.adam import adam_of
 from fedstill.train.local import Diverged, mode_of
 
 

@@ -13,12 +13,13 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.distill.descent import adam_of, descend, lasting, to_bytes
+from fedstill.distill.descent import descend, lasting, to_bytes
 from fedstill.distill.teachers import Look, Teachers
 from fedstill.models.generator import UpsampledConv, quarter_of
 from fedstill.protocol import Settings
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
+from fedstill.train.adam import adam_of
 from fedstill.train.local import draw_seed
 
 

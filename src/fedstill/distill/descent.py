@@ -1,11 +1,10 @@
-"""What all makers of images by gradient descent share: Adam that a checkpoint can hold, its step, pixels to bytes."""
-
-from collections.abc import Iterable
+"""What all makers of images by gradient descent share: a step of Adam, what a checkpoint holds, pixels to bytes."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedstill.train.adam import moments
 from fedstill.train.local import Diverged
 
 
@@ -23,15 +22,6 @@ def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
     return (pixels.detach() * 255).round().to(torch.uint8)
 
 
-def adam_of(weights: Iterable[Tensor], lr: float, beta1: float) -> torch.optim.Adam:
-    """Adam with its moments in place from the start, so that a checkpoint finds them; beta_2 is 0.999."""
-    adam = torch.optim.Adam(list(weights), lr=lr, betas=(beta1, 0.999))
-    for weight in adam.param_groups[0]["params"]:
-        moments = {name: torch.zeros_like(weight, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
-        adam.state[weight] = {"step": torch.zeros(()), **moments}
-    return adam
-
-
 def descend(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
     """One step of ``adam`` down the gradient of ``loss`` by its own weights; no other tensor gets a gradient."""
     weights = adam.param_groups[0]["params"]
@@ -44,6 +34,4 @@ def descend(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
 def lasting(generator: nn.Module, adam: torch.optim.Adam) -> dict[str, Tensor]:
     """The live tensors of both by name, detached: writing into them changes generator and Adam."""
     tensors = {f"generator.{name}": value.detach() for name, value in generator.state_dict().items()}
-    for i, weight in enumerate(adam.param_groups[0]["params"]):
-        tensors.update({f"adam.{i}.{name}": value for name, value in adam.state[weight].items()})
-    return tensors
+    return tensors | {f"adam.{name}": value for name, value in moments(adam).items()}

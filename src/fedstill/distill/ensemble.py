@@ -15,6 +15,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from fedstill.records import Examples
 from fedstill.train.adam import Adam
+from fedstill.train.epochs import Epochs
 from fedstill.train.local import Taught
 
 
@@ -74,9 +75,10 @@ class Distillation(Adam):
         targets: Float[Tensor, "n classes"],
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
+        keep: Epochs | None = None,
     ) -> None:
         """Train ``student`` in place to say ``targets`` about ``images``; raises `Diverged` if that fails."""
-        self.fit(student, Taught(images, targets.float()), rng, loss=_divergence, on_epoch=on_epoch)
+        self.fit(student, Taught(images, targets.float()), rng, loss=_divergence, on_epoch=on_epoch, keep=keep)
 
 
 def distillation_loss(

@@ -14,18 +14,24 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedstill.distill.descent import adam_of, descend, lasting, to_bytes
+from fedstill.distill.descent import descend, lasting, to_bytes
 from fedstill.distill.teachers import Teachers
 from fedstill.models.generator import Generator
 from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.seeds import isolated
 from fedstill.train import augment
+from fedstill.train.adam import adam_of
 from fedstill.train.local import Augment, draw_seed, mode_of
 
-View = Literal["none", "crop", "crop_flip"]
-"""How images are changed before the networks see them: not, shifted, or shifted and flipped left to right."""
-VIEWS: Mapping[View, Augment | None] = {"none": None, "crop": augment.crop, "crop_flip": augment.crop_flip}
+View = Literal["none", "crop", "flip", "crop_flip"]
+"""How images are changed before the networks see them: not, shifted, flipped left to right, or both."""
+VIEWS: Mapping[View, Augment | None] = {
+    "none": None,
+    "crop": augment.crop,
+    "flip": augment.flip,
+    "crop_flip": augment.crop_flip,
+}
 """What does that."""
 
 
@@ -117,7 +123,7 @@ class Synthesis:
         """See `Generation.start`."""
         self._settings, self._like = settings, like
         self._generator = self._new(rng)
-        self._adam = adam_of(self._generator.parameters(), settings.lr, settings.beta1)
+        self._adam = adam_of(self._generator.parameters(), settings.lr, beta1=settings.beta1)
         self.tensors = {} if settings.fresh else lasting(self._generator, self._adam)
 
     def epoch(
@@ -145,7 +151,7 @@ class Synthesis:
         labels = torch.randint(like.num_classes, (n,), generator=rng).sort().values.to(device)
         if settings.fresh:
             generator = self._new(rng)
-            adam = adam_of([*generator.parameters(), z.requires_grad_()], settings.lr, settings.beta1)
+            adam = adam_of([*generator.parameters(), z.requires_grad_()], settings.lr, beta1=settings.beta1)
         lowest, best = float("inf"), torch.empty(0)
         for _ in range(settings.steps):
             pixels = generator(z)  # x^ = G(z)

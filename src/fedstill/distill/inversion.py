@@ -11,10 +11,11 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedstill.distill.descent import adam_of, descend, to_bytes
+from fedstill.distill.descent import descend, to_bytes
 from fedstill.distill.teachers import Teachers
 from fedstill.protocol import Settings
 from fedstill.records import Records
+from fedstill.train.adam import adam_of
 from fedstill.train.local import mode_of
 
 

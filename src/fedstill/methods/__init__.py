@@ -20,6 +20,7 @@ TABLE = {
     "fedrd-records": "fedstill.methods.fedrd_records:FedRDRecords",
     "feddf": "fedstill.methods.feddf:FedDF",
     "dense": "fedstill.methods.dense:Dense",
+    "dense-published": "fedstill.methods.dense_published:DensePublished",
     "fed-dafl": "fedstill.methods.fed_dafl:FedDAFL",
     "fed-adi": "fedstill.methods.fed_adi:FedADI",
     "fedavg-p": "fedstill.methods.fedavg_p:FedAvgP",

@@ -8,7 +8,7 @@ Differs from the paper (docs/methods/dense.md has the whole list):
 * the student learns on the images of the latest epochs, not on one batch of each (nor on all, as the code does);
 * batch statistics are compared, which the authors' code means to do and does not;
 * the last epoch counts; the authors' code reports the best one on the test set;
-* `Generation.published` and ``pool=epochs`` are the authors' code.
+* `DensePublished` is the authors' code.
 """
 
 import torch

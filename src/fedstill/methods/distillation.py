@@ -83,10 +83,11 @@ class DistillingMethod(HeadMethod):
             ensemble.add(x @ head.to(x).T, weight)  # f_k(x)
         rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
         if models.features(model.trunk, some.inputs(slice(0, 1))).requires_grad:
-            self.distillation.distil(model, some, ensemble.targets(), rng, on_epoch=progress)
+            self.distillation.distil(model, some, ensemble.targets(), rng, on_epoch=progress, keep=fed.epochs)
         else:  # the features stay as they are, so they are not computed again
             alone = LinearHead(model.head.detach())
-            self.distillation.distil(alone, Rows(x.float(), some.labels), ensemble.targets(), rng, on_epoch=progress)
+            seen = Rows(x.float(), some.labels)
+            self.distillation.distil(alone, seen, ensemble.targets(), rng, on_epoch=progress, keep=fed.epochs)
             load(model, {"head": alone.weight.detach()})
         return model
 

@@ -44,7 +44,8 @@ class FedD3(Method):
         asked: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
         images = received(fed, fed.ask(asked, at_most={"n": self.images}))
         model = fed.new_model()
-        self.training.fit(model, images, fed.rng("training"), on_epoch=fed.progress("training at the server"))
+        progress = fed.progress("training at the server")
+        self.training.fit(model, images, fed.rng("training"), on_epoch=progress, keep=fed.epochs)
         return model
 
     @step

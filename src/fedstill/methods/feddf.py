@@ -43,4 +43,4 @@ class FedDF(UploadingMethod):
         for network in teachers.networks:
             ensemble.add(torch.cat(outputs(network, public)))
         rng, progress = fed.rng("distillation", round.number), fed.progress("distilling at the server")
-        self.distillation.distil(student, public, ensemble.targets(), rng, on_epoch=progress)
+        self.distillation.distil(student, public, ensemble.targets(), rng, on_epoch=progress, keep=fed.epochs)

@@ -53,7 +53,7 @@ class FedDM(Method):
             images = received(fed, fed.ask(asked, at_most=limit, weights=state(model)))
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
             bound = within(model, self.matching.rho) if self.within else None
-            self.training.fit(model, images, rng, on_epoch=progress, bound=bound)  # w_{r+1}
+            self.training.fit(model, images, rng, bound=bound, on_epoch=progress, keep=fed.epochs)  # w_{r+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 

@@ -63,7 +63,7 @@ class FedRDRecords(Summing, Method):
         made = self.fitting.fit_values(tasks, means, start, rng, fed.progress("fitting representations"))
         fed.show("representations", pictures(made, fed))
         progress = fed.progress("training at the server")
-        self.training.fit(model.task, made, fed.rng("training"), on_epoch=progress)
+        self.training.fit(model.task, made, fed.rng("training"), on_epoch=progress, keep=fed.epochs)
         fed.ask(self.adapt, shared=self.shared(model))
         return model
 

@@ -66,5 +66,6 @@ def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
 def train_on(fed: Federation, images: Records, training: ServerTraining) -> nn.Module:
     """The server's model, trained on ``images`` from its first random start."""
     model = fed.new_model()
-    training.fit(model, images, fed.rng("training"), on_epoch=fed.progress("training at the server"))
+    progress = fed.progress("training at the server")
+    training.fit(model, images, fed.rng("training"), on_epoch=progress, keep=fed.epochs)
     return model

@@ -39,7 +39,7 @@ class UploadingMethod(Method):
     local: SGD = SGD(batch_size=128, epochs=200)
     """A client's training in one round."""
     local_view: View = "none"
-    """How its records are augmented: not, shifted, or shifted and flipped."""
+    """How its records are augmented: not, shifted, flipped, or both."""
     local_loss: Literal["ce", "ldam"] = "ce"
     """Cross-entropy, or LDAM's for unbalanced classes."""
     ldam: LDAM = LDAM()

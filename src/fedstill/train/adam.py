@@ -1,16 +1,17 @@
 """Training by Adam: local training of FedAUX, and distillation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill.protocol import Settings
 from fedstill.records import Examples
 from fedstill.seeds import isolated
+from fedstill.train.epochs import Epochs, epochs
 from fedstill.train.local import Diverged, Loss, draw_seed, mode_of, reader
 
 
@@ -34,6 +35,7 @@ class Adam(Settings):
         *,
         loss: Loss = cross_entropy,
         on_epoch: Callable[[int, int], None] | None = None,
+        keep: Epochs | None = None,
     ) -> None:
         """Train ``model`` in place on ``records``; the arguments are those of `fedstill.train.local.SGD.fit`.
 
@@ -46,9 +48,9 @@ class Adam(Settings):
             raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
         device = weights[0].device
         inputs, labels = reader(records, device), records.labels.to(device)
-        adam = torch.optim.Adam(weights, lr=self.lr, weight_decay=self.weight_decay)
+        adam = adam_of(weights, self.lr, weight_decay=self.weight_decay)
         with mode_of(model, training=True), isolated(draw_seed(rng)):
-            for epoch in range(1, self.epochs + 1):
+            for epoch in epochs(self.epochs, keep, rng, device, model, moments(adam)):
                 order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
                 for start in range(0, len(order), self.batch_size):
                     batch = order[start : start + self.batch_size]
@@ -63,3 +65,18 @@ class Adam(Settings):
                 f"training with lr={self.lr:g} left weights that are not finite; use a smaller learning rate, for "
                 f"example {self.lr / 10:g}"
             )
+
+
+def adam_of(weights: Iterable[Tensor], lr: float, *, beta1: float = 0.9, weight_decay: float = 0.0) -> torch.optim.Adam:
+    """Adam with its moments in place from the start, so that a checkpoint finds them; beta_2 is 0.999."""
+    adam = torch.optim.Adam(list(weights), lr=lr, betas=(beta1, 0.999), weight_decay=weight_decay)
+    for weight in adam.param_groups[0]["params"]:
+        means = {name: torch.zeros_like(weight, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+        adam.state[weight] = {"step": torch.zeros(()), **means}
+    return adam
+
+
+def moments(adam: torch.optim.Adam) -> dict[str, Tensor]:
+    """The live tensors of `adam_of`'s state by name: writing into them changes it."""
+    weights = adam.param_groups[0]["params"]
+    return {f"{i}.{name}": value for i, weight in enumerate(weights) for name, value in adam.state[weight].items()}

@@ -99,9 +99,14 @@ def crop(x: Images, rng: torch.Generator) -> Images:
     return DSA("crop")(x, rng)
 
 
+def flip(x: Images, rng: torch.Generator) -> Images:
+    """Every second image, at random, flipped left to right (what ``SGD.fit`` takes)."""
+    return DSA("flip")(x, rng)
+
+
 def crop_flip(x: Images, rng: torch.Generator) -> Images:
-    """The same, then every second image, at random, flipped left to right: the usual augmentation of CIFAR-10."""
-    return DSA("flip")(crop(x, rng), rng)
+    """`crop`, then `flip`: the usual augmentation of CIFAR-10."""
+    return flip(crop(x, rng), rng)
 
 
 def _color(x: Images, u: Uniforms) -> Images:

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.protocol import Settings
 from fedstill.records import Examples, Records
 from fedstill.seeds import isolated
+from fedstill.train.epochs import Epochs, epochs
 
 __all__ = [
     "SGD",
@@ -115,6 +116,7 @@ class SGD(Settings):
         augment: Augment | None = None,
         loss: Loss = cross_entropy,
         on_epoch: Callable[[int, int], None] | None = None,
+        keep: Epochs | None = None,
     ) -> int:
         """Train ``model`` in place on ``records``.
 
@@ -130,9 +132,10 @@ class SGD(Settings):
             augment: applied to each batch of normalised inputs.
             loss: averages over a batch.
             on_epoch: called after each epoch with the number of epochs done and the number of all.
+            keep: keeps all that lasts, so that a killed run goes on behind the last epoch: `Federation.epochs`.
 
         Returns:
-            Number of steps taken.
+            Number of steps taken, those before a resumption included.
 
         Raises:
             Diverged: if parameters or buffers are not finite at the end.
@@ -144,10 +147,14 @@ class SGD(Settings):
         device = weights[0].device
         labels = records.labels.to(device)
         inputs = reader(records, device)
-        lr, steps = self.lr, 0
+        steps = 0
         buffers = [torch.zeros_like(w) for w in weights]
+        lasting = {str(i): buffer for i, buffer in enumerate(buffers)}
         with mode_of(model, training=True), isolated(draw_seed(rng)):
-            for epoch in range(1, self.epochs + 1):
+            for epoch in epochs(self.epochs, keep, rng, device, model, lasting):
+                lr = self._rate(epoch)
+                steps = (epoch - 1) * math.ceil(len(labels) / self.batch_size)
+                steps = steps if self.max_steps is None else min(steps, self.max_steps)
                 order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
                 for start in range(0, len(order), self.batch_size):
                     if steps == self.max_steps:
@@ -164,7 +171,6 @@ class SGD(Settings):
                 if on_epoch is not None:
                     on_epoch(epoch, self.epochs)
                 if epoch in self.milestones:
-                    lr *= self.decay
                     torch._foreach_zero_(buffers)
         if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
             raise Diverged(
@@ -172,6 +178,12 @@ class SGD(Settings):
                 f"use a smaller learning rate, for example {self.lr / 10:g}"
             )
         return steps
+
+    def _rate(self, epoch: int) -> float:
+        lr = self.lr
+        for _ in filter(epoch.__gt__, set(self.milestones)):
+            lr *= self.decay
+        return lr
 
     def _step(self, weights: Tensors, gradients: Tensors, buffers: Tensors, lr: float) -> None:
         # torch.optim.SGD's arithmetic in its order, hence its bits; its own step takes twice as long on a small model.

@@ -11,6 +11,7 @@ from torch import nn
 from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.train.augment import DSA, Strategy
+from fedstill.train.epochs import Epochs
 from fedstill.train.local import SGD
 
 
@@ -36,8 +37,9 @@ class ServerTraining(Settings):
         records: Records,
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
+        keep: Epochs | None = None,
     ) -> int:
-        """Train ``model`` in place on ``records``; returns the number of steps.
+        """Train ``model`` in place on ``records``; the arguments are those of `SGD.fit`, as is what is returned.
 
         The learning rate falls right after epoch ``floor(epochs / 2) + 1``. DC drops it there too, counting from 0 and
         running one epoch more, with a tenth of this learning rate.
@@ -50,4 +52,4 @@ class ServerTraining(Settings):
             epochs=self.epochs,
             milestones=(self.epochs // 2 + 1,),
         )
-        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch)
+        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch, keep=keep)
