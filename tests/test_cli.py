@@ -40,6 +40,10 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ),
         (["run", "feddm", "--within", "True", "--matching.rho", "0"], "fedstill: within keeps the server in a ball of"),
         (["run", "fedavg", "--clients", "0"], "--clients is 0; it must be greater than 0"),
+        (["run", "fedavg", "--local.batch-size", "0"], "--local.batch-size is 0; it must be greater than 0"),
+        (["run", "fedavg", *QUICK, "--min-clients", "99"], "--min-clients is 99, but there are"),
+        (["run", "dense", "--temperature", "1e300"], "--temperature is 1e+300; it must be less than or equal to 1000"),
+        (["run", "dense", "--temperature", "1e-9"], "--temperature is 1e-09; it must be greater than or equal to 0.01"),
         (["run", "fedavg", "--participation", "2"], "--participation is 2.0; it must be less than or equal to 1"),
         (["run", "fedavg", "--data", "no/such/folder/"], "no/such/folder/"),
         (

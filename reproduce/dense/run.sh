@@ -19,6 +19,7 @@ for label in $METHODS; do
     [ "$label" = "$method" ] || CHOSEN=probabilities
     EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
     case $SCALE-$method in
+        paper-dense-published) ;; # its own 400
         paper-*) EXTRA="$EXTRA --$label.local.epochs 200" ;;
         cpu-*) EXTRA="$EXTRA --$label.local.epochs 20" ;;
     esac

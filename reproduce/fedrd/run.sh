@@ -1,24 +1,30 @@
 #!/bin/sh
-# FedRD's table 1: sh reproduce/fedrd/run.sh DATA DEVICE SCALE
+# FedRD's table 1: [SEEDS="0 1 2"] [METHODS="fedrd feddm ..."] sh reproduce/fedrd/run.sh DATA DEVICE SCALE
 set -eu
 DATA=${1:-fashion_mnist} DEVICE=${2:-cuda} SCALE=${3:-paper}
 case $DATA in fashion_mnist | mnist) DPC=10 ;; *) DPC=30 ;; esac
-METHODS="fedavg fedprox fednova fedrep fedavg-ft feddm fedrd"
+ALL="fedavg fedprox fednova fedrep fedavg-ft feddm fedrd"
 case $SCALE in
-    paper) SEEDS=${SEEDS:-0 1 2} ROUNDS=20 EPOCHS=10 STEPS=1000 WIDTH=128 EXTRA="--fedrd.training.epochs 500" ;;
+    paper) SEEDS=${SEEDS:-0 1 2} ROUNDS=20 EPOCHS=10 STEPS=1000 TRAINING=500 WIDTH=128 EXTRA="" ;;
     bytes) # the paper's sizes, hardly trained: what one round's messages weigh
-        METHODS="fedavg feddm-values feddm fedrd" SEEDS=${SEEDS:-0} ROUNDS=1 EPOCHS=1 STEPS=1 WIDTH=128
-        EXTRA="--workers 0 --feddm-values.pixels float32 --feddm-values.matching.steps 1 --fedrd.projection.epochs 1"
-        for method in feddm-values feddm fedrd; do EXTRA="$EXTRA --$method.training.epochs 1"; done
-        ;;
-    cpu) SEEDS=${SEEDS:-0} ROUNDS=5 EPOCHS=2 STEPS=50 WIDTH=32 EXTRA="--limit 6000 --workers 0 --fedrd.training.epochs 50 --feddm.training.epochs 50" ;;
+        ALL="fedavg feddm-values feddm fedrd" SEEDS=${SEEDS:-0} ROUNDS=1 EPOCHS=1 STEPS=1 TRAINING=1 WIDTH=128 EXTRA="--workers 0" ;;
+    cpu) SEEDS=${SEEDS:-0} ROUNDS=5 EPOCHS=2 STEPS=50 TRAINING=50 WIDTH=32 EXTRA="--limit 6000 --workers 0" ;;
 esac
-for method in $METHODS; do EXTRA="$EXTRA --$method.rounds $ROUNDS"; done
-for method in fedavg fedprox fednova fedavg-ft; do
-    case " $METHODS " in *" $method "*) EXTRA="$EXTRA --$method.local.epochs $EPOCHS" ;; esac
+COMPARED=""
+for label in ${METHODS:-$ALL}; do
+    method=${label%-values}
+    COMPARED="$COMPARED $label=$method" EXTRA="$EXTRA --$label.rounds $ROUNDS"
+    case $method in
+        fedavg | fedprox | fednova | fedavg-ft) EXTRA="$EXTRA --$label.local.epochs $EPOCHS" ;;
+        feddm | fedrd) EXTRA="$EXTRA --$label.matching.steps $STEPS --$label.training.epochs $TRAINING" ;;
+    esac
+    case $SCALE-$label in
+        *-fedrd) EXTRA="$EXTRA --$label.dpc $DPC" ;;
+        *-feddm-values) EXTRA="$EXTRA --$label.pixels float32" ;;
+        cpu-feddm) EXTRA="$EXTRA --$label.matching.lr 0.1" ;; # with 1, the default, images of this network run away
+    esac
+    case $SCALE-$label in bytes-fedrd) EXTRA="$EXTRA --$label.projection.epochs 1" ;; esac
 done
-METHODS=$(echo "$METHODS" | sed "s/feddm-values/feddm-values=feddm/")
 # shellcheck disable=SC2086
-exec fedstill compare $METHODS --data "$DATA" --partition dirichlet-capped:0.1 --clients 10 --local-test 0.2 --model "projected:width=$WIDTH" \
-    --device "$DEVICE" --seeds $SEEDS --fedrd.dpc "$DPC" --fedrd.matching.steps "$STEPS" --feddm.matching.steps "$STEPS" $EXTRA \
-    --out "runs/reproduce-fedrd/$SCALE-$DATA"
+exec fedstill compare $COMPARED --data "$DATA" --partition dirichlet-capped:0.1 --clients 10 --local-test 0.2 --model "projected:width=$WIDTH" \
+    --device "$DEVICE" --seeds $SEEDS $EXTRA --out "runs/reproduce-fedrd/$SCALE-$DATA"

@@ -263,6 +263,33 @@ def test_every_form_of_the_table_holds_the_same_cells(tmp_path: Path) -> None:
     assert json.loads(json.dumps(tables.rows(records))) == tables.rows(records)
 
 
+def test_the_spread_over_clients_has_a_column_where_they_judged(tmp_path: Path) -> None:
+    spreads = enumerate((0.10, 0.30))
+    own = [write_run(tmp_path / f"{i}", label="fedrd", seed=i, spread_over_clients=spread) for i, spread in spreads]
+    other = write_run(tmp_path / "avg", label="fedavg", accuracy=0.5)
+    records = [read_run(run) for run in (*own, other)]
+    assert [row["spread_over_clients"] for row in tables.rows(records)] == [pytest.approx(20.0, rel=1e-12), None]
+    assert tables.headings(records)[-1] == "over clients"
+    assert [row[-1] for row in tables.cells(records)] == ["20.00", "–"]
+    assert "standard deviation of their own accuracies" in tables.caption(records)
+    assert tables.markdown(records).splitlines()[2].endswith("| 20.00 |")
+    assert tables.headings(records[2:]) == tables.HEADINGS
+    assert "their own" not in tables.caption(records[2:])
+
+
+def test_the_report_has_what_methods_logged_last(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{i}", label="dense", seed=i) for i in range(2)]
+    for run, share in zip(runs, (0.4, 0.5), strict=True):
+        lines = [{"round": 1, "accuracy": 0.1, "ensemble": 0.2}, {"round": 2, "accuracy": 0.3, "ensemble": share}]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = [read_run(run) for run in (*runs, write_run(tmp_path / "avg", label="fedavg"))]
+    assert tables.logged(records) == (("method", "ensemble"), [("dense", "0.45")])
+    html.write_report(records, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert '<th scope="col" class="">ensemble</th>' in page
+    assert '<td class="">0.45</td>' in page
+
+
 def test_a_narrow_terminal_breaks_words_and_no_number(tmp_path: Path) -> None:
     long = write_run(tmp_path / "long", label="a long label, " * 6, guarantee=PRIVATE, seconds=1234.0)
     console = Console(file=io.StringIO(), width=80)

@@ -1,6 +1,7 @@
 """Clients with models of their own, and long work at the server."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
 from fedstill.methods.feddf import FedDF
 from fedstill.protocol import Method, load, state
-from fedstill.train.local import SGD, evaluate, outputs
+from fedstill.train.local import SGD, Diverged, evaluate, outputs
 
 LOCAL = SGD(lr=0.05, batch_size=32)
 KINDS = ("convnet:width=8,depth=2", "convnet:width=4,depth=1")
@@ -198,6 +199,49 @@ def test_in_a_second_round_clients_start_from_the_student(digits: DataSet, tmp_p
     _, fed = small.run(dense(rounds=2), digits, tmp_path)
     assert {"train", "train_on"} == fed.asked_steps.keys()
     assert fed.journal.bytes_down > fed.journal.bytes_up / 2
+
+
+def test_models_whose_training_failed_are_blamed_on_it(digits: DataSet, tmp_path: Path) -> None:
+    method = dense(local=SGD(lr=1e20, batch_size=4096))  # a step, after which weights are finite still
+    with pytest.raises(Diverged, match=r"4 of the clients' 4 models give logits that are not finite.*--local\.lr"):
+        small.run(method, digits, tmp_path)
+
+
+def test_a_mean_of_nothing_is_said_to_be_a_random_start(
+    digits: DataSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = dense(start="mean", epochs=1)
+    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path)
+    fed.architecture = "convnet:width=16,depth=1"
+    fed.new_model = partial(new_or_wider, fed.new_model)
+    method.server(fed)
+    assert "no client has the student's architecture convnet:width=16,depth=1; it starts at random" in caplog.text
+
+
+def new_or_wider(new_model: Any, *, architecture: str | None = None) -> Any:
+    return new_model(architecture=architecture or KINDS[1])
+
+
+def test_options_in_another_order_name_the_same_network(digits: DataSet, tmp_path: Path) -> None:
+    method = dense(start="mean", epochs=1)
+    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path)
+    fed.architecture = "convnet:depth=2,width=8"  # as KINDS[0]
+    method.server(fed)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert "average" in json.loads(line)
+
+
+def test_a_damaged_checkpoint_of_epochs_costs_no_reply(digits: DataSet, tmp_path: Path) -> None:
+    expected, _ = small.run(dense(), digits, tmp_path)
+    (tmp_path / "journal" / "checkpoint").unlink()
+    place = tmp_path / "journal" / "epochs"
+    place.write_bytes(place.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="epochs is damaged .*; delete it and run again: .* nobody is asked again"):
+        small.run(dense(), digits, tmp_path)
+    place.unlink()
+    model, fed = small.run(dense(), digits, tmp_path)
+    assert weights(model) == weights(expected)
+    assert len((tmp_path / "journal" / "meter.jsonl").read_text().splitlines()) == 8  # four requests, four replies
 
 
 def test_a_method_with_one_model_refuses_several(tmp_path: Path) -> None:

@@ -240,3 +240,21 @@ def test_max_pool2_under_vmap_gives_the_gradient_of_each_record(monkeypatch: pyt
         for name, alone in grad(loss)(weights, record).items():
             # Rounding of float32 sums of a few hundred terms in another order.
             torch.testing.assert_close(together[name][i], alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("convnet:width=8,depth=2", "convnet:depth=2,width=8", True),
+        ("convnet", "convnet:width=128", True),
+        ("lenet", "lenet5", True),
+        ("convnet:width=8", "convnet:width=16", False),
+        ("dense-cnn1", "dense-cnn2", False),
+        ("here.nets:small", "here.nets:small", True),
+        ("here.nets:small", "here.nets:large", False),
+        ("here.nets:small", "convnet", False),
+    ],
+)
+def test_two_specifications_of_one_network_are_the_same(one: str, other: str, same: bool) -> None:
+    assert models.same(one, other) is same
+    assert models.same(other, one) is same

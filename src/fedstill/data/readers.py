@@ -75,7 +75,14 @@ def read_hub(hub: str, known: Known | None, local: Path) -> Splits:
 def _load_dataset(*arguments: Any, **options: Any) -> "datasets.DatasetDict":
     import datasets  # not above: 0.7 s
 
-    return datasets.load_dataset(*arguments, **options)
+    remote = "data_dir" not in options
+    if not remote:  # reading a folder is quick, its bars are noise
+        datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(*arguments, **options)
+    finally:
+        if not remote:
+            datasets.enable_progress_bars()
 
 
 def _read_datasets(load: Callable[[], "datasets.DatasetDict"], where: str, known: Known | None, advice: str) -> Splits:

@@ -17,7 +17,7 @@ def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
     if not pixels.numel() or not torch.isfinite(pixels).all():
         raise Diverged(
             f"making images with lr={lr:g} left pixels or a loss that are not finite; use a smaller learning rate, for "
-            f"example {lr / 10:g}"
+            f"example {min(lr / 10, 0.1):g}"
         )
     return (pixels.detach() * 255).round().to(torch.uint8)
 

@@ -5,9 +5,10 @@ with a weight for every teacher and image. `distillation_loss` is what DENSE's s
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Le
 from jaxtyping import Float
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from fedstill.records import Examples
 from fedstill.train.adam import Adam
 from fedstill.train.epochs import Epochs
 from fedstill.train.local import Taught
+
+Temperature = Annotated[float, Ge(0.01), Le(1000)]
+"""T of a softmax: beyond these limits nothing is left of what it compares but rounding."""
 
 
 class Ensemble:

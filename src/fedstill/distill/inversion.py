@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from fedstill.distill.descent import descend, to_bytes
+from fedstill.distill.ensemble import Temperature
 from fedstill.distill.teachers import Teachers
 from fedstill.protocol import Settings
 from fedstill.records import Records
@@ -74,7 +75,7 @@ class Inversion(Settings):
     """Weight of L_BN; without batch norms there is no such term (see `Inversion.missing`)."""
     adaptive: NonNegativeFloat = 0.01
     """Weight of the competition with the student; 0 is DeepInversion without it."""
-    temperature: PositiveFloat = 3.0
+    temperature: Temperature = 3.0
     """T of the competition."""
     reversed_js: bool = False
     """Whether the competition is the authors' code's, with the divergence turned round."""

@@ -139,7 +139,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def sentence(error: ValidationError, *, flags: str = "") -> str:
     """What pydantic found wrong, as one sentence with the value and the limit; ``flags`` goes before the setting."""
     first = error.errors()[0]
-    name = flags + ".".join(str(part) for part in first["loc"])
+    name = ".".join(str(part) for part in first["loc"])
+    name = flags + name.replace("_", "-") if flags else name
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting here"

@@ -114,8 +114,7 @@ def framed(title: str, body: str) -> str:
 PLOT_CLASS = "plotly-graph-div"
 BYTES_NOTE = "Mean over seeds; bars span one sample standard deviation. Up and to the left is better."
 ROUNDS_NOTE = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method without a path."
-
-
+LOGGED_NOTE = "What else the methods logged after their last round; means over seeds."
 COURSE_NOTE = "What else the methods logged after each round; means over seeds."
 
 
@@ -149,7 +148,9 @@ def figure(drawn: Any | None, name: str, caption: str) -> str:
 
 
 def _table(records: Sequence[RunRecord]) -> str:
-    return data_table(tables.HEADINGS, tables.cells(records), tables.LEFT, caption=tables.caption(records))
+    found = data_table(tables.headings(records), tables.cells(records), tables.LEFT, caption=tables.caption(records))
+    headings, lines = tables.logged(records)
+    return found + (data_table(headings, lines, (0,), caption=LOGGED_NOTE) if lines else "")
 
 
 def data_table(

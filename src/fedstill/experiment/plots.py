@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.experiment.record import RunRecord
-from fedstill.experiment.tables import accuracy, group, human_bytes
+from fedstill.experiment.tables import OWN_PLACE, accuracy, group, human_bytes
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#C56A9C", "#A67C00", "#3A93CE", "#7F7F7F")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 AMOUNTS = ((0.0, "rgba(31,119,196,0.15)"), (1.0, "rgba(31,119,196,1)"))  # fades into the page, light or dark
 GRID = "rgba(128,128,128,0.28)"
 MANY_CLIENTS = 50
-_DRAWN = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
-"""Logged numbers that have figures of their own, or none."""
 
 
 def styles(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -126,7 +124,7 @@ def course(records: Sequence[RunRecord]) -> Any | None:
     series: dict[str, dict[str, dict[int, list[float]]]] = {}
     for label, runs in groups.items():
         for metric in (metric for run in runs for metric in run.metrics):
-            for name in metric.keys() - _DRAWN:
+            for name in metric.keys() - OWN_PLACE:
                 if isinstance(metric[name], int | float) and math.isfinite(metric[name]):
                     rounds = series.setdefault(name, {}).setdefault(label, {})
                     rounds.setdefault(metric["round"], []).append(float(metric[name]))

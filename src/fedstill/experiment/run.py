@@ -128,6 +128,11 @@ def _suits(job: Job) -> None:
     kind, experiment = type(job.method), job.experiment
     if experiment.models and not kind.mixed:
         raise ValueError(f"{job.name} wants one model for all clients; leave --models out and choose it with --model")
+    if experiment.min_clients is not None and experiment.min_clients > experiment.clients:
+        raise ValueError(
+            f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it can be no more "
+            "than that"
+        )
     if kind.personal and not experiment.local_test:
         raise ValueError(
             f"{job.name} gives every client a model of its own, which only clients can judge; let them keep records "

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HEADINGS = ("method", "accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
+OVER_CLIENTS = "over clients"
+"""A last column where clients were judged each on records of its own: the spread of that over them, in points."""
 LEFT = (0, 5)
+OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
+"""Logged numbers that are shown elsewhere than under `logged` and in the course of the rounds."""
 # Runs that differ in these only are seeds of one method: nothing that they are compared by depends on them.
 _FREE = FREE | {"seed", "threads", "device"}
 
@@ -47,7 +51,9 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     """The table as plain numbers, most accurate method first; ready for ``json.dumps``.
 
     ``accuracy`` is the mean over seeds in [0, 1] or None, ``accuracy_spread`` the sample standard deviation over seeds
-    in percentage points (None with one seed), bytes and seconds are means over seeds.
+    in percentage points (None with one seed), bytes and seconds are means over seeds, and so is
+    ``spread_over_clients``, the sample standard deviation of the clients' own accuracies in percentage points (None
+    where they have none).
     """
     table = []
     for label, runs in group(records).items():
@@ -63,13 +69,16 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "rounds": _mean(runs, "rounds"),
                 "guarantee": guarantee_words(weakest_guarantee(runs)),
                 "seconds": _mean(runs, "seconds"),
+                "spread_over_clients": _spread_over_clients(runs),
             }
         )
     return sorted(table, key=lambda row: -1.0 if row["accuracy"] is None else row["accuracy"], reverse=True)
 
 
 def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
-    """The table as text for people, in the order of `HEADINGS`."""
+    """The table as text for people, in the order of `headings`."""
+    table = rows(records)
+    judged = any(row["spread_over_clients"] is not None for row in table)
     return [
         (
             row["method"],
@@ -79,19 +88,45 @@ def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
             f"{row['rounds']:.4g}",
             row["guarantee"],
             f"{row['seconds']:.1f}" if row["seconds"] < 100 else f"{row['seconds']:.0f}",
+            *([_number(row["spread_over_clients"], 2)] if judged else []),
         )
-        for row in rows(records)
+        for row in table
     ]
+
+
+def headings(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Those of the columns of `cells`."""
+    judged = any(_spread_over_clients([record]) is not None for record in records)
+    return (*HEADINGS, OVER_CLIENTS) if judged else HEADINGS
+
+
+def logged(records: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What else methods logged after their last round: headings, and a line for each of them; means over seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for label, runs in group(records).items():
+        values = found.setdefault(label, {})
+        for name, value in (pair for run in runs if run.metrics for pair in run.metrics[-1].items()):
+            if name not in OWN_PLACE and isinstance(value, int | float) and math.isfinite(value):
+                values.setdefault(name, []).append(value)
+    names = list(dict.fromkeys(name for values in found.values() for name in values))
+    lines = [
+        (label, *(f"{np.mean(values[name]):.4g}" if name in values else "–" for name in names))
+        for label, values in found.items()
+        if values
+    ]
+    return ("method", *names), lines
 
 
 def caption(records: Sequence[RunRecord]) -> str:
     """What the numbers of the table are, in one line."""
     seeds = sorted({len(runs) for runs in group(records).values()})
     judged = " or ".join(dict.fromkeys(record.summary["judged_on"] for record in records))
+    apart = " Over clients: the sample standard deviation of their own accuracies, in points."
+    apart = apart if OVER_CLIENTS in headings(records) else ""
     if seeds == [1]:
-        return f"Accuracy on {judged}; one seed, so the spread over seeds is unknown."
+        return f"Accuracy on {judged}; one seed, so the spread over seeds is unknown.{apart}"
     over = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return f"Accuracy on {judged}: mean ± sample standard deviation over {over} seeds."
+    return f"Accuracy on {judged}: mean ± sample standard deviation over {over} seeds.{apart}"
 
 
 def terminal(records: Sequence[RunRecord]) -> "Table":
@@ -102,7 +137,7 @@ def terminal(records: Sequence[RunRecord]) -> "Table":
 
     style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
     table = Table(caption=Text(caption(records)), caption_justify="left", **style)
-    for i, heading in enumerate(HEADINGS):
+    for i, heading in enumerate(headings(records)):
         if i in LEFT:
             table.add_column(heading, overflow="fold", min_width=6)
         else:
@@ -114,7 +149,8 @@ def terminal(records: Sequence[RunRecord]) -> "Table":
 
 def markdown(records: Sequence[RunRecord]) -> str:
     """The table in Markdown, with its caption."""
-    lines = [HEADINGS, tuple("---" if i in LEFT else "---:" for i in range(len(HEADINGS)))]
+    top = headings(records)
+    lines = [top, tuple("---" if i in LEFT else "---:" for i in range(len(top)))]
     lines += [tuple(map(_escape_markdown, row)) for row in cells(records)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption(records)}\n"
 
@@ -230,6 +266,16 @@ def round_up(value: float) -> str:
 
 def _total(row: dict[str, Any]) -> float:
     return float(row["bytes_up_per_client"] + row["bytes_down_per_client"])
+
+
+def _spread_over_clients(runs: Sequence[RunRecord]) -> float | None:
+    spreads = [run.summary.get("spread_over_clients") for run in runs]
+    known = [spread for spread in spreads if spread is not None]
+    return 100 * float(np.mean(known)) if known else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _mean(runs: Sequence[RunRecord], key: str) -> float:

@@ -1,22 +1,23 @@
 """What methods share that make their images from the clients' models: DENSE, Fed-DAFL and Fed-ADI."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from fedstill.distill.ensemble import distillation_loss
+from fedstill.distill.ensemble import Temperature, distillation_loss
 from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Average, Teachers
 from fedstill.methods.uploads import UploadingMethod
 from fedstill.protocol import Federation, Records, Round
 from fedstill.records import Examples
-from fedstill.train.local import SGD
+from fedstill.train.local import SGD, Diverged
 
 _SHOWN = 10
 """Images of each class in the report."""
@@ -42,7 +43,7 @@ class DataFreeMethod(UploadingMethod):
     """The student's training in one of them."""
     average: Average = "logits"
     """What the ensemble is the mean of. Of models that saw few classes each, the surest drown the others' logits."""
-    temperature: PositiveFloat = 4.0
+    temperature: Temperature = 4.0
     """T of the distillation loss."""
     student_view: View = "none"
     """How images are augmented for it, and for the teachers with it."""
@@ -65,6 +66,7 @@ class DataFreeMethod(UploadingMethod):
     def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
         """See `UploadingMethod.teach`."""
         like = fed.like.to(fed.device)
+        _sane(teachers, like)
         images = self.images(like, fed.rng("generator", round.number))
         pool = Pool(like, min(self.pool, self.epochs) * self.images_per_epoch)
         progress = fed.progress("making images and distilling")
@@ -102,6 +104,18 @@ class _Pair(nn.Module):
     def loss(self, both: Tensor, _: Tensor) -> Tensor:
         """L_dis; what the pool has of the teachers is for the image as it is."""
         return distillation_loss(both[:, 0], both[:, 1], self._temperature)
+
+
+def _sane(teachers: Teachers, like: Records) -> None:
+    """Refuse teachers that say nothing finite; images made for them would seem to be what failed."""
+    pixels = torch.linspace(0, 1, math.prod(like.shape), device=like.images.device)
+    with torch.no_grad():
+        said = teachers.each(like.normalisation.apply(pixels.view(1, *like.shape)))[0]
+    if broken := [k for k, logits in enumerate(said) if not torch.isfinite(logits).all()]:
+        raise Diverged(
+            f"{len(broken)} of the clients' {len(teachers)} models give logits that are not finite, so their training "
+            "failed; let clients train with a smaller learning rate (--local.lr)"
+        )
 
 
 def _some(images: Examples) -> Records:

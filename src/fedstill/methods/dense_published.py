@@ -12,6 +12,9 @@ Differs from the paper (docs/methods/dense-published.md has the whole list):
 Differs from the code: the last epoch counts, not the best one on the test set.
 """
 
+from pydantic import PositiveInt
+
+from fedstill.distill.ensemble import Temperature
 from fedstill.distill.generator import Generation, View
 from fedstill.methods.dense import Dense
 from fedstill.train.local import SGD
@@ -30,7 +33,7 @@ class DensePublished(Dense):
     """The student's training in one epoch."""
     student_view: View = "crop_flip"
     """How images are augmented for it, and for the teachers with it; "flip" where images are not CIFAR's."""
-    temperature: float = 20.0
+    temperature: Temperature = 20.0
     """T of the distillation loss."""
-    pool: int = 200
+    pool: PositiveInt = 200
     """How many epochs' images it sees: all."""

@@ -4,6 +4,7 @@ The shape of DENSE (Zhang et al. 2022, arXiv:2112.12371, Algorithm 1) and of Fed
 they differ in what the student is taught on.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -17,9 +18,12 @@ from torch import Tensor, nn
 from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.teachers import Teachers
 from fedstill.methods.averaging import weighted_mean
+from fedstill.models import same
 from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
 from fedstill.train.ldam import LDAM
 from fedstill.train.local import SGD
+
+log = logging.getLogger("fedstill")
 
 
 class Upload(Reply):
@@ -45,7 +49,8 @@ class UploadingMethod(Method):
     ldam: LDAM = LDAM()
     """Of --local-loss ldam."""
     start: Literal["fresh", "mean"] = "fresh"
-    """The student before its training: as it was (at first a random start), or the mean of the clients' models."""
+    """The student before its training: as it was (at first a random start), or the mean of the clients' models of its
+    architecture, where there are some."""
 
     @property
     def first_answer(self) -> tuple[Any, ...]:
@@ -55,7 +60,7 @@ class UploadingMethod(Method):
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, teach the student; again, with clients that start from it."""
         student = fed.new_model()
-        if self.rounds > 1 and len({*fed.architectures, fed.architecture}) > 1:
+        if self.rounds > 1 and not all(same(one, fed.architecture) for one in fed.architectures):
             raise ValueError(
                 f"rounds is {self.rounds}, but clients have models {', '.join(sorted(set(fed.architectures)))}, which "
                 f"can't start from the student, a {fed.architecture}; take --rounds 1, or leave --models out"
@@ -69,11 +74,13 @@ class UploadingMethod(Method):
             for reply in replies:  # once: each is read from the disk
                 networks.append(fed.new_model(architecture=reply.architecture))
                 load(networks[-1], reply.weights)
-                if reply.architecture == fed.architecture:
+                if same(reply.architecture, fed.architecture):
                     alike.append((reply.num_records, networks[-1]))
             mean = _mean(fed, alike)
             if self.start == "mean" and mean is not None:
                 load(student, state(mean))
+            elif self.start == "mean":
+                log.warning("no client has the student's architecture %s; it starts at random", fed.architecture)
             teachers = self.teachers(networks)
             self.teach(fed, teachers, student, round)
             round.log(accuracy=fed.evaluate(student), **_shares(fed, teachers, mean))

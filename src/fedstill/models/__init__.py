@@ -20,7 +20,7 @@ from fedstill.models.scattering import Scattering
 from fedstill.models.shufflenet import ShuffleNet
 from fedstill.models.wideresnet import WideResNet
 
-__all__ = ["MODELS", "build", "features"]
+__all__ = ["MODELS", "build", "features", "is_own", "same"]
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "convnet": ConvNet,
@@ -79,6 +79,21 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
 def is_own(spec: str) -> bool:
     """Whether ``spec`` names code outside of fedstill."""
     return spec.partition(":")[0] not in MODELS
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two specifications, which `build` takes, name one network: options in any order, defaults left out."""
+    if one == other or is_own(one) or is_own(other):
+        return one == other
+    (kind, options), (other_kind, others) = _meaning(one), _meaning(other)
+    return kind is other_kind and options == others
+
+
+def _meaning(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    name, _, rest = spec.partition(":")
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return MODELS[name], defaults | _options(name, rest)
 
 
 def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:

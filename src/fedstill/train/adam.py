@@ -63,7 +63,7 @@ class Adam(Settings):
         if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
             raise Diverged(
                 f"training with lr={self.lr:g} left weights that are not finite; use a smaller learning rate, for "
-                f"example {self.lr / 10:g}"
+                f"example {min(self.lr / 10, 0.1):g}"
             )
 
 

@@ -103,7 +103,7 @@ class SimCLR(Settings):
                 if not (finite and math.isfinite(mean)):
                     raise Diverged(
                         f"pretraining with lr={self.lr:g} left weights that are not finite after epoch {epoch}; use a "
-                        f"smaller learning rate, for example {self.lr / 10:g}"
+                        f"smaller learning rate, for example {min(self.lr / 10, 0.1):g}"
                     )
                 if kept:
                     kept.after(epoch, mean, training, last=epoch == self.epochs)

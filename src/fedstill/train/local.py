@@ -175,7 +175,7 @@ class SGD(Settings):
         if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
             raise Diverged(
                 f"training with lr={self.lr:g} left weights that are not finite after {steps} steps; "
-                f"use a smaller learning rate, for example {self.lr / 10:g}"
+                f"use a smaller learning rate, for example {min(self.lr / 10, 0.1):g}"
             )
         return steps
 
