@@ -28,6 +28,7 @@ SMALL = {
     "fedrd-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3 --{}projection.epochs 1",
     "feddf": "local.epochs 1 --{}distillation.epochs 1",
     "dense": "local.epochs 1 --{}epochs 1 --{}generation.steps 2 --{}generation.ngf 8",
+    "dense-published": "local.epochs 1 --{}epochs 1 --{}generation.steps 2 --{}generation.ngf 8",
     "fed-dafl": "local.epochs 1 --{}epochs 1 --{}generation.steps 2",
     "fed-adi": "local.epochs 1 --{}epochs 1 --{}inversion.steps 2",
     "fedgm": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
@@ -117,6 +118,9 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
         if "class Median" in block:
             main(["run", "documented:Median", "--data", "digits", "--rounds", "1", "--workers", "0", "--limit", "300"]
                  + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "out")])  # fmt: skip
+        if "def small" in block:
+            main(["run", "fedavg", "--data", "digits", "--model", "documented:small", "--rounds", "1", "--workers", "0"]
+                 + ["--limit", "300", "--out", str(tmp_path / "out")])  # fmt: skip
     finally:
         sys.modules.pop("documented", None)
 
