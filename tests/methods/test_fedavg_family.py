@@ -1,19 +1,24 @@
 """The averaging methods agree where the theory says they must, and differ where it says so."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from small import run
-from torch import nn
+from small import STEEPEST, descended, holding, kept, loss_on, near, of_sizes, run
+from torch import Tensor, nn
 
-from fedstill.methods.averaging import accumulated, weighted_mean
+from fedstill.engines.site import last_state
+from fedstill.methods.averaging import accumulated, mean_weights, weighted_mean
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
+from fedstill.methods.fedrep import FedRep
 from fedstill.methods.scaffold import Scaffold
-from fedstill.protocol import Method, state
+from fedstill.protocol import Method, load, parameters, state
+from fedstill.records import Records
 from fedstill.train.local import SGD
 
 LOCAL = SGD(lr=0.05, momentum=0.9, batch_size=32)
@@ -119,3 +124,83 @@ def test_fewer_participants_are_drawn_anew_each_round(digits: Any, tmp_path: Pat
 def test_weighted_mean_by_hand() -> None:
     mean = weighted_mean([(1, {"a": torch.tensor([1.0, 2.0])}), (3, {"a": torch.tensor([5.0, 6.0])})])
     assert mean["a"].tolist() == [4.0, 5.0]
+
+
+def test_mean_weights_by_hand() -> None:
+    replies = [
+        SimpleNamespace(num_records=1, weights={"a": torch.tensor([1.0, 2.0])}),
+        SimpleNamespace(num_records=3, weights={"a": torch.tensor([5.0, 6.0])}),
+    ]
+    assert mean_weights(replies, "records")["a"].tolist() == [4.0, 5.0]
+    assert mean_weights(replies, "uniform")["a"].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [
+        (FedAvg(rounds=1, local=LOCAL), 0.1),
+        (FedAvg(rounds=1, local=LOCAL, weighting="uniform"), 0.5),
+        (FedProx(rounds=1, local=LOCAL), 0.1),
+        (Scaffold(rounds=1, local=LOCAL), 0.5),
+        (Scaffold(rounds=1, local=LOCAL, weighting="records"), 0.1),
+        (FedRep(rounds=1, head=LOCAL, body=LOCAL), 0.5),
+        (FedRep(rounds=1, head=LOCAL, body=LOCAL, weighting="records"), 0.1),
+    ],
+    ids=lambda value: f"{type(value).__name__}" if isinstance(value, Method) else str(value),
+)
+def test_a_client_with_a_tenth_of_the_records_weighs_that_or_as_much_as_the_other(
+    method: Any, share: float, digits: Any, tmp_path: Path
+) -> None:
+    fed = holding(of_sizes(20, 180), method, digits, tmp_path)
+    found = state(method.server(fed))
+    small, large = (reply.weights for reply in kept(fed, method.update))
+    for name in small:
+        expected = share * small[name].double() + (1 - share) * large[name].double()
+        assert torch.allclose(found[name].double(), expected, rtol=0, atol=1e-6)  # rounded once, to float32
+
+
+def corrected(records: Records, drift: Mapping[str, Tensor]) -> Callable[[nn.Module], Tensor]:
+    """A loss whose gradient is that of the cross-entropy, plus ``drift``."""
+
+    def loss(model: nn.Module) -> Tensor:
+        along = [(drift[name] * p).sum() for name, p in model.named_parameters()]
+        return loss_on(records)(model) + torch.stack(along).sum()
+
+    return loss
+
+
+def test_scaffold_is_its_algorithm_when_half_of_the_clients_are_asked(digits: Any, tmp_path: Path) -> None:
+    """Option II with K = 2 steps of plain gradient descent, so that nothing is drawn but who is asked."""
+    method = Scaffold(rounds=4, local=STEEPEST.model_copy(update={"epochs": 2}), participation=0.5)
+    parts = of_sizes(20, 40, 60, 80)
+    fed = holding(parts, method, digits, tmp_path)
+    found = method.server(fed)
+    x = fed.new_model()
+    zero = {name: torch.zeros_like(value) for name, value in parameters(x).items()}
+    c, own = zero, [zero] * 4
+    asked = [fed.journal.answered(round, "update")[0] for round in range(4)]
+    assert {len(some) for some in asked} == {2} and len({tuple(some) for some in asked}) > 1
+    for some in asked:
+        sums, change = zero, zero
+        for k in some:
+            records = digits.train[torch.from_numpy(parts[k][0])]
+            y = parameters(descended(x, corrected(records, {n: c[n] - own[k][n] for n in c}), steps=2))
+            new = {n: own[k][n] - c[n] + (value - y[n]) / (2 * STEEPEST.lr) for n, value in parameters(x).items()}
+            sums = {n: sums[n] + y[n] for n in c}
+            change = {n: change[n] + new[n] - own[k][n] for n in c}
+            own[k] = new
+        load(x, {n: value / 2 for n, value in sums.items()})
+        c = {n: c[n] + change[n] / 4 for n in c}  # of all four clients
+    assert near(found, x)
+
+
+def test_fedrep_fits_the_head_alone_then_the_body_alone_and_goes_on_from_both(digits: Any, tmp_path: Path) -> None:
+    method = FedRep(rounds=2, head=STEEPEST.model_copy(update={"epochs": 3}), body=STEEPEST)
+    fed = holding(of_sizes(100), method, digits, tmp_path)
+    found, loss = method.server(fed), loss_on(digits.train[:100])
+    expected, own = fed.new_model(), method.own(fed.new_model())
+    for _ in range(2):  # the only client's body is the mean
+        expected = descended(expected, loss, steps=3, only=lambda name: name in own)
+        expected = descended(expected, loss, only=lambda name: name not in own)
+    load(found, last_state(tmp_path / "clients", 0))
+    assert near(found, expected)

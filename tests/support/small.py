@@ -1,5 +1,6 @@
 """A small task and small methods for the tests of engines; importable in worker processes."""
 
+import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,22 +13,26 @@ import torch
 from jaxtyping import Float32
 from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedstill.data import public as public_data
 from fedstill.data.shards import Shards
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline, Workers
-from fedstill.engines.server import ServerFederation
+from fedstill.engines.server import Replies, ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival
-from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, load, state, step
+from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, Step, load, state, step
 from fedstill.records import Normalisation, Records
+from fedstill.train.local import SGD
 
 MODEL = "convnet:width=8,depth=2"
 MODELS = {"FedRD": "projected:width=8", "FedRDRecords": "projected:width=8"}
 """Of methods that want a certain one."""
 BUDGETS = {"AdapDPFL": 5.0, "FedKADP": 5.0}
 """Of methods that want one."""
+STEEPEST = SGD(lr=0.1, momentum=0.0, batch_size=10_000)
+"""One step of plain gradient descent on all records at once, which no shuffle changes; see `descended`."""
 
 
 class Update(Reply):
@@ -189,3 +194,55 @@ def run(
 
 def weights(model: nn.Module) -> bytes:
     return b"".join(value.numpy().tobytes() for value in state(model).values())
+
+
+def of_sizes(*sizes: int) -> list[tuple[Any, Any]]:
+    """Parts of a data set, one after the other: so many records for each client, none of them to be judged on."""
+    ends = np.cumsum(sizes)
+    return [(np.arange(end - size, end), np.arange(0)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def holding(
+    parts: Sequence[tuple[Any, Any]], method: Method, data: Any, folder: Path, **options: Any
+) -> ServerFederation:
+    """A server whose clients hold these parts of the records (train, test), in this process; it keeps all replies."""
+    here = Site(agreement(method, data.train), Shards(data.train, parts), folder / "clients")
+    tested = any(len(test) for _, test in parts)
+    options = {"num_clients": len(parts), "keep_replies": True, "local_test": tested, **options}
+    fed: ServerFederation = federation(method, Inline(here), data, folder, **options)
+    return fed
+
+
+def kept(fed: ServerFederation, asked: Step[Any], exchange: int = 0) -> Sequence[Any]:
+    """What the clients replied to a question, by its number; only those who were asked."""
+    clients, _ = fed.journal.answered(exchange, asked.name)
+    return Replies(fed, exchange, asked, clients)
+
+
+def descended(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    steps: int = 1,
+    only: Callable[[str], bool] = lambda name: True,
+) -> nn.Module:
+    """A copy of ``model`` after steps of `STEEPEST`, written out; ``only`` says which parameters move."""
+    found = copy.deepcopy(model)
+    moving = [p for name, p in found.named_parameters() if only(name)]
+    for _ in range(steps):
+        gradients = torch.autograd.grad(loss(found), moving)
+        with torch.no_grad():
+            for p, gradient in zip(moving, gradients, strict=True):
+                p.sub_(gradient, alpha=STEEPEST.lr)
+    return found
+
+
+def loss_on(records: Records) -> Callable[[nn.Module], Tensor]:
+    """The cross-entropy of a model on all of ``records``."""
+    return lambda model: cross_entropy(model(records.inputs()), records.labels)
+
+
+def near(found: nn.Module, expected: nn.Module) -> bool:
+    """Whether all weights agree but for the order of float32 sums; a step that is left out moves some by 1e-3."""
+    ours, theirs = state(found), state(expected)
+    return all(torch.allclose(ours[name], value, rtol=0, atol=1e-5) for name, value in theirs.items())
