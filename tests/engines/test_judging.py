@@ -4,19 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import small
 import torch
-from small import weights
+from small import holding, weights
 
 from fedstill.data.sources import DataSet
 from fedstill.engines.judging import Judgement
+from fedstill.engines.site import last_state
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.record import read_run
 from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import share_out
 from fedstill.methods import get
 from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedavg_ft import FedAvgFT
 from fedstill.models import build
 from fedstill.protocol import load
 from fedstill.train.local import evaluate
@@ -106,6 +109,45 @@ def test_fine_tuning_helps_and_leaves_the_server_s_model_alone(tmp_path: Path) -
     assert tuned["accuracy"] > plain["accuracy"] + 0.1
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "tuned")]
     assert weights[0] == weights[1]
+
+
+PERSONAL: dict[str, dict[str, Any]] = {
+    "fedrep": {"rounds": 1, "head": {**LOCAL, "epochs": 3}, "body": LOCAL},
+    "fedrd": {
+        "rounds": 1,
+        "dpc": 2,
+        "projection": {"batch_size": 64, "epochs": 3},
+        "matching": {"steps": 2, "batch_size": 16, "logits": False},
+        "training": {"epochs": 20},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_a_client_is_judged_with_the_part_that_it_has_kept(name: str, digits: DataSet, tmp_path: Path) -> None:
+    method = get(name)(**PERSONAL[name])
+    parts = [(part[:150], part[150:]) for part in np.array_split(np.arange(900), 3)]
+    fed = holding(parts, method, digits, tmp_path)
+    model = method.server(fed)
+    with_its_own, with_the_first = {}, {}
+    for client, (_, test) in enumerate(parts):
+        whole, records = fed.new_model(), digits.train[torch.from_numpy(test)]
+        load(whole, method.shared(model))
+        with_the_first[client] = evaluate(whole, records)
+        load(whole, last_state(tmp_path / "clients", client))
+        with_its_own[client] = evaluate(whole, records)
+    assert with_its_own != with_the_first
+    assert fed.judge(model).clients == pytest.approx(with_its_own)
+
+
+def test_fine_tuning_is_not_on_the_records_it_is_judged_on(digits: DataSet, tmp_path: Path) -> None:
+    # who has only seen the digits 0 to 4 takes every other for one of these
+    low, high = (np.flatnonzero(half.numpy())[:200] for half in (digits.train.labels < 5, digits.train.labels >= 5))
+    method = FedAvgFT(rounds=1, local=LOCAL, tuning={**LOCAL, "epochs": 5})  # type: ignore[arg-type]
+    fed = holding([(low[:100], high[:100]), (low[100:], high[100:])], method, digits, tmp_path)
+    table = fed.judge(method.server(fed)).confusion
+    assert int(table.sum()) == int(table[5:].sum()) == 200
+    assert int(table[5:, :5].sum()) > 190
 
 
 class Twice(FedAvg):
