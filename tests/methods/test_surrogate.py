@@ -1,4 +1,4 @@
-"""REAL and FedGM: what is sent, and what the server makes of it."""
+"""REAL, FedGM and FedDM: what is sent, and what the server makes of it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import MODEL, agreement, run
+from small import MODEL, STEEPEST, agreement, descended, holding, kept, loss_on, near, of_sizes, run
 
 from fedstill.data.shards import Shards
 from fedstill.data.sources import DataSet
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
+from fedstill.methods.feddm import FedDM
 from fedstill.methods.fedgm import FedGM
 from fedstill.methods.real import Real
 from fedstill.methods.surrogate import union
@@ -80,3 +81,13 @@ def test_the_pictures_are_kept_for_the_report(digits: DataSet, tmp_path: Path) -
     with np.load(tmp_path / "images" / "synthetic.npz", allow_pickle=False) as kept:
         assert kept["images"].shape[1:] == (1, 8, 8)
         assert len(kept["images"]) == len(kept["labels"])
+
+
+def test_feddm_s_server_goes_on_from_its_last_model(digits: DataSet, tmp_path: Path) -> None:
+    matching: Any = {"steps": 1, "batch_size": 16}
+    method = FedDM(rounds=3, ipc=1, matching=matching, training=STEEPEST.model_copy(update={"epochs": 2}))
+    fed = holding(of_sizes(60, 60), method, digits, tmp_path)
+    found, expected = method.server(fed), fed.new_model()
+    for round in range(3):
+        expected = descended(expected, loss_on(union(fed, kept(fed, FedDM.distil, round))), steps=2)
+    assert near(found, expected)
