@@ -288,6 +288,10 @@ def test_pixels_that_are_not_finite_are_said() -> None:
 def test_published_settings_differ_where_the_code_does() -> None:
     settings = Generation.published()
     assert (settings.fresh, settings.keep_lowest, settings.view, settings.bn) == (True, True, "crop_flip", 0.0)
+    # the README's batch, T_G and learning rate; the code's Adam, latents and channels
+    assert (settings.batch_size, settings.steps, settings.lr) == (256, 30, 1e-3)
+    assert (settings.beta1, settings.nz, settings.ngf) == (0.5, 256, 64)
+    assert (settings.ce, settings.div) == (1.0, 1.0)
     assert DAFL.published().balance * math.log(10) == pytest.approx(5)
 
 

@@ -1,17 +1,34 @@
 """Clients with models of their own, and long work at the server."""
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import small
 import torch
-from small import federation, noise_images, site, weights
+from small import (
+    STEEPEST,
+    descended,
+    federation,
+    holding,
+    kept,
+    loss_on,
+    near,
+    noise_images,
+    of_sizes,
+    site,
+    weights,
+)
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill import wire
 from fedstill.data.sources import DataSet
+from fedstill.distill.generator import VIEWS, Generation
 from fedstill.engines import server
 from fedstill.engines.inprocess import Inline
 from fedstill.experiment.config import Experiment
@@ -19,8 +36,10 @@ from fedstill.experiment.run import Job, run
 from fedstill.methods import get
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
+from fedstill.methods.dense_published import DensePublished
 from fedstill.methods.feddf import FedDF
-from fedstill.protocol import Method, load, state
+from fedstill.protocol import Method, Step, load, state
+from fedstill.records import Records
 from fedstill.train.local import SGD, Diverged, evaluate, outputs
 
 LOCAL = SGD(lr=0.05, batch_size=32)
@@ -250,6 +269,87 @@ def test_a_method_with_one_model_refuses_several(tmp_path: Path) -> None:
         run(job)
 
 
+def uploaded(fed: Any, asked: Step[Any] = Dense.train, exchange: int = 0) -> list[nn.Module]:
+    """The clients' models, as they arrived."""
+    networks = []
+    for reply in kept(fed, asked, exchange):
+        networks.append(fed.new_model())
+        load(networks[-1], reply.weights)
+    return networks
+
+
+def test_the_student_starts_from_the_mean_by_numbers_of_records(digits: DataSet, tmp_path: Path) -> None:
+    method = dense(epochs=1, student=SGD(lr=1e-12), start="mean")
+    fed = holding(of_sizes(20, 180), method, digits, tmp_path)
+    found = state(method.server(fed))
+    few, many = (state(network) for network in uploaded(fed))
+    for name, value in found.items():
+        assert torch.allclose(value.double(), 0.1 * few[name].double() + 0.9 * many[name].double(), rtol=0, atol=1e-6)
+
+
+def test_in_a_second_round_clients_train_what_the_first_has_taught_the_student(digits: DataSet, tmp_path: Path) -> None:
+    parts = of_sizes(50, 50)
+    once, twice = dense(local=STEEPEST), dense(local=STEEPEST, rounds=2)
+    taught = once.server(holding(parts, once, digits, tmp_path / "once"))
+    fed = holding(parts, twice, digits, tmp_path / "twice")
+    twice.server(fed)
+    assert not near(fed.new_model(), taught)
+    for network, (part, _) in zip(uploaded(fed, Dense.train_on, 1), parts, strict=True):
+        assert near(network, descended(taught, loss_on(digits.train[torch.from_numpy(part)])))
+
+
+def mirrored(x: Tensor, _: torch.Generator) -> Tensor:
+    """A view that draws nothing."""
+    return x.flip(3)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_client_trains_on_views_of_its_records(
+    view: Any, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if view != "none":
+        monkeypatch.setitem(VIEWS, view, mirrored)
+    method = dense(local=STEEPEST.model_copy(update={"epochs": 2}), local_view=view)
+    fed = holding(of_sizes(60), method, digits, tmp_path)
+    fed.ask(Dense.train)
+    records = digits.train[:60]
+    x = records.inputs() if view == "none" else records.inputs().flip(3)
+    expected = descended(fed.new_model(), lambda net: cross_entropy(net(x), records.labels), steps=2)
+    (found,) = uploaded(fed)
+    assert near(found, expected)
+
+
+def ldam(records: Records, beta: float) -> Callable[[nn.Module], Tensor]:
+    """``CE(4 (z - m_y 1_y), y)`` with margins up to a half, classes weighted by ``(1 - beta) / (1 - beta^n)``."""
+    counts = records.class_counts()[records.labels].double()
+    margin = 0.5 * (counts / counts.min()) ** -0.25
+    weight = (1 - beta) / (1 - beta**counts)
+
+    def loss(net: nn.Module) -> Tensor:
+        z = net(records.inputs()).double()
+        z = 4 * (z - margin[:, None] * one_hot(records.labels, z.shape[1]))
+        losses = z.logsumexp(1) - z.gather(1, records.labels[:, None])[:, 0]
+        return (weight * losses).sum() / weight.sum()
+
+    return loss
+
+
+def test_classes_of_unbalanced_clients_are_weighted_in_the_later_epochs(digits: DataSet, tmp_path: Path) -> None:
+    """Two epochs with margins alone, two with weights as well."""
+    labels = digits.train.labels.numpy()
+    held = np.concatenate([np.flatnonzero(labels == label)[:n] for label, n in ((0, 50), (1, 2), (2, 10))])
+    margins: Any = {"defer": 0.5, "beta": 0.99}
+    local = STEEPEST.model_copy(update={"epochs": 4})
+    method = dense(local=local, local_loss="ldam", ldam=margins)
+    fed = holding([(held, held[:0])], method, digits, tmp_path)
+    fed.ask(Dense.train)
+    expected = fed.new_model()
+    for beta in (0.0, 0.99):
+        expected = descended(expected, ldam(digits.train[torch.from_numpy(held)], beta), steps=2)
+    (found,) = uploaded(fed)
+    assert near(found, expected)
+
+
 def test_unbalanced_clients_may_train_with_margins(digits: DataSet, tmp_path: Path) -> None:
     plain, _ = small.run(dense(epochs=1), digits, tmp_path / "ce")
     margins, _ = small.run(dense(epochs=1, local_loss="ldam"), digits, tmp_path / "ldam")
@@ -257,10 +357,81 @@ def test_unbalanced_clients_may_train_with_margins(digits: DataSet, tmp_path: Pa
 
 
 def test_published_dense_runs(digits: DataSet, tmp_path: Path) -> None:
-    from fedstill.distill.generator import Generation
-
     published = Generation.published().model_copy(update={"steps": 2, "batch_size": 16, "nz": 16, "ngf": 8})
     method = dense(generation=published, pool=4, student_view="crop_flip", temperature=20.0)
     model, fed = small.run(method, digits, tmp_path)
     assert all(torch.isfinite(value).all() for value in state(model).values() if value.is_floating_point())
     assert fed.journal.load_checkpoint() is not None
+
+
+def test_published_settings_are_those_of_the_readme() -> None:
+    method = DensePublished()
+    assert method.generation == Generation.published()
+    assert (method.local.lr, method.local.momentum, method.local.epochs) == (0.01, 0.9, 400)
+    assert (method.student.lr, method.student.momentum, method.student.batch_size) == (0.005, 0.9, 256)
+    assert (method.temperature, method.epochs, method.pool) == (20.0, 200, 200)
+    assert method.local_view == method.student_view == "crop_flip"  # of the code, for CIFAR
+
+
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+def test_what_the_ensemble_is_the_mean_of_can_be_chosen(average: Any, digits: DataSet, tmp_path: Path) -> None:
+    labels = digits.train.labels.numpy()
+    pairs = [np.flatnonzero((labels == label) | (labels == label + 1)) for label in (0, 3, 6)]
+    method = dense(epochs=1, local=LOCAL.model_copy(update={"epochs": 3}), average=average)
+    fed = holding([(pair, pair[:0]) for pair in pairs], method, digits, tmp_path)
+    method.server(fed)
+    logits = torch.stack([torch.cat(outputs(network, digits.test)) for network in uploaded(fed)])
+    means = {"logits": logits.mean(0), "probabilities": logits.softmax(2).mean(0)}
+    right = {name: float((mean.argmax(1) == digits.test.labels).double().mean()) for name, mean in means.items()}
+    (line,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert line["ensemble"] == right[average]
+    assert abs(right["logits"] - right["probabilities"]) > 0.01
+
+
+def shown(folder: Path, digits: DataSet) -> Records:
+    """The images that the student saw last: of a few, the report has all."""
+    with np.load(folder / "images" / "synthetic.npz", allow_pickle=False) as held:
+        images, labels = (torch.from_numpy(held[name]) for name in ("images", "labels"))
+    return Records(images, labels, 10, digits.train.normalisation)
+
+
+def lesson(networks: Sequence[nn.Module], x: Tensor, temperature: float) -> Callable[[nn.Module], Tensor]:
+    """``T^2 KL(s(D / T) || s(f / T))`` of a student, with D the mean of the networks' logits."""
+    with torch.no_grad():
+        said = (torch.stack([network(x) for network in networks]).mean(0) / temperature).softmax(1)
+
+    def loss(student: nn.Module) -> Tensor:
+        own = (student(x) / temperature).log_softmax(1)
+        return temperature**2 * (said * (said.log() - own)).sum(1).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(("temperature", "view"), [(1.0, "none"), *((8.0, view) for view in VIEWS)])
+def test_the_student_learns_what_the_teachers_say_at_the_temperature_about_what_it_sees(
+    temperature: float, view: Any, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if view != "none":
+        monkeypatch.setitem(VIEWS, view, mirrored)
+    method = dense(epochs=1, student=STEEPEST, temperature=temperature, student_view=view)
+    fed = holding(of_sizes(100, 100), method, digits, tmp_path)
+    found, images = method.server(fed), shown(tmp_path, digits)
+    assert len(images) == 16
+    x = images.inputs() if view == "none" else images.inputs().flip(3)
+    assert near(found, descended(fed.new_model(), lesson(uploaded(fed), x, temperature)))
+
+
+@pytest.mark.parametrize("pool", [1, 2])
+def test_the_student_learns_on_the_images_of_as_many_epochs_as_the_pool_holds(
+    pool: int, digits: DataSet, tmp_path: Path
+) -> None:
+    for epochs in (1, 2):
+        method = dense(epochs=epochs, student=STEEPEST, pool=pool)
+        fed = holding(of_sizes(100, 100), method, digits, tmp_path / str(epochs))
+        found = method.server(fed)
+    expected = fed.new_model()
+    for epoch, seen in ((1, 1), (2, pool)):
+        images = shown(tmp_path / str(epoch), digits)
+        assert len(images) == 16 * seen
+        expected = descended(expected, lesson(uploaded(fed), images.inputs(), method.temperature))
+    assert near(found, expected)
