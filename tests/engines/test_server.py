@@ -1,5 +1,6 @@
 """The server's side: nothing that is not as declared reaches a method, and a killed run loses nothing."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small import Probe, agreement, run, site, weights
+from small import Probe, agreement, federation, run, site, weights
 
 from fedstill import files, wire
+from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Watcher
+from fedstill.methods.dense import Dense
 
 
 class Canned:
@@ -179,8 +182,6 @@ def test_a_run_that_dies_after_any_reply_ends_as_if_nothing_had_happened(
     method = Probe(rounds=3)
     whole, untouched = run(method, digits, tmp_path / "whole")
     folder = tmp_path / "killed"
-    from fedstill.engines.inprocess import Inline
-
     mortal = Mortal(Inline(site(method, digits.train, folder)()), lives)
     first = ServerFederation(agreement(method, digits.train), mortal, num_clients=4, folder=folder, test=digits.test)
     with pytest.raises(Killed):
@@ -217,6 +218,38 @@ def test_the_meter_counts_what_crossed(good: bytes, digits: Any, tmp_path: Path)
     state = agreement(Probe(), digits.train).new_model().state_dict()
     request = wire.encode({"weights": state}, Probe.update.request, facts, {"step": "update", "exchange": 0})
     assert federation.journal.bytes_down == 2 * len(request)
+
+
+class Weighed(Inline):
+    """Weighs what it carries."""
+
+    up = down = 0
+
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+        self.down += len(request) * len(clients)
+        for arrival in super().exchange(request, clients, sent):
+            self.up += len(arrival.reply)
+            yield arrival
+
+
+def test_the_metrics_say_how_much_went_up_and_how_much_down(digits: Any, tmp_path: Path) -> None:
+    """Of DENSE in two rounds: first models go up and only questions down, then as many models down as up."""
+    generation = {"steps": 1, "batch_size": 8, "ngf": 4, "nz": 4}
+    quick = {"batch_size": 32, "max_steps": 1}
+    method = Dense(rounds=2, local=quick, epochs=1, student=quick, generation=generation)  # type: ignore[arg-type]
+    transport = Weighed(site(method, digits.train, tmp_path)())
+    crossed: list[tuple[int, int]] = []
+
+    class Notes(Watcher):
+        def logged(self, *_: Any) -> None:
+            crossed.append((transport.up, transport.down))
+
+    method.server(federation(method, transport, digits, tmp_path, watcher=Notes()))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["bytes_up"], line["bytes_down"]) for line in lines] == crossed
+    (first, asked), (up, down) = crossed
+    assert first > 20 * asked > 0
+    assert down - asked == pytest.approx(up - first, rel=0.1)  # a model either way, in another envelope
 
 
 def test_another_methods_journal_is_not_taken_for_ones_own(good: bytes, digits: Any, tmp_path: Path) -> None:
@@ -314,8 +347,6 @@ def test_a_checkpoint_of_something_else_is_a_sentence(digits: Any, tmp_path: Pat
 
 
 def mortal_run(digits: Any, folder: Path) -> None:
-    from fedstill.engines.inprocess import Inline
-
     mortal = Mortal(Inline(site(Probe(rounds=3), digits.train, folder)()), 5)
     fed = ServerFederation(
         agreement(Probe(rounds=3), digits.train), mortal, num_clients=4, folder=folder, test=digits.test
@@ -334,8 +365,6 @@ def test_integer_buffers_are_rounded_not_cut() -> None:
 
 
 def test_a_run_may_be_judged_now_and_then(digits: Any, tmp_path: Path) -> None:
-    import json
-
     run(Probe(rounds=5), digits, tmp_path, evaluate_every=2)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines if "accuracy" in line] == [2, 4, 5]
