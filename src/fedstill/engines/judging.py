@@ -87,4 +87,4 @@ class Judgement:
 
 
 def _share(table: Tensor) -> float:
-    return float(table.diag().sum() / table.sum())
+    return int(table.diag().sum()) / int(table.sum())
