@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedstill.cli import main
+from fedstill.flags import parse_compare
 
 QUICK = ["--data", "digits", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
 
@@ -65,6 +66,9 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["compare", "fedavg", "--fedavg.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
         (["report", "nowhere"], "nowhere"),
         (["data", "show", "nothing-like-that"], "nothing-like-that"),
+        (["compare", "fedavg", "real", "--each.roundz", "3"], "--each.roundz: none of fedavg, real has this setting"),
+        (["compare", "fedavg", "--each.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
+        (["compare", "each=fedavg"], "--each. stands for all methods; give fedavg another label than 'each'"),
         (["compare", "a-b=fedavg", "a_b=real"], "the labels 'a-b' and 'a_b' would share flags"),
         (["run", "fedavg", "--data", "digits", "--out", "file"], "file"),
         (
@@ -119,6 +123,20 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
     assert "holds a run with rounds = 2, not 3; choose another --out" in fails(
         capsys, "run", "fedavg", *QUICK, "--rounds", "3", "--out", str(out)
     )
+
+
+def test_a_method_without_rounds_logs_a_line_too(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["run", "real", *QUICK, "--ipc", "1", "--out", str(out)]
+    main(words)
+    summary = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").unlink()  # as if it was killed just before
+    main(words)
+    assert json.loads((out / "summary.json").read_text())["accuracy"] == summary["accuracy"]
+    (line,) = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+    kept = ("accuracy", "bytes_up", "bytes_down")
+    assert line["round"] == summary["rounds"] == 1
+    assert [line[name] for name in kept] == [summary[name] for name in kept]
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +250,21 @@ def test_help_starts_at_once() -> None:
         subprocess.run([sys.executable, "-m", "fedstill", "--help"], check=True, stdout=subprocess.DEVNULL)
         times.append(time.perf_counter() - began)
     assert min(times) < 0.5
+
+
+def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> None:
+    words = (
+        "--each.rounds=7 --fedprox.rounds 3 --each.local.batch_size 16 --clients 4 --each.local.milestones 2 4".split()
+    )
+    found = parse_compare("fedstill compare", words, ["fedavg", "a-b=fedprox", "fedprox", "real"])
+    settings = {label: method.model_dump() for label, (_, method) in found.methods.items()}
+    assert {label: each.get("rounds") for label, each in settings.items()} == {
+        "fedavg": 7, "a-b": 7, "fedprox": 3, "real": None,
+    }  # fmt: skip
+    for label in ("fedavg", "a-b", "fedprox"):
+        assert settings[label]["local"]["batch_size"] == 16
+        assert settings[label]["local"]["milestones"] == (2, 4)
+    assert found.experiment.clients == 4
 
 
 @pytest.mark.parametrize("words", [["run", "fedgm", "--help"], ["compare", "fedavg", "fedgm", "--help"]])

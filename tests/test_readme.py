@@ -81,14 +81,18 @@ def small(words: list[str], out: Path) -> list[str]:
     return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
 
 
+def compare(folder: Path) -> None:
+    main(["compare", "fedavg", "--data", "digits", "--fedavg.rounds", "1", "--limit", "300", "--workers", "0"]
+         + ["--model", "convnet:width=8,depth=2", "--out", str(folder / "runs" / "compare-digits")])  # fmt: skip
+
+
 @pytest.mark.parametrize("command", commands())
 def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     words = shlex.split(command)
     if "mnist" in command or "cifar" in command:
         monkeypatch.setenv("FEDSTILL_DATA", str(request.getfixturevalue("real_data")))
     if words[1] == "report":
-        main(["compare", "fedavg", "--data", "digits", "--fedavg.rounds", "1", "--limit", "300", "--workers", "0"]
-             + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "runs" / "compare-digits")])  # fmt: skip
+        compare(tmp_path)
     if words[1] == "attack":
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
@@ -111,6 +115,8 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "documented.py").write_text(block)
     monkeypatch.syspath_prepend(str(tmp_path))
+    if "compare-digits" in block:
+        compare(tmp_path)
     block = block.replace("FedGM(ipc=1)", "FedGM(ipc=1, matching={'nets': 2}, training={'epochs': 2})")
     block = block.replace('Experiment(data="digits"', 'Experiment(data="digits", workers=0, limit=400')
     try:
@@ -154,6 +160,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_public_names_are_there() -> None:
     assert sorted(fedstill.__all__) == sorted(fedstill._PLACES)
+    assert set(methods.TABLE.values()) <= set(fedstill._PLACES.values())
     for name in fedstill.__all__:
         assert getattr(fedstill, name).__module__.startswith("fedstill.")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -10,9 +10,16 @@ if TYPE_CHECKING:
     from fedstill.data.sources import DataSet as DataSet
     from fedstill.data.sources import load as load_data
     from fedstill.experiment.config import Experiment as Experiment
+    from fedstill.experiment.record import RunRecord as RunRecord
+    from fedstill.experiment.record import find_runs as find_runs
+    from fedstill.experiment.record import read_run as read_run
     from fedstill.experiment.run import Job as Job
     from fedstill.experiment.run import run as run
+    from fedstill.experiment.trained import load_model as load_model
+    from fedstill.methods.adap_dp_fl import AdapDPFL as AdapDPFL
     from fedstill.methods.dense import Dense as Dense
+    from fedstill.methods.dense_published import DensePublished as DensePublished
+    from fedstill.methods.dp_fl import DPFL as DPFL
     from fedstill.methods.fed_adi import FedADI as FedADI
     from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
     from fedstill.methods.fedaux import FedAUX as FedAUX
@@ -28,9 +35,12 @@ if TYPE_CHECKING:
     from fedstill.methods.fedgm import FedGM as FedGM
     from fedstill.methods.fedgm_labels import FedGMLabels as FedGMLabels
     from fedstill.methods.fedgm_records import FedGMRecords as FedGMRecords
+    from fedstill.methods.fedkadp import FedKADP as FedKADP
+    from fedstill.methods.fedkd import FedKD as FedKD
     from fedstill.methods.fednova import FedNova as FedNova
     from fedstill.methods.fedprox import FedProx as FedProx
     from fedstill.methods.fedrd import FedRD as FedRD
+    from fedstill.methods.fedrd_records import FedRDRecords as FedRDRecords
     from fedstill.methods.fedrep import FedRep as FedRep
     from fedstill.methods.ldp_fedavg import LDPFedAvg as LDPFedAvg
     from fedstill.methods.real import Real as Real
@@ -45,9 +55,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PLACES = {
+    "AdapDPFL": "fedstill.methods.adap_dp_fl:AdapDPFL",
     "Client": "fedstill.protocol:Client",
+    "DPFL": "fedstill.methods.dp_fl:DPFL",
     "DataSet": "fedstill.data.sources:DataSet",
     "Dense": "fedstill.methods.dense:Dense",
+    "DensePublished": "fedstill.methods.dense_published:DensePublished",
     "Experiment": "fedstill.experiment.config:Experiment",
     "FedADI": "fedstill.methods.fed_adi:FedADI",
     "FedAUX": "fedstill.methods.fedaux:FedAUX",
@@ -64,9 +77,12 @@ _PLACES = {
     "FedGM": "fedstill.methods.fedgm:FedGM",
     "FedGMLabels": "fedstill.methods.fedgm_labels:FedGMLabels",
     "FedGMRecords": "fedstill.methods.fedgm_records:FedGMRecords",
+    "FedKADP": "fedstill.methods.fedkadp:FedKADP",
+    "FedKD": "fedstill.methods.fedkd:FedKD",
     "FedNova": "fedstill.methods.fednova:FedNova",
     "FedProx": "fedstill.methods.fedprox:FedProx",
     "FedRD": "fedstill.methods.fedrd:FedRD",
+    "FedRDRecords": "fedstill.methods.fedrd_records:FedRDRecords",
     "FedRep": "fedstill.methods.fedrep:FedRep",
     "Federation": "fedstill.protocol:Federation",
     "Job": "fedstill.experiment.run:Job",
@@ -75,16 +91,23 @@ _PLACES = {
     "Real": "fedstill.methods.real:Real",
     "Released": "fedstill.privacy.released:Released",
     "Reply": "fedstill.protocol:Reply",
+    "RunRecord": "fedstill.experiment.record:RunRecord",
     "Scaffold": "fedstill.methods.scaffold:Scaffold",
+    "find_runs": "fedstill.experiment.record:find_runs",
     "load_data": "fedstill.data.sources:load",
+    "load_model": "fedstill.experiment.trained:load_model",
+    "read_run": "fedstill.experiment.record:read_run",
     "run": "fedstill.experiment.run:run",
     "step": "fedstill.protocol:step",
 }
 
 __all__ = [
+    "AdapDPFL",
     "Client",
+    "DPFL",
     "DataSet",
     "Dense",
+    "DensePublished",
     "Experiment",
     "FedADI",
     "FedAUX",
@@ -101,9 +124,12 @@ __all__ = [
     "FedGM",
     "FedGMLabels",
     "FedGMRecords",
+    "FedKADP",
+    "FedKD",
     "FedNova",
     "FedProx",
     "FedRD",
+    "FedRDRecords",
     "FedRep",
     "Federation",
     "Job",
@@ -112,8 +138,12 @@ __all__ = [
     "Real",
     "Released",
     "Reply",
+    "RunRecord",
     "Scaffold",
+    "find_runs",
     "load_data",
+    "load_model",
+    "read_run",
     "run",
     "step",
 ]

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, Settings
 
 S = TypeVar("S", bound=Settings)
+_EACH = "each"
 _OUT = Annotated[Path | None, tyro.conf.arg(help="Folder of the results; a run that is there already is finished.")]
 
 
@@ -82,14 +83,17 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
             raise ValueError(f"'{label}' stands twice; give one of them another label, as in {label}-2={name}")
         if twin := next((other for other in chosen if _key(other) == _key(label)), None):
             raise ValueError(f"the labels '{twin}' and '{label}' would share flags; rename one of them")
+        if label == _EACH:
+            raise ValueError(f"--{_EACH}. stands for all methods; give {name} another label than '{label}'")
         chosen[label] = (name, defaults(methods.get(name)))
     parts = {"experiment": (_plain(Experiment(), without=("seed",)), "")}
     parts |= {_key(label): (_plain(method), _key(label).removeprefix("_")) for label, (_, method) in chosen.items()}
     usage = (
         "Several methods on the same clients with the same seeds: fedstill compare METHOD|LABEL=METHOD ... [flags]. "
-        "A method's own flags carry its label. "
+        f"A method's own flags carry its label; --{_EACH}.SETTING is for every method that has the setting. "
         "Example: fedstill compare fedavg once=fedavg fedgm --data digits --once.rounds 1 --fedgm.ipc 5 --seeds 0 1 2"
     )
+    words = _expanded(words, {label: method for label, (_, method) in chosen.items()})
     seeds = Annotated[tuple[int, ...], tyro.conf.arg(help="One run of each method for each seed.")]
     found = _parse(program, usage, words, parts, [("seeds", seeds, (0,)), ("out", _OUT, None)])
     if not chosen:
@@ -101,6 +105,36 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
         for label, (name, method) in chosen.items()
     }
     return CompareFlags(_settings(Experiment(), found.experiment, "--"), checked, found.seeds, found.out)
+
+
+def _expanded(words: Sequence[str], chosen: Mapping[str, Method]) -> list[str]:
+    """``--each.local.epochs 5`` as this flag of every method that has it, but for those that have it of their own."""
+    groups: list[list[str]] = [[]]
+    for word in words:
+        groups += [[]] if word.startswith("--") else []
+        groups[-1].append(word)
+    own = {group[0].partition("=")[0].replace("_", "-") for group in groups if group}
+    found: list[str] = []
+    for group in groups:
+        flag, *values = group or [""]
+        name, equals, value = flag.partition("=")
+        if not name.startswith(f"--{_EACH}."):
+            found += group
+            continue
+        setting = name.removeprefix(f"--{_EACH}.")
+        having = [label for label, method in chosen.items() if _has(method, setting)]
+        if not having:
+            raise ValueError(f"{name}: none of {', '.join(chosen) or 'the methods'} has this setting")
+        flags = [f"--{label}.{setting}".replace("_", "-") for label in having]
+        found += [word for flag in flags if flag not in own for word in (f"{flag}{equals}{value}", *values)]
+    return found
+
+
+def _has(settings: object, name: str) -> bool:
+    first, _, rest = name.replace("-", "_").partition(".")
+    if not isinstance(settings, Settings) or first not in type(settings).model_fields:
+        return False
+    return not rest or _has(getattr(settings, first), rest)
 
 
 def parse_show(program: str, words: Sequence[str]) -> ShowFlags:

@@ -156,6 +156,16 @@ class Method(Settings, ABC):
         """Names of the model's state that stay at the clients, in `Client.state`; none by default."""
         return frozenset()
 
+    def restored(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The model that `server` returned, from its state.
+
+        Args:
+            network: a new one of the run's architecture, which is changed.
+            weights: `state` of what `server` returned.
+        """
+        load(network, weights)
+        return network
+
     def shared(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's state without what stays at the clients, in its order: what a `Shared` field carries."""
         own = self.own(model)

@@ -90,6 +90,12 @@ def test_personal_models_want_records_to_be_judged_on(tmp_path: Path) -> None:
         made(tmp_path / "run", "fedavg-p", {}, local_test=0.2)
 
 
+def test_fedaux_ends_with_the_run_s_model_which_clients_can_judge(tmp_path: Path) -> None:
+    settings = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}, "rounds": 1, "distillation": {"epochs": 1}}
+    summary = made(tmp_path, "fedaux", settings, public="noise=50")
+    assert len(summary["accuracy_of_clients"]) == 4
+
+
 def test_a_client_s_own_part_never_leaves_and_lasts(digits: DataSet, tmp_path: Path) -> None:
     method = get("fedrep")(rounds=2, head=LOCAL, body=LOCAL)
     model, fed = small.run(method, digits, tmp_path, local_test=True)

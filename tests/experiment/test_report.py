@@ -239,7 +239,9 @@ def test_seeds_collapse_into_mean_and_sample_standard_deviation(tmp_path: Path) 
     assert first["guarantee"] == "eps 1.0, delta 1e-5 per record"
     assert (second["method"], second["seeds"], second["guarantee"]) == ("fedgm", 3, "none")
     assert second["accuracy"] == pytest.approx(0.93, rel=1e-12)  # rounding of three additions
-    assert second["accuracy_spread"] == pytest.approx(math.sqrt(13), rel=1e-12)
+    assert second["accuracy_spread"] == pytest.approx(math.sqrt(13) / 100, rel=1e-12)
+    assert (first["epsilon"], first["delta"]) == (1.0, 1e-5)
+    assert (second["epsilon"], second["delta"]) == (None, None)
     assert (second["bytes_up_per_client"], second["bytes_down_per_client"]) == (1000, 3000)
 
 
@@ -268,7 +270,7 @@ def test_the_spread_over_clients_has_a_column_where_they_judged(tmp_path: Path) 
     own = [write_run(tmp_path / f"{i}", label="fedrd", seed=i, spread_over_clients=spread) for i, spread in spreads]
     other = write_run(tmp_path / "avg", label="fedavg", accuracy=0.5)
     records = [read_run(run) for run in (*own, other)]
-    assert [row["spread_over_clients"] for row in tables.rows(records)] == [pytest.approx(20.0, rel=1e-12), None]
+    assert [row["spread_over_clients"] for row in tables.rows(records)] == [pytest.approx(0.2, rel=1e-12), None]
     assert tables.headings(records)[-1] == "over clients"
     assert [row[-1] for row in tables.cells(records)] == ["20.00", "–"]
     assert "standard deviation of their own accuracies" in tables.caption(records)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import small
@@ -20,7 +20,7 @@ from fedstill.engines.inprocess import Inline, Workers
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.experiment.config import Experiment
-from fedstill.protocol import Method, Settings
+from fedstill.protocol import Method, Settings, state
 
 LOCAL = {"lr": 0.05, "batch_size": 32}
 TRAINING = {"epochs": 3}
@@ -101,13 +101,21 @@ def run(method: Method, data: DataSet, folder: Path, **options: Any) -> tuple[nn
     return small.run(method, data, folder, public=noise_images(data), **options)
 
 
+class Whole(NamedTuple):
+    """An undisturbed run."""
+
+    weights: bytes
+    fed: ServerFederation
+    model: nn.Module
+
+
 @pytest.fixture(scope="module")
-def whole(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, ServerFederation]]:
+def whole(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     """One undisturbed run of each method."""
     results = {}
     for name in SMALL:
         model, fed = run(make(name), digits, tmp_path_factory.mktemp(name))
-        results[name] = weights(model), fed
+        results[name] = Whole(weights(model), fed, model)
     return results
 
 
@@ -163,20 +171,17 @@ def workers(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     pool.close()
 
 
-def gives_the_same_bytes(
-    name: str, transport: Any, digits: DataSet, undisturbed: tuple[bytes, ServerFederation], folder: Path
-) -> None:
+def gives_the_same_bytes(name: str, transport: Any, digits: DataSet, undisturbed: Whole, folder: Path) -> None:
     fed = federation(make(name), transport, digits, folder, public=noise_images(digits)())
     model = make(name).server(fed)
-    expected, first = undisturbed
-    assert weights(model) == expected
+    assert weights(model) == undisturbed.weights
     for count in ("bytes_up", "bytes_down", "bytes_judging"):
-        assert getattr(fed.journal, count) == getattr(first.journal, count)
+        assert getattr(fed.journal, count) == getattr(undisturbed.fed.journal, count)
 
 
 @every
 def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replies(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], workers: Workers, tmp_path: Path
+    name: str, digits: DataSet, whole: dict[str, Whole], workers: Workers, tmp_path: Path
 ) -> None:
     gives_the_same_bytes(name, Shuffled(Addressed(workers, name)), digits, whole[name], tmp_path)
 
@@ -196,23 +201,29 @@ def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.mark.slow
 @every
 def test_flower_s_simulation_gives_the_same_bytes(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], simulated: Any, tmp_path: Path
+    name: str, digits: DataSet, whole: dict[str, Whole], simulated: Any, tmp_path: Path
 ) -> None:
     gives_the_same_bytes(name, Addressed(simulated, name), digits, whole[name], tmp_path)
 
 
 @every
-def test_another_seed_differs(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], tmp_path: Path
-) -> None:
-    model, _ = run(make(name), digits, tmp_path, seed=1)
-    assert weights(model) != whole[name][0]
+def test_the_model_comes_back_from_its_state(name: str, digits: DataSet, whole: dict[str, Whole]) -> None:
+    before, fed = whole[name].model.eval(), whole[name].fed
+    network = fed.new_model(draw=1)
+    after = make(name).restored(network, state(before)).eval()
+    x = digits.test.inputs(slice(20))
+    assert torch.equal(after(x), before(x))
+    assert (after is network) == type(make(name)).runs_model
 
 
 @every
-def test_it_resumes_from_any_reply(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], tmp_path: Path
-) -> None:
+def test_another_seed_differs(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
+    model, _ = run(make(name), digits, tmp_path, seed=1)
+    assert weights(model) != whole[name].weights
+
+
+@every
+def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
     class Crash(BaseException):
         pass
 
@@ -231,7 +242,7 @@ def test_it_resumes_from_any_reply(
     with pytest.raises(Crash):
         make(name).server(dying)
     model, _ = run(make(name), digits, tmp_path)
-    assert weights(model) == whole[name][0]
+    assert weights(model) == whole[name].weights
 
 
 class Killed(BaseException):
@@ -242,7 +253,7 @@ class Killed(BaseException):
 def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     name: str,
     digits: DataSet,
-    whole: dict[str, tuple[bytes, ServerFederation]],
+    whole: dict[str, Whole],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -268,17 +279,17 @@ def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     monkeypatch.setattr(ServerFederation, "epochs", counted)
     model, _ = run(make(name), digits, tmp_path)
     assert done[0] == 2
-    assert weights(model) == whole[name][0]
+    assert weights(model) == whole[name].weights
 
 
 @every
 def test_the_global_generator_neither_matters_nor_moves(
-    name: str, digits: DataSet, whole: dict[str, tuple[bytes, ServerFederation]], tmp_path: Path
+    name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path
 ) -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
     model, _ = run(make(name), digits, tmp_path)
-    assert weights(model) == whole[name][0]
+    assert weights(model) == whole[name].weights
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -298,8 +309,8 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
 
 
 @pytest.mark.parametrize("name", sorted(SMALL.keys() - PRIVATE))
-def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, tuple[bytes, ServerFederation]]) -> None:
-    found = whole[name][1].guarantee()
+def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, Whole]) -> None:
+    found = whole[name].fed.guarantee()
     assert not found.holds
     assert found.epsilon is None
     assert "released unprotected" in found.reason
@@ -310,10 +321,8 @@ targeted = pytest.mark.parametrize("name", [n for n in PRIVATE if "epsilon" in m
 
 
 @targeted
-def test_the_guarantee_is_the_epsilon_that_was_asked_for(
-    name: str, whole: dict[str, tuple[bytes, ServerFederation]]
-) -> None:
-    found = whole[name][1].guarantee()
+def test_the_guarantee_is_the_epsilon_that_was_asked_for(name: str, whole: dict[str, Whole]) -> None:
+    found = whole[name].fed.guarantee()
     assert found.holds
     assert found.unit == PRIVATE[name]
     asked = float(make(name).epsilon)  # type: ignore[attr-defined]

@@ -79,6 +79,8 @@ def test_no_guarantee_and_why() -> None:
         guarantee.derive(["field 'x' of step 's'"], released, 1e-5).reason
         == "field 'x' of step 's' is released unprotected"
     )
+    found = guarantee.derive(["field 'x'", "field 'y'", "field 'z'"], released, 1e-5)
+    assert found.reason == "field 'x', field 'y' and field 'z' are released unprotected"
     broken = {0: [entry(ONE)], 1: [entry(Unbounded(reason="the noise is missing"))]}
     assert "the noise is missing" in guarantee.derive([], broken, 1e-5).reason
     mixed = {0: [entry(ONE), entry(Pure(epsilon=1.0), index=1, unit="label")]}

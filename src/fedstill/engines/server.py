@@ -27,6 +27,8 @@ from fedstill.train.local import accuracies, confusion
 R = TypeVar("R", bound=Reply)
 EPOCHS = "epochs"
 """The checkpoint within a round, or without one."""
+METRICS = "metrics.jsonl"
+"""What a method logs after each round, with the bytes and the seconds until then."""
 SAVE_EVERY = 20.0
 """Seconds between two of these at least: what a killed run loses at most, beside the epoch it was in."""
 
@@ -207,7 +209,7 @@ class ServerFederation(Federation):
         """See `Federation.rounds`."""
         self._rounds = number
         done = self._restore(keep)
-        kept.metrics_until(done, self._folder / "metrics.jsonl")
+        kept.metrics_until(done, self._folder / METRICS)
         for index in range(done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
@@ -256,6 +258,13 @@ class ServerFederation(Federation):
                 self.journal.save_checkpoint(kept.tensors(keep), {**at, "done": epoch}, EPOCHS)
                 self._saved = time.monotonic()
 
+    def last(self, model: nn.Module) -> Judgement:
+        """How good the finished model is; the line of ``metrics.jsonl`` of a method that logged none."""
+        judgement = self.judge(model)
+        if not (self._folder / METRICS).exists():
+            self._log(self._rounds, accuracy=judgement.accuracy)
+        return judgement
+
     def _log(self, index: int, **numbers: float | None) -> None:
         values = {name: value for name, value in numbers.items() if value is not None}
         if self._judged is not None and "accuracy" in values and (spread := self._judged[2].spread) is not None:
@@ -263,7 +272,7 @@ class ServerFederation(Federation):
         line: dict[str, float] = {"round": index, **values}
         journal = self.journal
         line |= {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
-        files.append_json(self._folder / "metrics.jsonl", line)
+        files.append_json(self._folder / METRICS, line)
         self._watcher.logged(index, self._rounds, values)
 
     # ------------------------------------------------------------------------------------------------------------ rest

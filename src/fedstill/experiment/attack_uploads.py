@@ -23,7 +23,7 @@ from fedstill.data import sources
 from fedstill.distill.synthetic import Synthetic
 from fedstill.engines.agreement import Agreement
 from fedstill.experiment import extend
-from fedstill.experiment.run import agreement_of
+from fedstill.experiment.run import MODEL, agreement_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
 from fedstill.protocol import Settings, state
@@ -148,7 +148,7 @@ def _images(values: Mapping[str, Any], task: Task) -> Records | None:
 
 def _inverted(folder: Path, settings: Uploads, agreement: Agreement, task: Task) -> dict[str, Any] | None:
     """What the finished model shows of the classes; None for a model that was put together at the server."""
-    tensors, header = wire.unpack((folder / "model.safetensors").read_bytes())
+    tensors, header = wire.unpack((folder / MODEL).read_bytes())
     if not type(agreement.method).runs_model or header.get("model") != agreement.model:
         return None
     model = agreement.new_model(tensors)

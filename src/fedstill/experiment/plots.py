@@ -46,6 +46,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
     for label, runs in groups.items():
         mean, spread = accuracy(runs)
         assert mean is not None
+        apart = 100 * spread if spread else math.nan
         if not totals[label]:
             continue
         xs, ys = _path(runs, way)
@@ -57,7 +58,11 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
             y=[100 * y for _, y in points],
             mode="lines+markers",
             marker={"size": [5] * len(earlier) + [12], "opacity": 1, "line": {"width": 0}},
-            error_y={"type": "data", "array": [math.nan] * len(earlier) + [spread or math.nan], "thickness": 1.5},
+            error_y={
+                "type": "data",
+                "array": [math.nan] * len(earlier) + [apart],
+                "thickness": 1.5,
+            },
             customdata=[human_bytes(x) for x, _ in points],
             hovertemplate="%{customdata} per client<br>%{y:.2f} %",
             **_style(label, look),

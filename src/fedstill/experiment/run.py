@@ -32,6 +32,7 @@ from fedstill.experiment.task import Task, held, share_out
 from fedstill.protocol import Method, state
 from fedstill.train.allocator import keep_memory
 
+MODEL = "model.safetensors"
 _SHOWN = 10
 """Real images of each class beside the synthetic ones in the report."""
 
@@ -247,8 +248,9 @@ def _flower() -> ModuleType:
 def _finish(job: Job, task: Task, federation: ServerFederation, model: nn.Module) -> dict[str, Any]:
     out, journal = job.out, federation.journal
     seconds = journal.seconds
-    files.write_bytes(out / "model.safetensors", wire.pack(state(model), {"model": job.experiment.model}))
-    judgement = federation.judge(model)
+    header = {"model": job.experiment.model, **task.described()}
+    files.write_bytes(out / MODEL, wire.pack(state(model), header))
+    judgement = federation.last(model)
     files.write_json(out / "evaluation.json", {"confusion": judgement.confusion.tolist()})
     first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
     save_images(out / "images" / "real.npz", task.test[torch.cat(first)])

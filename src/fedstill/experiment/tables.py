@@ -51,13 +51,14 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     """The table as plain numbers, most accurate method first; ready for ``json.dumps``.
 
     ``accuracy`` is the mean over seeds in [0, 1] or None, ``accuracy_spread`` the sample standard deviation over seeds
-    in percentage points (None with one seed), bytes and seconds are means over seeds, and so is
-    ``spread_over_clients``, the sample standard deviation of the clients' own accuracies in percentage points (None
-    where they have none).
+    on the same scale (None with one seed), bytes and seconds are means over seeds, and so is ``spread_over_clients``,
+    the sample standard deviation of the clients' own accuracies (None where they have none). ``epsilon`` and
+    ``delta``, unrounded, are those of ``guarantee``, which holds for every seed, or None.
     """
     table = []
     for label, runs in group(records).items():
         mean, spread = accuracy(runs)
+        promised = weakest_guarantee(runs)
         table.append(
             {
                 "method": label,
@@ -67,7 +68,9 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "bytes_up_per_client": _mean(runs, "bytes_up_per_client"),
                 "bytes_down_per_client": _mean(runs, "bytes_down_per_client"),
                 "rounds": _mean(runs, "rounds"),
-                "guarantee": guarantee_words(weakest_guarantee(runs)),
+                "guarantee": guarantee_words(promised),
+                "epsilon": promised["epsilon"] if holds(promised) else None,
+                "delta": promised["delta"] if holds(promised) else None,
                 "seconds": _mean(runs, "seconds"),
                 "spread_over_clients": _spread_over_clients(runs),
             }
@@ -88,7 +91,7 @@ def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
             f"{row['rounds']:.4g}",
             row["guarantee"],
             f"{row['seconds']:.1f}" if row["seconds"] < 100 else f"{row['seconds']:.0f}",
-            *([_number(row["spread_over_clients"], 2)] if judged else []),
+            *([_points(row["spread_over_clients"])] if judged else []),
         )
         for row in table
     ]
@@ -181,8 +184,7 @@ def finding(records: Sequence[RunRecord]) -> str:
     text += f"{down} down per client in {rounds}"
     second = table[1]
     if None not in (best["accuracy_spread"], second["accuracy_spread"]):
-        gap = 100 * (best["accuracy"] - second["accuracy"])
-        if gap <= best["accuracy_spread"] + second["accuracy_spread"]:
+        if best["accuracy"] - second["accuracy"] <= best["accuracy_spread"] + second["accuracy_spread"]:
             text += f" (its lead over {second['method']} is within the spread over seeds)"
     least = min((row for row in table if _total(row)), key=_total, default=best)  # not who exchanges nothing
     if _total(least) < _total(best):
@@ -203,17 +205,17 @@ def setting_words(records: Iterable[RunRecord]) -> str:
 
 
 def accuracy(runs: Sequence[RunRecord]) -> tuple[float | None, float | None]:
-    """Mean in [0, 1] and sample standard deviation in percentage points; None where there are too few seeds."""
+    """Mean and sample standard deviation, both in [0, 1]; None where there are too few seeds."""
     values = [run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None]
     mean = float(np.mean(values)) if values else None
-    return mean, 100 * float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return mean, float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def accuracy_words(mean: float | None, spread: float | None) -> str:
     """``"92.31 ± 0.18"`` in percent, without the part that is not known."""
     if mean is None:
         return "–"
-    return f"{100 * mean:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+    return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")
 
 
 def human_bytes(count: float) -> str:
@@ -271,11 +273,11 @@ def _total(row: dict[str, Any]) -> float:
 def _spread_over_clients(runs: Sequence[RunRecord]) -> float | None:
     spreads = [run.summary.get("spread_over_clients") for run in runs]
     known = [spread for spread in spreads if spread is not None]
-    return 100 * float(np.mean(known)) if known else None
+    return float(np.mean(known)) if known else None
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _points(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
 
 
 def _mean(runs: Sequence[RunRecord], key: str) -> float:

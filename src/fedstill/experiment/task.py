@@ -1,7 +1,7 @@
 """The task of a run: its records, and who holds which."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,16 @@ class Task(NamedTuple):
     fingerprint: str
     source: str | Records
     public: shards.Indices | None = None
+
+    def described(self) -> dict[str, Any]:
+        """What a model of it must be given, as JSON."""
+        normalisation = self.train.normalisation
+        return {
+            "shape": list(self.train.shape),
+            "class_names": list(self.class_names),
+            "mean": list(normalisation.mean),
+            "std": list(normalisation.std),
+        }
 
     def counts(self) -> NDArray[np.int64]:
         """Training records of each client and class, ``(K, C)``."""

@@ -35,7 +35,8 @@ TABLE = {
     "fedkd": "fedstill.methods.fedkd:FedKD",
     "fedkadp": "fedstill.methods.fedkadp:FedKADP",
 }
-"""Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/."""
+"""Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/, and
+its class's name in `fedstill`."""
 
 
 def get(name: str) -> type[Method]:

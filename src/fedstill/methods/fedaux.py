@@ -11,7 +11,7 @@ Differs from the paper (docs/methods/fedaux.md has the whole list):
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float32
@@ -46,6 +46,8 @@ class Update(Reply):
 
 class FedAUX(DistillingMethod):
     """Averaging and weighted distillation, round after round, from a pretrained network."""
+
+    runs_model: ClassVar[bool] = True
 
     rounds: PositiveInt = 20
     """Communication rounds after the scores."""

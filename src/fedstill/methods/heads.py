@@ -1,7 +1,7 @@
 """What methods share whose clients send private classifier heads on public features: map, heads, final model."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -175,6 +175,7 @@ class HeadModel(nn.Module):
 
     mean: Tensor
     projection: Tensor
+    radius: Tensor
 
     def __init__(self, trunk: nn.Module, here: Space, head: Tensor, bias: float, published: bool) -> None:
         super().__init__()
@@ -182,13 +183,14 @@ class HeadModel(nn.Module):
         self.register_buffer("mean", here.mean.clone())
         self.register_buffer("projection", here.projection.clone())
         self.head = nn.Parameter(head.clone())
-        self.radius = None if published else here.radius
+        self.register_buffer("radius", torch.tensor(here.radius))
+        self.published = published
         self.bias = bias
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """Logits."""
         rows = (models.features(self.trunk, x) - self.mean) @ self.projection
-        if self.radius is not None:
+        if not self.published:
             length = rows.norm(dim=1, keepdim=True).clamp_min(self.radius)
             rows = rows * (math.sqrt(1 - self.bias**2) / length)
         logits: Tensor = rows @ self.head[:, :-1].T + self.bias * self.head[:, -1]
@@ -244,6 +246,15 @@ class HeadMethod(Method):
     """What is done to them."""
     head: HeadTraining = HeadTraining()
     """How a client trains on them."""
+
+    def restored(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        """See `Method.restored`."""
+        if self.runs_model:
+            return super().restored(network, weights)
+        trunk = {name.removeprefix("trunk."): value for name, value in weights.items() if name.startswith("trunk.")}
+        load(network, trunk)
+        here = Space(trunk, weights["mean"], weights["projection"], float(weights["radius"]))
+        return HeadModel(network, here, weights["head"], self.head.bias, self.published)
 
     def scale(self, here: Space) -> float | None:
         """The radius that heads expect rows to be clipped to; None where they take rows as they are."""

@@ -73,7 +73,10 @@ def derive(
         simulated: whether the noise came from the run's seed.
     """
     if unprotected:
-        return none(f"{' and '.join(unprotected)} {'is' if len(unprotected) == 1 else 'are'} released unprotected")
+        *others, last = unprotected
+        if others:
+            return none(f"{', '.join(others)} and {last} are released unprotected")
+        return none(f"{last} is released unprotected")
     entries = [entry for each in spent.values() for entry in each]
     broken = next((entry for entry in entries if is_unbounded(entry)), None)
     if broken is not None and isinstance(broken.event, Unbounded):

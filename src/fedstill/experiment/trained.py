@@ -1,0 +1,85 @@
+"""The model of a finished run, ready for images."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from fedstill import files, models, seeds, wire
+from fedstill.experiment.extend import read_job
+from fedstill.experiment.run import MODEL
+from fedstill.protocol import Method, state
+from fedstill.records import Normalisation
+from fedstill.schema import Refused
+
+
+class Trained(nn.Module):
+    """A run's network behind the normalisation of its data; in eval mode, on the CPU.
+
+    Attributes:
+        network: the model that was judged.
+        shape: channels, height and width of an image.
+        class_names: by class; the run's data set has them, or numbers.
+    """
+
+    def __init__(
+        self, network: nn.Module, shape: tuple[int, ...], class_names: tuple[str, ...], normalisation: Normalisation
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.shape = shape
+        self.class_names = class_names
+        self._normalisation = normalisation
+        self.eval()
+
+    def forward(self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        """Logits.
+
+        Args:
+            images: 8 bits a channel, or floats in [0, 1]; not normalised.
+
+        Raises:
+            ValueError: images are of another shape or type; one sentence.
+        """
+        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
+            raise ValueError(f"images have shape {tuple(images.shape)}; this model takes (n, {str(self.shape)[1:]}")
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise ValueError(f"images are {images.dtype}; take uint8, or floats in [0, 1]")
+        pixels = images / 255 if images.dtype == torch.uint8 else images
+        logits: Tensor = self.network(self._normalisation.apply(pixels))
+        return logits
+
+
+def load_model(folder: str | Path) -> Trained:
+    """The model that a finished run ended with.
+
+    Args:
+        folder: the run's. A model of one's own (``package.module:function``) must be found where it was.
+
+    Raises:
+        ValueError: there is no finished run, its file is damaged, or each of its clients has a model of its own; one
+            sentence.
+    """
+    folder = Path(folder)
+    job = read_job(folder, folder, "")
+    place = folder / MODEL
+    try:
+        weights, header = wire.unpack(place.read_bytes())
+        return _restored(job.name, job.method, weights, header)
+    except (OSError, Refused, KeyError, TypeError, RuntimeError) as error:
+        raise files.Damaged(f"{place} is damaged ({error}); delete {folder} and run again") from error
+
+
+def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
+    channels, height, width = (int(size) for size in header["shape"])
+    shape, class_names = (channels, height, width), tuple(map(str, header["class_names"]))
+    with seeds.isolated(0):
+        network = models.build(header["model"], shape, len(class_names))
+    if own := method.own(network):
+        raise ValueError(f"{name} gives every client a model of its own ({sorted(own)[0]}, ...); there is none for all")
+    model = method.restored(network, weights)
+    if {key: value.shape for key, value in state(model).items()} != {key: w.shape for key, w in weights.items()}:
+        raise KeyError(f"its tensors are not those of {header['model']}")
+    return Trained(model, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])))

@@ -1,0 +1,76 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill import load_model
+from fedstill.data.sources import DataSet
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.run import Job, run
+from fedstill.methods import get
+
+TASK = {"data": "digits", "clients": 2, "model": "convnet:width=4,depth=2", "workers": 0, "public": "noise=50"}
+HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedavg": {"rounds": 1, "local": {"lr": 0.05}},
+    "fedavg-p": HEADS,
+    "fedauxfdp": {**HEADS, "distillation": {"epochs": 1}, "privacy": "published"},
+    "fedaux": {**HEADS, "rounds": 1, "distillation": {"epochs": 1}},
+}
+
+
+def made(out: Path, name: str = "fedavg", **changes: Any) -> dict[str, Any]:
+    return run(Job(Experiment(**{**TASK, **changes}), name, get(name)(**SETTINGS.get(name, {})), out))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_model_that_was_judged_comes_back(name: str, digits: DataSet, tmp_path: Path) -> None:
+    summary = made(tmp_path, name)
+    model, test = load_model(tmp_path), digits.test
+    with torch.no_grad():
+        said = model(test.images)
+        assert torch.allclose(model(test.images.float() / 255), said, atol=1e-5)
+    assert float((said.argmax(1) == test.labels).float().mean()) == pytest.approx(summary["accuracy"], abs=1e-6)
+    assert model.class_names == tuple("0123456789")
+    assert model.shape == test.shape
+    assert not model.training
+
+
+def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    made(tmp_path)
+    model = load_model(tmp_path)
+    with pytest.raises(ValueError, match=r"images have shape \(2, 3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
+        model(torch.zeros(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="images are torch.int64; take uint8, or floats in"):
+        model(torch.zeros(2, 1, 8, 8, dtype=torch.int64))
+
+
+def test_a_model_of_each_client_s_own_is_not_there_for_all(tmp_path: Path) -> None:
+    made(tmp_path, "fedrep", local_test=0.2)
+    with pytest.raises(ValueError, match="fedrep gives every client a model of its own .*; there is none for all"):
+        load_model(tmp_path)
+
+
+def test_an_unfinished_or_damaged_run_says_so_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no finished run"):
+        load_model(tmp_path)
+    made(tmp_path)
+    place = tmp_path / "model.safetensors"
+    whole = place.read_bytes()
+    other = tmp_path / "other"
+    made(other, model="convnet:width=5,depth=2")
+    header, tensors = (b'\\"shape\\":[1,8,8]', b'\\"shape\\":[3,8,8]'), (other / "model.safetensors").read_bytes()
+    assert header[0] in whole
+    wrong = (whole[:-1], whole[:100], b"", tensors.replace(b"width=5", b"width=4"), whole.replace(*header), None)
+    for content in wrong:
+        place.unlink()
+        if content is not None:
+            place.write_bytes(content)
+        with pytest.raises(ValueError) as caught:
+            load_model(tmp_path)
+        assert str(place) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        place.write_bytes(b"")
+    place.write_bytes(whole)
+    assert load_model(tmp_path).shape == (1, 8, 8)
