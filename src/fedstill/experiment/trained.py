@@ -56,7 +56,8 @@ def load_model(folder: str | Path) -> Trained:
     """The model that a finished run ended with.
 
     Args:
-        folder: the run's. A model of one's own (``package.module:function``) must be found where it was.
+        folder: the run's. A model or method of one's own (``package.module:name``) that it names is imported and
+            called, so look into a stranger's ``config.json`` first.
 
     Raises:
         ValueError: there is no finished run, its file is damaged, or each of its clients has a model of its own; one
