@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedstill.train.adam import moments
-from fedstill.train.local import Diverged
+from fedstill.train.local import Diverged, lower_rate
 
 
 def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
@@ -15,10 +15,7 @@ def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
         Diverged: they are not finite; ``lr`` is what to blame.
     """
     if not pixels.numel() or not torch.isfinite(pixels).all():
-        raise Diverged(
-            f"making images with lr={lr:g} left pixels or a loss that are not finite; use a smaller learning rate, for "
-            f"example {min(lr / 10, 0.1):g}"
-        )
+        raise Diverged(f"making images with lr={lr:g} left pixels or a loss that are not finite; {lower_rate(lr)}")
     return (pixels.detach() * 255).round().to(torch.uint8)
 
 

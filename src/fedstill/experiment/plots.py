@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.experiment.record import RunRecord
-from fedstill.experiment.tables import OWN_PLACE, accuracy, group, human_bytes
+from fedstill.experiment.tables import accuracy, group, human_bytes, others
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#C56A9C", "#A67C00", "#3A93CE", "#7F7F7F")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
@@ -46,9 +46,9 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
     for label, runs in groups.items():
         mean, spread = accuracy(runs)
         assert mean is not None
-        apart = 100 * spread if spread else math.nan
         if not totals[label]:
             continue
+        apart = 100 * spread if spread else math.nan
         xs, ys = _path(runs, way)
         earlier = [(x, y) for x, y in zip(xs, ys, strict=True) if 0 < x < 0.999 * totals[label]]
         seen += [x for x, _ in earlier]
@@ -58,11 +58,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
             y=[100 * y for _, y in points],
             mode="lines+markers",
             marker={"size": [5] * len(earlier) + [12], "opacity": 1, "line": {"width": 0}},
-            error_y={
-                "type": "data",
-                "array": [math.nan] * len(earlier) + [apart],
-                "thickness": 1.5,
-            },
+            error_y={"type": "data", "array": [math.nan] * len(earlier) + [apart], "thickness": 1.5},
             customdata=[human_bytes(x) for x, _ in points],
             hovertemplate="%{customdata} per client<br>%{y:.2f} %",
             **_style(label, look),
@@ -129,10 +125,8 @@ def course(records: Sequence[RunRecord]) -> Any | None:
     series: dict[str, dict[str, dict[int, list[float]]]] = {}
     for label, runs in groups.items():
         for metric in (metric for run in runs for metric in run.metrics):
-            for name in metric.keys() - OWN_PLACE:
-                if isinstance(metric[name], int | float) and math.isfinite(metric[name]):
-                    rounds = series.setdefault(name, {}).setdefault(label, {})
-                    rounds.setdefault(metric["round"], []).append(float(metric[name]))
+            for name, value in others(metric).items():
+                series.setdefault(name, {}).setdefault(label, {}).setdefault(metric["round"], []).append(value)
     names = [name for name, found in sorted(series.items()) if any(len(rounds) > 1 for rounds in found.values())]
     if not names:
         return None

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ HEADINGS = ("method", "accuracy, %", "up/client", "down/client", "rounds", "guar
 OVER_CLIENTS = "over clients"
 """A last column where clients were judged each on records of its own: the spread of that over them, in points."""
 LEFT = (0, 5)
-OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
+_OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
 """Logged numbers that are shown elsewhere than under `logged` and in the course of the rounds."""
 # Runs that differ in these only are seeds of one method: nothing that they are compared by depends on them.
 _FREE = FREE | {"seed", "threads", "device"}
@@ -108,9 +108,8 @@ def logged(records: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[tuple[st
     found: dict[str, dict[str, list[float]]] = {}
     for label, runs in group(records).items():
         values = found.setdefault(label, {})
-        for name, value in (pair for run in runs if run.metrics for pair in run.metrics[-1].items()):
-            if name not in OWN_PLACE and isinstance(value, int | float) and math.isfinite(value):
-                values.setdefault(name, []).append(value)
+        for name, value in (pair for run in runs if run.metrics for pair in others(run.metrics[-1]).items()):
+            values.setdefault(name, []).append(value)
     names = list(dict.fromkeys(name for values in found.values() for name in values))
     lines = [
         (label, *(f"{np.mean(values[name]):.4g}" if name in values else "–" for name in names))
@@ -118,6 +117,15 @@ def logged(records: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[tuple[st
         if values
     ]
     return ("method", *names), lines
+
+
+def others(metric: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a line of ``metrics.jsonl`` that are the method's own."""
+    return {
+        name: float(value)
+        for name, value in metric.items()
+        if name not in _OWN_PLACE and isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def caption(records: Sequence[RunRecord]) -> str:

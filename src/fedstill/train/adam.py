@@ -1,7 +1,6 @@
 """Training by Adam: local training of FedAUX, and distillation."""
 
 from collections.abc import Callable, Iterable
-from itertools import chain
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -12,7 +11,7 @@ from fedstill.protocol import Settings
 from fedstill.records import Examples
 from fedstill.seeds import isolated
 from fedstill.train.epochs import Epochs, epochs
-from fedstill.train.local import Diverged, Loss, draw_seed, mode_of, reader
+from fedstill.train.local import Diverged, Loss, draw_seed, is_finite, lower_rate, mode_of, reader
 
 
 class Adam(Settings):
@@ -60,11 +59,8 @@ class Adam(Settings):
                 if on_epoch is not None:
                     on_epoch(epoch, self.epochs)
         adam.zero_grad()
-        if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
-            raise Diverged(
-                f"training with lr={self.lr:g} left weights that are not finite; use a smaller learning rate, for "
-                f"example {min(self.lr / 10, 0.1):g}"
-            )
+        if not is_finite(model):
+            raise Diverged(f"training with lr={self.lr:g} left weights that are not finite; {lower_rate(self.lr)}")
 
 
 def adam_of(weights: Iterable[Tensor], lr: float, *, beta1: float = 0.9, weight_decay: float = 0.0) -> torch.optim.Adam:

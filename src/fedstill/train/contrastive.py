@@ -27,7 +27,7 @@ from fedstill import files, models, wire
 from fedstill.protocol import Settings, load, state
 from fedstill.records import Records
 from fedstill.seeds import derive, isolated, stream
-from fedstill.train.local import Diverged, draw_seed, mode_of
+from fedstill.train.local import Diverged, draw_seed, is_finite, lower_rate, mode_of
 from fedstill.train.views import Views
 
 __all__ = ["SimCLR", "fingerprint", "knn_accuracy", "nt_xent"]
@@ -99,11 +99,10 @@ class SimCLR(Settings):
             for epoch in range(done + 1, self.epochs + 1):
                 with isolated(derive(seed, "epoch", epoch, "model")):
                     mean = training.epoch(stream(seed, "epoch", epoch))
-                finite = all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers()))
-                if not (finite and math.isfinite(mean)):
+                if not (is_finite(model) and math.isfinite(mean)):
                     raise Diverged(
-                        f"pretraining with lr={self.lr:g} left weights that are not finite after epoch {epoch}; use a "
-                        f"smaller learning rate, for example {min(self.lr / 10, 0.1):g}"
+                        f"pretraining with lr={self.lr:g} left weights that are not finite after epoch {epoch}; "
+                        f"{lower_rate(self.lr)}"
                     )
                 if kept:
                     kept.after(epoch, mean, training, last=epoch == self.epochs)

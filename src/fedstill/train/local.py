@@ -85,6 +85,16 @@ class Diverged(ValueError):
     """Training left weights that are not finite."""
 
 
+def is_finite(model: nn.Module) -> bool:
+    """Whether all of the model's parameters and buffers are."""
+    return all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers()))
+
+
+def lower_rate(lr: float) -> str:
+    """What to do about `Diverged`, with an example."""
+    return f"use a smaller learning rate, for example {min(lr / 10, 0.1):g}"
+
+
 class SGD(Settings):
     """Stochastic gradient descent on mini-batches: shuffled anew each epoch, the last partial batch kept."""
 
@@ -172,10 +182,10 @@ class SGD(Settings):
                     on_epoch(epoch, self.epochs)
                 if epoch in self.milestones:
                     torch._foreach_zero_(buffers)
-        if not all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers())):
+        if not is_finite(model):
             raise Diverged(
                 f"training with lr={self.lr:g} left weights that are not finite after {steps} steps; "
-                f"use a smaller learning rate, for example {min(self.lr / 10, 0.1):g}"
+                f"{lower_rate(self.lr)}"
             )
         return steps
 
