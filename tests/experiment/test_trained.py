@@ -31,6 +31,7 @@ def test_the_model_that_was_judged_comes_back(name: str, digits: DataSet, tmp_pa
     with torch.no_grad():
         said = model(test.images)
         assert torch.allclose(model(test.images.float() / 255), said, atol=1e-5)
+        assert torch.allclose(model(test.images.double() / 255), said, atol=1e-5)  # as NumPy has them
     assert float((said.argmax(1) == test.labels).float().mean()) == pytest.approx(summary["accuracy"], abs=1e-6)
     assert model.class_names == tuple("0123456789")
     assert model.shape == test.shape

@@ -47,7 +47,7 @@ class Trained(nn.Module):
             raise ValueError(f"images have shape {tuple(images.shape)}; this model takes (n, {str(self.shape)[1:]}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}; take uint8, or floats in [0, 1]")
-        pixels = images / 255 if images.dtype == torch.uint8 else images
+        pixels = images / 255 if images.dtype == torch.uint8 else images.float()
         logits: Tensor = self.network(self._normalisation.apply(pixels))
         return logits
 
