@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedstill.evaluate import audit
-from fedstill.evaluate.audit import AuditResult, Canaries, ManyRunsResult
+from fedstill.audit import audit
+from fedstill.audit.lower_bounds import AuditResult, Canaries, ManyRunsResult
 from fedstill.methods.ldp_fedavg import ClippedUpdate
 from fedstill.privacy.accounting import epsilon, gaussian_noise, split_gaussian
 from fedstill.privacy.events import Gaussian, Pure

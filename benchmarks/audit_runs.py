@@ -31,6 +31,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill import methods
+from fedstill.audit import audit
+from fedstill.audit.lower_bounds import Canaries
 from fedstill.data import sources
 from fedstill.data.shards import Shards
 from fedstill.distill.embedding import embed
@@ -38,8 +40,6 @@ from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
-from fedstill.evaluate import audit
-from fedstill.evaluate.audit import Canaries
 from fedstill.methods.distillation import split_public
 from fedstill.methods.heads import Space, needed
 from fedstill.methods.ldp_fedavg import ClippedUpdate
@@ -272,7 +272,7 @@ class Attack:
 
     def play(self, build: Build, train: Records, model: str, public: Records, seed: int = 0) -> Watched:
         """A whole run with one client, which holds ``train``."""
-        method = methods.get(self.method)(**self.settings)
+        method = methods.find(self.method)(**self.settings)
         agreement = Agreement(method, model, train.shape, train.num_classes, train.normalisation, seed)
         shards = Shards(train, [(np.arange(len(train)), np.arange(0))], lambda: public)
         with tempfile.TemporaryDirectory() as place, build.patch():

@@ -35,8 +35,8 @@ from fedstill.data.shards import Shards
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
-from fedstill.experiment.loopback import loopback
 from fedstill.protocol import Client, Federation, Method, Reply, step
+from fedstill.sites.loopback import loopback
 
 
 class Nothing(Reply):

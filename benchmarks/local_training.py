@@ -40,7 +40,7 @@ from fedstill.protocol import state
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
 from fedstill.train.allocator import keep_memory
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 LR, MOMENTUM, BATCH = 0.01, 0.9, 50
 CHANNELS, SIDE, CLASSES = 1, 28, 10

@@ -54,7 +54,7 @@ def main() -> None:
         for number, settings in enumerate(tries):
             out = options.runs / options.data / str(options.rounds) / name / str(number)
             with Bars(console, f"{name}, try {number}") as bars:
-                summary = run(Job(experiment, name, methods.get(name)(**settings), out), watcher=bars)
+                summary = run(Job(experiment, name, methods.find(name)(**settings), out), watcher=bars)
             found.append({"settings": settings, "validation_accuracy": summary["accuracy"]})
             console.print(f"{name} {settings}: {summary['accuracy']:.4f}", highlight=False)
         result["tries"][name] = found

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedstill.cli import main
-from fedstill.flags import parse_compare
+from fedstill.cli.flags import parse_compare
 
 QUICK = ["--data", "digits", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
 

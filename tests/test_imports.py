@@ -11,21 +11,23 @@ import fedstill
 ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
-    {"seeds", "records", "files"},
+    {"seeds", "records", "files", "settings", "weights", "evaluate"},
     {"privacy"},
-    {"schema", "wire", "protocol", "journal"},
+    {"schema", "wire"},
     {"data", "models"},
     {"train"},
     {"distill"},
+    {"protocol", "journal"},
     {"methods"},
     {"engines"},
-    {"attacks", "evaluate"},
     {"experiment"},
-    {"flags", "cli", "app", "__main__"},
+    {"report", "audit"},
+    {"attacks", "sites"},
+    {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # what a method file may use: no engine, no experiment, no source of data, no Flower
-FORBIDDEN_IN_METHODS = {"engines", "experiment", "data", "cli", "flags", "journal"}
+FORBIDDEN_IN_METHODS = {"engines", "experiment", "report", "sites", "attacks", "audit", "data", "cli", "journal"}
 
 
 def imported(path: Path) -> set[str]:

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from fedstill.data.sources import DataSet as DataSet
     from fedstill.data.sources import load as load_data
     from fedstill.experiment.config import Experiment as Experiment
-    from fedstill.experiment.record import RunRecord as RunRecord
-    from fedstill.experiment.record import find_runs as find_runs
-    from fedstill.experiment.record import read_run as read_run
     from fedstill.experiment.run import Job as Job
     from fedstill.experiment.run import run as run
     from fedstill.experiment.trained import load_model as load_model
@@ -51,6 +48,9 @@ if TYPE_CHECKING:
     from fedstill.protocol import Method as Method
     from fedstill.protocol import Reply as Reply
     from fedstill.protocol import step as step
+    from fedstill.report.record import RunRecord as RunRecord
+    from fedstill.report.record import find_runs as find_runs
+    from fedstill.report.record import read_run as read_run
 
 __version__ = "0.1.0"
 
@@ -91,12 +91,12 @@ _PLACES = {
     "Real": "fedstill.methods.real:Real",
     "Released": "fedstill.privacy.released:Released",
     "Reply": "fedstill.protocol:Reply",
-    "RunRecord": "fedstill.experiment.record:RunRecord",
+    "RunRecord": "fedstill.report.record:RunRecord",
     "Scaffold": "fedstill.methods.scaffold:Scaffold",
-    "find_runs": "fedstill.experiment.record:find_runs",
+    "find_runs": "fedstill.report.record:find_runs",
     "load_data": "fedstill.data.sources:load",
     "load_model": "fedstill.experiment.trained:load_model",
-    "read_run": "fedstill.experiment.record:read_run",
+    "read_run": "fedstill.report.record:read_run",
     "run": "fedstill.experiment.run:run",
     "step": "fedstill.protocol:step",
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from fedstill import schema
@@ -20,6 +20,8 @@ from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.released import Released, together
 from fedstill.records import Records
 from fedstill.schema import Count, Labels, OwnState, Parameters, Public, Schema, Shared, State
+from fedstill.settings import Settings
+from fedstill.weights import load, parameters, state
 
 __all__ = [
     "Client",
@@ -44,14 +46,6 @@ __all__ = [
     "step",
     "together",
 ]
-
-
-class Settings(BaseModel):
-    """Hyperparameters: frozen, every value checked, unknown names refused, docstrings become help texts."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -373,24 +367,3 @@ class Federation(ABC):
     @abstractmethod
     def show(self, name: str, images: Records) -> None:
         """Keep ``images`` for the report, under ``name``."""
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state, buffers included, detached."""
-    return {name: value.detach() for name, value in model.state_dict().items()}
-
-
-def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The model's trainable parameters by name, detached."""
-    return {name: value.detach() for name, value in model.named_parameters()}
-
-
-def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy ``source`` into ``target`` in place, rounding to the types ``target`` has.
-
-    The names must be those of ``target`` or, for a module, of its state.
-    """
-    held = target.state_dict() if isinstance(target, nn.Module) else target
-    for name, value in source.items():
-        into = held[name]
-        into.copy_(value.round() if value.is_floating_point() and not into.is_floating_point() else value)

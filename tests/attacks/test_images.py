@@ -10,7 +10,7 @@ from fedstill.attacks.images import Nearest, alike, compare, nearest, recognised
 from fedstill.data.sources import DataSet
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 
 def network(digits: DataSet) -> nn.Module:

@@ -10,11 +10,12 @@ from fedstill.attacks import labels
 from fedstill.attacks.inversion import gradient_of
 from fedstill.attacks.labels import LastLayer, descent, evidence_of_images, evidence_of_tags, last_layer, leak, vote
 from fedstill.data.sources import DataSet
+from fedstill.evaluate import evaluate
 from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior, probabilities
 from fedstill.protocol import state
 from fedstill.records import Records
 from fedstill.seeds import Simulated, isolated, stream
-from fedstill.train.local import SGD, evaluate
+from fedstill.train.sgd import SGD
 
 CLASSES, IPC = 10, 50
 LOCAL = SGD(batch_size=32, epochs=5)

@@ -115,7 +115,7 @@ def test_progress_is_told_to_the_end(digits: DataSet) -> None:
 
 def method(**changes: Any) -> Method:
     settings = {"epsilon": None, "nets": 3, "ipc": 2, "fitting": {"steps": 3}, "training": {"epochs": 1}}
-    return methods.get("fedgm-records")(**{**settings, **changes})
+    return methods.find("fedgm-records")(**{**settings, **changes})
 
 
 def released(

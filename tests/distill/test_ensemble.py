@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.local import Diverged, Taught
+from fedstill.train.sgd import Diverged, Taught
 
 N, CLASSES = 12, 3
 

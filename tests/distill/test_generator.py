@@ -22,11 +22,12 @@ from fedstill.distill.ensemble import distillation_loss
 from fedstill.distill.generator import Generation, divergence_loss, viewed
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
+from fedstill.evaluate import evaluate
 from fedstill.models.generator import Generator, UpsampledConv
 from fedstill.protocol import load
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.local import SGD, Diverged, evaluate
+from fedstill.train.sgd import SGD, Diverged
 
 SHAPE, CLASSES = (1, 8, 8), 3
 LIKE = Records(torch.empty(0, *SHAPE, dtype=torch.uint8), torch.empty(0).long(), CLASSES, Normalisation((0.4,), (0.2,)))

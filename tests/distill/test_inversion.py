@@ -13,7 +13,7 @@ from fedstill.distill.inversion import Inversion, competition, reversed_competit
 from fedstill.distill.teachers import Teachers
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.local import Diverged
+from fedstill.train.sgd import Diverged
 
 SHAPE, CLASSES = (2, 8, 8), 3
 LIKE = Records(

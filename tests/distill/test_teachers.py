@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.distill.teachers import Teachers
+from fedstill.evaluate import mode_of
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.local import mode_of
 
 SHAPE, CLASSES = (1, 8, 8), 4
 SPECS = [

@@ -16,8 +16,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from fedstill import schema, wire
-from fedstill.engines.checks import listed
 from fedstill.engines.inprocess import Inline
+from fedstill.engines.reply_checks import listed
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival

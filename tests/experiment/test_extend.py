@@ -11,7 +11,7 @@ from fedstill.experiment import extend
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
 from fedstill.methods import get
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 from fedstill.wire import unpack
 
 MODELS = {"rounds": 1, "local": {"lr": 0.05}}

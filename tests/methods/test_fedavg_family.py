@@ -19,7 +19,7 @@ from fedstill.methods.fedrep import FedRep
 from fedstill.methods.scaffold import Scaffold
 from fedstill.protocol import Method, load, parameters, state
 from fedstill.records import Records
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 LOCAL = SGD(lr=0.05, momentum=0.9, batch_size=32)
 

@@ -55,7 +55,7 @@ class Stop(Exception):
 
 
 def make(name: str, **changes: Any) -> Method:
-    return methods.get(name)(**{**TINY, **({} if name == "fedavg-p" else DISTILLING), **changes})
+    return methods.find(name)(**{**TINY, **({} if name == "fedavg-p" else DISTILLING), **changes})
 
 
 def set_up(
@@ -445,7 +445,7 @@ def test_both_heads_share_one_budget(share: float, epsilon: float, few: DataSet,
 
 @pytest.mark.parametrize("name", ["fedavg-p", "fedd-p", "fedauxfdp", "fedgm-records"])
 def test_a_budget_below_epsilon_refuses(name: str, few: DataSet, tmp_path: Path) -> None:
-    method = methods.get("fedgm-records")(nets=1) if name == "fedgm-records" else make(name)
+    method = methods.find("fedgm-records")(nets=1) if name == "fedgm-records" else make(name)
     with pytest.raises(TooFewReplies, match=r"above the budget of 0\.99 .*nothing was released"):
         method.server(set_up(method, few, tmp_path, budget=0.99))
 
@@ -569,7 +569,7 @@ def test_a_client_whose_features_are_zero_or_no_numbers_works(
     features = models.features(small.agreement(make("fedavg-p"), data.train).new_model(), data.train[:80].inputs())
     assert features.isnan().all() if model == "brittle" else not features.any()
     if name == "fedgm-records":
-        method = methods.get(name)(nets=2, ipc=1, fitting={"steps": 3}, training={"epochs": 1})
+        method = methods.find(name)(nets=2, ipc=1, fitting={"steps": 3}, training={"epochs": 1})
     else:
         # whoever trains a whole network on flat images has no number to send: FedAUX leaves that client out
         method = make(name)

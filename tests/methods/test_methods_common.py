@@ -93,7 +93,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
 
 def make(name: str, **changes: Any) -> Method:
-    return methods.get(name)(**SMALL[name], **changes)
+    return methods.find(name)(**SMALL[name], **changes)
 
 
 def run(method: Method, data: DataSet, folder: Path, **options: Any) -> tuple[nn.Module, ServerFederation]:
@@ -317,7 +317,7 @@ def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, Who
 
 
 private = pytest.mark.parametrize("name", PRIVATE)
-targeted = pytest.mark.parametrize("name", [n for n in PRIVATE if "epsilon" in methods.get(n).model_fields])
+targeted = pytest.mark.parametrize("name", [n for n in PRIVATE if "epsilon" in methods.find(n).model_fields])
 
 
 @targeted
@@ -364,7 +364,7 @@ def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.Monkey
         _ = small.agreement(make("fedrd"), digits.train).facts
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if methods.get(name).__name__ not in small.MODELS])
+@pytest.mark.parametrize("name", [name for name in SMALL if methods.find(name).__name__ not in small.MODELS])
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
     before = small.MODEL
     small.MODEL = "own_model:mlp"

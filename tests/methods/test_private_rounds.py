@@ -284,7 +284,7 @@ def test_an_adaptation_that_fails_says_nothing(
     digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedstill.methods.fedrd_records import FedRDRecords
-    from fedstill.train.local import Diverged
+    from fedstill.train.sgd import Diverged
 
     def diverge(_: nn.Module) -> None:
         raise Diverged("the records did this")

@@ -28,9 +28,10 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill import wire
 from fedstill.data.sources import DataSet
-from fedstill.distill.generator import VIEWS, Generation
+from fedstill.distill.generator import Generation
 from fedstill.engines import server
 from fedstill.engines.inprocess import Inline
+from fedstill.evaluate import evaluate, outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
 from fedstill.methods import get
@@ -40,7 +41,8 @@ from fedstill.methods.dense_published import DensePublished
 from fedstill.methods.feddf import FedDF
 from fedstill.protocol import Method, Step, load, state
 from fedstill.records import Records
-from fedstill.train.local import SGD, Diverged, evaluate, outputs
+from fedstill.train.augment import VIEWS
+from fedstill.train.sgd import SGD, Diverged
 
 LOCAL = SGD(lr=0.05, batch_size=32)
 KINDS = ("convnet:width=8,depth=2", "convnet:width=4,depth=1")

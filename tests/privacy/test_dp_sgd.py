@@ -15,8 +15,8 @@ from scipy.stats import binomtest, chi2
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.evaluate.audit import Canaries, one_run
-from fedstill.evaluate.gradients import Chosen, along, gradient_canaries
+from fedstill.audit.gradients import Chosen, along, gradient_canaries
+from fedstill.audit.lower_bounds import Canaries, one_run
 from fedstill.models.convnet import ConvNet
 from fedstill.privacy.accounting import epsilon, gaussian_noise
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy

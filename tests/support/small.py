@@ -24,7 +24,7 @@ from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, Step, load, state, step
 from fedstill.records import Normalisation, Records
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 MODEL = "convnet:width=8,depth=2"
 MODELS = {"FedRD": "projected:width=8", "FedRDRecords": "projected:width=8"}

@@ -12,7 +12,7 @@ from fedstill import models
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
 from fedstill.train.adam import Adam
-from fedstill.train.local import Diverged
+from fedstill.train.sgd import Diverged
 
 
 def small_records(n: int = 50) -> Records:

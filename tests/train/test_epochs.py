@@ -11,8 +11,8 @@ from fedstill.protocol import load, state
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
 from fedstill.train.adam import Adam
-from fedstill.train.local import SGD
-from fedstill.train.server import ServerTraining
+from fedstill.train.condensation import ServerTraining
+from fedstill.train.sgd import SGD
 
 TRAININGS = {
     "sgd": SGD(lr=0.05, weight_decay=0.01, batch_size=16, epochs=4),

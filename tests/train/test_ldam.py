@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
 from fedstill.train.ldam import LDAM, class_weights, margins
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 COUNTS = torch.tensor([16, 1, 0, 81])
 

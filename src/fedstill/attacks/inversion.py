@@ -26,10 +26,11 @@ from fedstill.attacks.labels import counts_of, last_layer, shares_of_update, sin
 from fedstill.distill.descent import descend, to_bytes
 from fedstill.distill.inversion import total_variation
 from fedstill.distill.synthetic import pixel_limits
-from fedstill.protocol import Settings
+from fedstill.evaluate import mode_of
 from fedstill.records import Records
+from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
-from fedstill.train.local import Diverged, mode_of
+from fedstill.train.sgd import Diverged
 
 
 @dataclass(frozen=True)

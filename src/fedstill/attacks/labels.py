@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor, nn
 
+from fedstill.evaluate import outputs
 from fedstill.privacy.randomized_response import probabilities
 from fedstill.records import Records
-from fedstill.train.local import outputs
 
 _LEAST = 1e-12
 

@@ -18,10 +18,11 @@ from jaxtyping import Bool, Float, Float32, Int64
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from fedstill.protocol import Settings
+from fedstill.evaluate import predictions
 from fedstill.seeds import isolated
+from fedstill.settings import Settings
 from fedstill.train.adam import Adam
-from fedstill.train.local import draw_seed, predictions
+from fedstill.train.sgd import draw_seed
 
 KINDS = ("others", "members")
 """The attack network's classes: 0 and 1."""

@@ -4,10 +4,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from fedstill.cli.deploying import deployment
-from fedstill.cli.looking import attack_run, data, list_methods, privacy
-from fedstill.cli.running import compare, report, run_one
-from fedstill.cli.words import Bad
+from fedstill.cli.common import Bad
+from fedstill.cli.deploy import deployment
+from fedstill.cli.inspect import attack_run, data, list_methods, privacy
+from fedstill.cli.run import compare, report, run_one
 
 HELP = """usage: fedstill COMMAND ...
 

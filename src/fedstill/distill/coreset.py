@@ -18,9 +18,9 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from fedstill.distill.synthetic import Synthetic
-from fedstill.protocol import Settings
 from fedstill.records import Records
-from fedstill.train.local import draw_seed
+from fedstill.settings import Settings
+from fedstill.train.sgd import draw_seed
 
 
 class Coreset(Settings):

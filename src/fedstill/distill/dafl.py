@@ -16,11 +16,11 @@ from torch.nn.functional import cross_entropy
 from fedstill.distill.descent import descend, lasting, to_bytes
 from fedstill.distill.teachers import Look, Teachers
 from fedstill.models.generator import UpsampledConv, quarter_of
-from fedstill.protocol import Settings
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
+from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
-from fedstill.train.local import draw_seed
+from fedstill.train.sgd import draw_seed
 
 
 class DAFLGenerator(nn.Module):

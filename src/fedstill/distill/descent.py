@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedstill.train.adam import moments
-from fedstill.train.local import Diverged, lower_rate
+from fedstill.train.sgd import Diverged, lower_rate
 
 
 def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.distill.synthetic import Synthetic, pixel_limits
-from fedstill.protocol import Settings
+from fedstill.evaluate import mode_of
 from fedstill.records import Records
+from fedstill.settings import Settings
 from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
-from fedstill.train.local import mode_of
 
 _CHUNK = 16
 _SAMPLE = 256

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.distill.synthetic import Synthetic
-from fedstill.protocol import Settings
+from fedstill.evaluate import mode_of
 from fedstill.records import Records
+from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
-from fedstill.train.local import mode_of
 
 
 def embed(nets: Sequence[nn.Module], records: Records, batch_size: int = 500) -> Float[Tensor, "n d"]:

@@ -17,7 +17,7 @@ from torch.nn.functional import kl_div, log_softmax
 from fedstill.records import Examples
 from fedstill.train.adam import Adam
 from fedstill.train.epochs import Epochs
-from fedstill.train.local import Taught
+from fedstill.train.sgd import Taught
 
 Temperature = Annotated[float, Ge(0.01), Le(1000)]
 """T of a softmax: beyond these limits nothing is left of what it compares but rounding."""
@@ -90,7 +90,7 @@ def distillation_loss(
 ) -> Float[Tensor, ""]:
     """``T^2 mean_i KL(softmax(teacher_i / T) || softmax(logits_i / T))``: DENSE's L_dis (Hinton, arXiv:1503.02531).
 
-    Usable as the loss of training on `fedstill.train.local.Taught` images whose labels are the teachers' logits.
+    Usable as the loss of training on `fedstill.train.sgd.Taught` images whose labels are the teachers' logits.
 
     Args:
         logits: the student's, which alone get gradients.

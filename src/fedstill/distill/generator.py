@@ -4,8 +4,7 @@ Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022 (arXi
 data generation stage, and the authors' code (zj-jayzhang/DENSE), which does something else: `Generation.published`.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Lt
@@ -16,23 +15,14 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from fedstill.distill.descent import descend, lasting, to_bytes
 from fedstill.distill.teachers import Teachers
+from fedstill.evaluate import mode_of
 from fedstill.models.generator import Generator
-from fedstill.protocol import Settings
 from fedstill.records import Records
 from fedstill.seeds import isolated
-from fedstill.train import augment
+from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
-from fedstill.train.local import Augment, draw_seed, mode_of
-
-View = Literal["none", "crop", "flip", "crop_flip"]
-"""How images are changed before the networks see them: not, shifted, flipped left to right, or both."""
-VIEWS: Mapping[View, Augment | None] = {
-    "none": None,
-    "crop": augment.crop,
-    "flip": augment.flip,
-    "crop_flip": augment.crop_flip,
-}
-"""What does that."""
+from fedstill.train.augment import VIEWS, View
+from fedstill.train.sgd import draw_seed
 
 
 def divergence_loss(teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"]) -> Float[Tensor, ""]:

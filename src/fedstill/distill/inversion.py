@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from fedstill.distill.descent import descend, to_bytes
 from fedstill.distill.ensemble import Temperature
 from fedstill.distill.teachers import Teachers
-from fedstill.protocol import Settings
+from fedstill.evaluate import mode_of
 from fedstill.records import Records
+from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
-from fedstill.train.local import mode_of
 
 
 def total_variation(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:

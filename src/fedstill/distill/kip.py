@@ -16,8 +16,8 @@ from torch.nn.functional import one_hot
 
 from fedstill.distill.coreset import shares
 from fedstill.distill.synthetic import Synthetic, pixel_limits
-from fedstill.protocol import Settings
 from fedstill.records import Records
+from fedstill.settings import Settings
 
 _EQUAL = 1e-12
 _CHECKED, _EVERY, _PATIENCE = 1000, 50, 5

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedstill.records import Records
-from fedstill.train.local import Taught
+from fedstill.train.sgd import Taught
 
 
 class Pool:

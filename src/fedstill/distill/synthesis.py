@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from fedstill.distill.gradient_matching import Distance, match
 from fedstill.distill.representatives import choose
-from fedstill.protocol import Settings
 from fedstill.records import Records
+from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
 
 

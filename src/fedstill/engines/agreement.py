@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import models, schema, seeds
-from fedstill.protocol import Method, load, parameters, state
+from fedstill.protocol import Method
 from fedstill.records import Normalisation
+from fedstill.weights import load, parameters, state
 
 
 @dataclass(frozen=True)

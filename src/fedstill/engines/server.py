@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
-from fedstill.engines import kept
+from fedstill.engines import checkpoint as kept
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.checks import check
-from fedstill.engines.judging import JUDGE, Judgement, steps_of
+from fedstill.engines.client_evaluation import JUDGE, Judgement, steps_of
+from fedstill.engines.reply_checks import check
 from fedstill.engines.transport import Arrival, Transport, Watcher
+from fedstill.evaluate import accuracies, confusion
 from fedstill.journal import CHECKPOINT, JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Federation, Reply, Round, Step
 from fedstill.records import Records
-from fedstill.train.local import accuracies, confusion
 
 R = TypeVar("R", bound=Reply)
 EPOCHS = "epochs"

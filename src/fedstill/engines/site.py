@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.judging import steps_of
+from fedstill.engines.client_evaluation import steps_of
 from fedstill.journal import JUDGING
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
 from fedstill.privacy.mechanisms import Mechanism

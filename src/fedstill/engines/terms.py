@@ -7,8 +7,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from fedstill import methods, schema
 from fedstill.engines.agreement import Agreement
-from fedstill.protocol import Settings
 from fedstill.records import Normalisation
+from fedstill.settings import Settings
 
 Text = Annotated[str, Len(1, 200)]
 Numbers = Annotated[tuple[float, ...], Len(1, 16)]
@@ -105,7 +105,7 @@ class Terms(Settings):
             Refused: the method does not know such settings.
         """
         try:
-            method = methods.get(self.method)(**self.settings)
+            method = methods.find(self.method)(**self.settings)
         except (ValueError, TypeError) as error:
             raise schema.Refused(f"method '{schema.clean(self.method)}' can't be set up: {error}") from error
         return Agreement(

@@ -10,7 +10,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from fedstill import methods
-from fedstill.protocol import Method, Settings
+from fedstill.protocol import Method
+from fedstill.settings import Settings
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
@@ -170,7 +171,7 @@ def read_yaml(path: Path) -> tuple[Experiment, str, Method]:
     try:
         if not isinstance(hyperparameters, dict):
             raise ValueError(f"'{name}' must hold hyperparameters by name")
-        return Experiment(**content), name, methods.get(name)(**hyperparameters)
+        return Experiment(**content), name, methods.find(name)(**hyperparameters)
     except ValidationError as error:
         raise ValueError(f"{path}: {sentence(error)}") from error
     except (ValueError, TypeError) as error:

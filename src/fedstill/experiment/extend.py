@@ -39,7 +39,7 @@ def read_job(run: Path, out: Path, command: str) -> Job:
         settings = dict(kept["method"])
         name = str(settings.pop("name"))
         return Job(
-            Experiment(**kept["experiment"]), name, methods.get(name)(**settings), out, str(kept["label"]), command
+            Experiment(**kept["experiment"]), name, methods.find(name)(**settings), out, str(kept["label"]), command
         )
     except ValidationError as error:
         raise ValueError(f"{run / 'config.json'}: {config.sentence(error)}") from error

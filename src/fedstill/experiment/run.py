@@ -21,7 +21,7 @@ from fedstill import files, wire
 from fedstill.data import shards, sources
 from fedstill.engines import inprocess
 from fedstill.engines.agreement import Agreement
-from fedstill.engines.kept import save_images
+from fedstill.engines.checkpoint import save_images
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site, forget_state
 from fedstill.engines.terms import Terms
@@ -29,8 +29,9 @@ from fedstill.engines.transport import Transport, Watcher
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task, held, share_out
-from fedstill.protocol import Method, state
+from fedstill.protocol import Method
 from fedstill.train.allocator import keep_memory
+from fedstill.weights import state
 
 MODEL = "model.safetensors"
 _SHOWN = 10

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fedstill import files, models, seeds, wire
 from fedstill.experiment.extend import read_job
 from fedstill.experiment.run import MODEL
-from fedstill.protocol import Method, state
+from fedstill.protocol import Method
 from fedstill.records import Normalisation
 from fedstill.schema import Refused
+from fedstill.weights import state
 
 
 class Trained(nn.Module):

@@ -39,7 +39,7 @@ TABLE = {
 its class's name in `fedstill`."""
 
 
-def get(name: str) -> type[Method]:
+def find(name: str) -> type[Method]:
     """The class of a method.
 
     Args:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from fedstill.protocol import Federation, Round
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 
 def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> tuple[float, dict[str, Tensor]]:

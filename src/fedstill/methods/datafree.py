@@ -11,13 +11,13 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill.distill.ensemble import Temperature, distillation_loss
-from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Average, Teachers
 from fedstill.methods.uploads import UploadingMethod
 from fedstill.protocol import Federation, Records, Round
 from fedstill.records import Examples
-from fedstill.train.local import SGD, Diverged
+from fedstill.train.augment import VIEWS, View
+from fedstill.train.sgd import SGD, Diverged
 
 _SHOWN = 10
 """Images of each class in the report."""

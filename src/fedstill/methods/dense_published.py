@@ -15,9 +15,10 @@ Differs from the code: the last epoch counts, not the best one on the test set.
 from pydantic import PositiveInt
 
 from fedstill.distill.ensemble import Temperature
-from fedstill.distill.generator import Generation, View
+from fedstill.distill.generator import Generation
 from fedstill.methods.dense import Dense
-from fedstill.train.local import SGD
+from fedstill.train.augment import View
+from fedstill.train.sgd import SGD
 
 
 class DensePublished(Dense):

@@ -21,7 +21,7 @@ from fedstill.distill.inversion import Inversion
 from fedstill.distill.teachers import Teachers
 from fedstill.methods.datafree import DataFreeMethod, Images
 from fedstill.protocol import Federation, Records, Round
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 log = logging.getLogger("fedstill")
 

@@ -19,13 +19,13 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from fedstill.distill.ensemble import Ensemble
+from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.distillation import FLOOR, DistillingMethod, ScoreTraining, split_public
 from fedstill.methods.heads import Mean, Projection, Space, Weights, needed, space
 from fedstill.privacy.logistic import logits
 from fedstill.protocol import Client, Federation, Public, Records, Released, Reply, State, load, state, step
 from fedstill.train.adam import Adam
-from fedstill.train.local import outputs
 
 Number = Annotated[NonNegativeInt, Public()]
 

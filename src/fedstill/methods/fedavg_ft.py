@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol import Client
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 
 class FedAvgFT(FedAvg):

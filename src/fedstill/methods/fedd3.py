@@ -20,7 +20,7 @@ from fedstill.distill.kip import KIP, inducing_points
 from fedstill.distill.synthetic import Synthetic
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, Step, step
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 
 class FedD3(Method):

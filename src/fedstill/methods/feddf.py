@@ -18,10 +18,10 @@ from torch import nn
 
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.distill.teachers import Teachers
+from fedstill.evaluate import outputs
 from fedstill.methods.heads import needed
 from fedstill.methods.uploads import UploadingMethod
 from fedstill.protocol import Federation, Round
-from fedstill.train.local import outputs
 
 
 class FedDF(UploadingMethod):

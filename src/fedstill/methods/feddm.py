@@ -19,7 +19,7 @@ from fedstill.distill.distribution_matching import DistributionMatching, around,
 from fedstill.distill.synthetic import Synthetic
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
-from fedstill.train.local import SGD, within
+from fedstill.train.sgd import SGD, within
 
 
 class FedDM(Method):

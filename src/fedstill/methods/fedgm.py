@@ -21,7 +21,7 @@ from torch import nn
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.methods.surrogate import ImageSet, packed, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.server import ServerTraining
+from fedstill.train.condensation import ServerTraining
 
 
 class FedGM(Method):

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.distill.synthesis import GradientMatching, synthesise
+from fedstill.evaluate import outputs
 from fedstill.methods.surrogate import ImageSet, train_on, union
 from fedstill.privacy.mechanisms import UnprotectedLabels
 from fedstill.privacy.randomized_response import RRWithPrior, probabilities, top_k
 from fedstill.protocol import Client, Federation, Labels, Method, Records, Released, Reply, State, state, step, together
+from fedstill.train.condensation import ServerTraining
 from fedstill.train.denoise import Denoising
-from fedstill.train.local import outputs
-from fedstill.train.server import ServerTraining
 
 
 class RandomisedSet(Reply):

@@ -19,7 +19,7 @@ from fedstill.distill.embedding import ImageFitting, embed, unit
 from fedstill.methods.feature_sums import Centre, Embedding, Summing, ball, means_of, summed
 from fedstill.methods.surrogate import train_on
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.server import ServerTraining
+from fedstill.train.condensation import ServerTraining
 
 
 class FedGMRecords(Summing, Method):

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.evaluate import mode_of
 from fedstill.methods.dp_fl import DPFL, Trained
 from fedstill.privacy.batch_clipping import BatchClippedSGD
 from fedstill.protocol import Client, Federation, Parameters, step
 from fedstill.train.feedback import Course, Feedback
-from fedstill.train.local import mode_of
 
 
 class FedKADP(DPFL):

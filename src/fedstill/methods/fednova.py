@@ -12,7 +12,7 @@ from torch import nn
 
 from fedstill.methods.averaging import ConstantRate, Participation, accumulated, sample, weighted_mean, weighted_sum
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, parameters, state, step
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 
 class NormalisedUpdate(Reply):

@@ -10,7 +10,7 @@ from torch import nn
 from fedstill.methods.averaging import Participation, mean_weights, sample
 from fedstill.methods.fedavg import Update
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
-from fedstill.train.local import SGD, proximal
+from fedstill.train.sgd import SGD, proximal
 
 
 class FedProx(Method):

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from fedstill import schema
 from fedstill.distill.distribution_matching import DistributionMatching, fit_representations
 from fedstill.distill.synthetic import Synthetic
+from fedstill.evaluate import mode_of
 from fedstill.methods.surrogate import together
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Labels, Method, Records, Reply, Shared, state, step
 from fedstill.train.adam import Adam
 from fedstill.train.augment import FULL_STRATEGY
-from fedstill.train.local import mode_of
 
 
 class Representations(Reply):

@@ -22,7 +22,7 @@ from fedstill.methods.fedrd import UnderTask, personal_part, pictures
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Method, Reply, Shared, step
 from fedstill.train.adam import Adam
-from fedstill.train.local import Diverged
+from fedstill.train.sgd import Diverged
 
 
 class Personalised(Reply):

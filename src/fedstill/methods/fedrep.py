@@ -18,7 +18,7 @@ from torch import nn
 
 from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
 from fedstill.protocol import Client, Count, Federation, Method, Reply, Shared, load, state, step
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 
 class Body(Reply):

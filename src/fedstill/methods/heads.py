@@ -13,6 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models, seeds
+from fedstill.evaluate import outputs
 from fedstill.privacy.accounting import share_noise
 from fedstill.privacy.logistic import LogisticHead, PublishedLogisticHead
 from fedstill.privacy.mechanisms import Mechanism
@@ -31,7 +32,6 @@ from fedstill.protocol import (
     step,
 )
 from fedstill.train.extractor import Extractor
-from fedstill.train.local import outputs
 
 Epsilon = PositiveFloat | None
 Share = Annotated[float, Gt(0), Lt(1)]

@@ -28,7 +28,7 @@ from fedstill.privacy.accounting import classic_noise, share_noise
 from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive, clipped
 from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.seeds import Noise
-from fedstill.train.local import SGD, Diverged
+from fedstill.train.sgd import SGD, Diverged
 
 
 @dataclass(frozen=True)

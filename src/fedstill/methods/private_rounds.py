@@ -16,13 +16,13 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.evaluate import outputs
 from fedstill.methods.averaging import Participation, sample
 from fedstill.privacy import accounting
 from fedstill.privacy.events import Gaussian
-from fedstill.privacy.without_replacement import published_epsilon
+from fedstill.privacy.fedkadp_claim import published_epsilon
 from fedstill.protocol import Federation, Method, load, parameters
 from fedstill.train.feedback import Course
-from fedstill.train.local import outputs
 from fedstill.train.private import PrivateSGD
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from fedstill.distill.representatives import choose
 from fedstill.methods.surrogate import ImageSet, packed, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.server import ServerTraining
+from fedstill.train.condensation import ServerTraining
 
 
 class Real(Method):

@@ -20,7 +20,7 @@ from fedstill.methods.averaging import (
     weighted_sum,
 )
 from fedstill.protocol import Client, Count, Federation, Method, Parameters, Reply, State, load, parameters, state, step
-from fedstill.train.local import SGD, control_variates
+from fedstill.train.sgd import SGD, control_variates
 
 
 class Variates(Reply):

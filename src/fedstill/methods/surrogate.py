@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedstill import schema
 from fedstill.distill.synthetic import Synthetic
 from fedstill.protocol import Federation, Labels, Records, Reply
-from fedstill.train.server import ServerTraining
+from fedstill.train.condensation import ServerTraining
 
 
 class ImageSet(Reply):

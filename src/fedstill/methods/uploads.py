@@ -15,13 +15,13 @@ from annotated_types import Len
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from fedstill.distill.generator import VIEWS, View
 from fedstill.distill.teachers import Teachers
 from fedstill.methods.averaging import weighted_mean
 from fedstill.models import same
 from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
+from fedstill.train.augment import VIEWS, View
 from fedstill.train.ldam import LDAM
-from fedstill.train.local import SGD
+from fedstill.train.sgd import SGD
 
 log = logging.getLogger("fedstill")
 

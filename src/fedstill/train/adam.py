@@ -7,11 +7,12 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.protocol import Settings
+from fedstill.evaluate import mode_of
 from fedstill.records import Examples
 from fedstill.seeds import isolated
+from fedstill.settings import Settings
 from fedstill.train.epochs import Epochs, epochs
-from fedstill.train.local import Diverged, Loss, draw_seed, is_finite, lower_rate, mode_of, reader
+from fedstill.train.sgd import Diverged, Loss, draw_seed, is_finite, lower_rate, reader
 
 
 class Adam(Settings):
@@ -36,7 +37,7 @@ class Adam(Settings):
         on_epoch: Callable[[int, int], None] | None = None,
         keep: Epochs | None = None,
     ) -> None:
-        """Train ``model`` in place on ``records``; the arguments are those of `fedstill.train.local.SGD.fit`.
+        """Train ``model`` in place on ``records``; the arguments are those of `fedstill.train.sgd.SGD.fit`.
 
         Raises:
             Diverged: parameters or buffers are not finite at the end.

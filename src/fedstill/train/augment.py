@@ -6,9 +6,9 @@ generator: it can't repeat one draw on two batches or run from a stream of its o
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -197,3 +197,14 @@ def _known(strategy: str) -> str:
 
 Strategy = Annotated[str, AfterValidator(_known)]
 """A strategy as a setting: refused when it names an unknown operation."""
+
+
+View = Literal["none", "crop", "flip", "crop_flip"]
+"""Augmentation of a batch: none, random shift, random left-right flip, or both."""
+VIEWS: Mapping[View, Callable[[Images, torch.Generator], Images] | None] = {
+    "none": None,
+    "crop": crop,
+    "flip": flip,
+    "crop_flip": crop_flip,
+}
+"""The function of each view."""

@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from fedstill import files, models, wire
-from fedstill.protocol import Settings, load, state
+from fedstill.evaluate import mode_of
 from fedstill.records import Records
 from fedstill.seeds import derive, isolated, stream
-from fedstill.train.local import Diverged, draw_seed, is_finite, lower_rate, mode_of
+from fedstill.settings import Settings
+from fedstill.train.sgd import Diverged, draw_seed, is_finite, lower_rate
 from fedstill.train.views import Views
+from fedstill.weights import load, state
 
 __all__ = ["SimCLR", "fingerprint", "knn_accuracy", "nt_xent"]
 

@@ -9,9 +9,10 @@ from jaxtyping import Float, Int64
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
+from fedstill.evaluate import outputs
 from fedstill.records import Records
 from fedstill.train.adam import Adam
-from fedstill.train.local import Taught, outputs
+from fedstill.train.sgd import Taught
 
 _LEAST = 1e-30
 """Likelihoods below this count as this: float32 has logarithms of it."""

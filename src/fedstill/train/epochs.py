@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fedstill.protocol import load
+from fedstill.weights import load
 
 Epochs = Callable[..., Iterator[int]]
 """Numbers epochs from 1, or from where a killed run stood, and keeps models and tensors: `Federation.epochs`."""

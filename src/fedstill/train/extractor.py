@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from fedstill import files, wire
 from fedstill.data import cache
-from fedstill.protocol import Settings, state
 from fedstill.records import Records
+from fedstill.settings import Settings
 from fedstill.train.contrastive import SimCLR, fingerprint
+from fedstill.weights import state
 
 __all__ = ["Extractor", "load", "save"]
 

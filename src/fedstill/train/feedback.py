@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 from scipy.special import expit
 from torch import Tensor
 
-from fedstill.protocol import Settings
+from fedstill.settings import Settings
 
 _LEAST_GAIN = 0.005
 """Gains in accuracy below this don't count as a denominator."""

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.protocol import Settings
+from fedstill.settings import Settings
 
 
 def margins(counts: Int64[Tensor, " classes"], largest: float = 0.5) -> Float[Tensor, " classes"]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
 from fedstill.privacy.per_record import PerRecordLoss
-from fedstill.protocol import Settings
+from fedstill.settings import Settings
 
 
 class PrivateSGD(Settings):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, PositiveFloat
 from torch import Tensor
 
-from fedstill.protocol import Settings
+from fedstill.settings import Settings
 
 Images = Float[Tensor, "n c h w"]
 PerImage = Float[Tensor, " n"]

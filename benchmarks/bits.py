@@ -1,0 +1,106 @@
+"""Digests of a small run of every method, to show that a change of the code changes no result.
+
+    python benchmarks/bits.py record before.json            # with the old code
+    python benchmarks/bits.py record after.json             # with the new code
+    python benchmarks/bits.py compare before.json after.json
+
+A digest holds the final weights, both byte counts, the guarantee and every logged number of a run. The runs go through
+the public `fedstill.run` on the digits that scikit-learn carries, with the settings of ``bits_settings.json``.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SETTINGS = Path(__file__).with_name("bits_settings.json")
+ENGINES = ("inprocess", "flower")
+
+
+def digest(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """What a finished run computed, without its times."""
+    from fedstill import wire
+
+    weights, _ = wire.unpack((folder / "model.safetensors").read_bytes())
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        total.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
+        total.update(weights[name].contiguous().numpy().tobytes())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    guarantee = {key: summary["guarantee"][key] for key in ("holds", "unit", "epsilon", "delta", "adversary")}
+    return {
+        "weights": total.hexdigest(),
+        "accuracy": summary["accuracy"],
+        "bytes_up": summary["bytes_up"],
+        "bytes_down": summary["bytes_down"],
+        "guarantee": guarantee,
+        "log": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
+    }
+
+
+def one(name: str, settings: dict[str, Any], task: dict[str, Any], engine: str, seed: int) -> dict[str, Any]:
+    """The digest of one run."""
+    from fedstill import Experiment, Job, methods, run
+
+    find = getattr(methods, "find", None) or methods.get
+    experiment = Experiment(data="digits", clients=4, limit=400, seed=seed, engine=engine, workers=0, **task)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        method = name.partition("#")[0]
+        job = Job(experiment, method, find(method)(**settings), folder)
+        return digest(folder, dict(run(job)))
+
+
+def record(out: Path, names: list[str], engines: list[str], seeds: list[int]) -> None:
+    """Write the digests of all runs; those that ``out`` has already are kept."""
+    table = json.loads(SETTINGS.read_text())
+    done = json.loads(out.read_text()) if out.exists() else {}
+    for name in names or table:
+        for engine in engines:
+            for seed in seeds:
+                key = f"{name} {engine} {seed}"
+                if key not in done:
+                    more = {} if engine == "inprocess" else {"cpus_per_client": 1.0}
+                    entry = table[name]
+                    done[key] = one(name, entry["settings"], {**entry.get("task", {}), **more}, engine, seed)
+                    out.write_text(json.dumps(done, indent=1))
+                    print(key, done[key]["weights"][:12], flush=True)
+
+
+def compare(before: Path, after: Path) -> int:
+    """Print what differs; 1 when anything does."""
+    old, new = json.loads(before.read_text()), json.loads(after.read_text())
+    wrong = 0
+    for key in sorted(old.keys() & new.keys()):
+        for part in old[key]:
+            if old[key][part] != new[key][part]:
+                wrong += 1
+                print(f"{key}: {part} was {old[key][part]}, is {new[key][part]}")
+    missing = sorted(old.keys() - new.keys())
+    print(f"{len(old.keys() & new.keys())} runs compared, {wrong} differences; not run again: {len(missing)} {missing}")
+    return int(wrong > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("out", type=Path)
+    recording.add_argument("--methods", nargs="*", default=[])
+    recording.add_argument("--engines", nargs="*", default=list(ENGINES), choices=ENGINES)
+    recording.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    words = parser.parse_args()
+    if words.command == "compare":
+        return compare(words.before, words.after)
+    record(words.out, words.methods, words.engines, words.seeds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Gradient canaries: an attacker of DP-SGD who asks how far the weights went along each record's own gradient."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedstill.audit.lower_bounds import Canaries
+from fedstill.privacy.per_record import PerRecordLoss
+from fedstill.records import Examples
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Records with normalised inputs ``images`` ``(n, ...)``."""
+
+    images: Tensor
+    labels: Tensor
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """What the model sees."""
+        return self.images[index]
+
+
+def gradient_canaries(
+    release: Callable[[Examples], dict[str, Tensor]],
+    model: nn.Module,
+    x: Float[Tensor, "m ..."],
+    y: Tensor,
+    loss: PerRecordLoss,
+) -> Canaries[dict[str, Tensor]]:
+    """Canaries ``x``, ``y``; the score is ``<g_i, w_0 - w>``, ``g_i`` the gradient of canary i at the start ``w_0``.
+
+    Strongest for gradients that are orthogonal to each other and to other records', of one length.
+
+    Args:
+        release: from records to the trained parameters by name, with fresh noise each time, as `DPSGD` has it.
+        model: the start of each release.
+        x: inputs of the canaries.
+        y: their labels.
+        loss: what is minimised.
+    """
+
+    def score(trained: dict[str, Tensor]) -> Tensor:
+        return along(model, {name: model.get_parameter(name) - w for name, w in trained.items()}, x, y, loss)
+
+    return Canaries(len(x), lambda included: release(Chosen(x[included], y[included])), score)
+
+
+def along(
+    model: nn.Module, direction: dict[str, Tensor], x: Float[Tensor, "m ..."], y: Tensor, loss: PerRecordLoss
+) -> Float[Tensor, " m"]:
+    """``<g_i, direction>`` for each record.
+
+    The gradient of ``sum_i v_i loss_i`` is linear in v, so its product with the direction has these derivatives.
+    """
+    v = torch.ones(len(x), requires_grad=True)
+    weights = {name: model.get_parameter(name).detach().requires_grad_() for name in direction}
+    losses = loss(functional_call(model, weights, (x,)), x, y)
+    gradients = torch.autograd.grad(losses, list(weights.values()), v, create_graph=True)
+    product = torch.stack([(g * d.detach()).sum() for g, d in zip(gradients, direction.values(), strict=True)]).sum()
+    (found,) = torch.autograd.grad(product, v)
+    return found

@@ -1,0 +1,46 @@
+"""``fedstill deploy``."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.common import Bad, no_more, terminal, usage
+
+if TYPE_CHECKING:
+    pass
+
+
+def deployment(words: list[str]) -> None:
+    """``fedstill deploy``."""
+    text = (
+        "usage: fedstill deploy site FOLDER --client N --data PATH --state FOLDER --methods METHOD ... [--budget E]\n"
+        "                                   a site's policy and ledger; more: fedstill deploy site --help\n"
+        "       fedstill deploy app FOLDER  the folder that 'flwr run' wants\n"
+        "       fedstill deploy check [FOLDER]\n"
+        "                                   a SuperLink and two sites on this machine, tried (docs/deploy.md)"
+    )
+    if usage(words, text):
+        return
+    from fedstill.sites import setup as deploy
+
+    if words[0] == "check":
+        no_more(words[2:])
+        if unknown := [word for word in words[1:] if word.startswith("-")]:
+            raise Bad(f"there is no flag {unknown[0]}; deploy check knows an empty folder for what it makes")
+        console = terminal()
+        try:
+            for line in deploy.check(Path(words[1]) if words[1:] else None):
+                console.print(line, soft_wrap=True, highlight=False)
+        except RuntimeError as error:
+            print(f"fedstill: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+    elif words[0] == "app" and len(words) == 2 and not words[1].startswith("-"):
+        print(f"the app is in {deploy.app(Path(words[1]))}; 'flwr run {words[1]} CONNECTION --run-config ...' runs it")
+    elif words[0] == "site":
+        from fedstill.cli import flags
+
+        folder, settings = flags.parse_site("fedstill deploy site", words[1:])
+        deploy.site(folder, settings)
+        print(f"policy: {folder / 'policy.toml'}; edit it as you like, the site reads it anew for each request")
+    else:
+        raise Bad(f"'deploy {' '.join(words)}' is none of: deploy site FOLDER, deploy app FOLDER, deploy check")

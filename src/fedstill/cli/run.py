@@ -1,0 +1,156 @@
+"""``fedstill run``, ``compare`` and ``report``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.common import Bad, line_of, terminal, usage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def run_one(words: list[str]) -> None:
+    """``fedstill run``."""
+    from fedstill import methods
+    from fedstill.cli import flags
+    from fedstill.experiment import config
+    from fedstill.experiment.run import Job
+
+    if words and words[0] == "--extend":
+        _extend(words[1:])
+        return
+    text = (
+        f"usage: fedstill run METHOD|FILE.yaml [flags]\n\nmethods: {', '.join(methods.TABLE)}\n\n"
+        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --rounds 5"
+    )
+    if usage(words, text):
+        return
+    if words[0].startswith("-"):
+        raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
+    name = words[0]
+    if Path(name).suffix in (".yaml", ".yml"):
+        experiment, name, method = config.read_yaml(Path(name))
+    else:
+        experiment, method = config.Experiment(), flags.defaults(methods.find(name))
+    parsed = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
+    out = (
+        parsed.out
+        or Path("runs") / f"{name.replace(':', '.')}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
+    )
+    _make_and_show(Job(parsed.experiment, name, parsed.method, out, command=line_of(["run", *words])))
+
+
+def _make_and_show(job: "Any") -> None:
+    from fedstill.report import tables
+    from fedstill.report.record import read_run
+
+    console = terminal()
+    _make(job, console)
+    record = read_run(job.out)
+    _page([record], job.out / "report.html", None)
+    console.print(tables.terminal([record]))
+    if tables.is_simulated(record.summary["guarantee"]):
+        console.print("The noise came from the seed: a simulation, which --noise entropy is not.", soft_wrap=True)
+    console.print(f"report: {job.out / 'report.html'}", soft_wrap=True)
+
+
+def _extend(words: list[str]) -> None:
+    from fedstill.cli import flags
+    from fedstill.experiment import extend
+
+    if not words or words[0].startswith("-"):
+        raise Bad("--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...")
+    run = Path(words[0])
+    out = run.with_name(f"{run.name}-extended")
+    job = extend.read_job(run, out, line_of(["run", "--extend", *words]))
+    if extend.asked_sites(run):
+        raise Bad(
+            f"{run} asked real sites; ask the late ones with flwr run APP CONNECTION --run-config "
+            f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
+        )
+    parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
+    job = job._replace(experiment=parsed.experiment, method=parsed.method, out=parsed.out or out)
+    extend.begin(run, job)
+    _make_and_show(job)
+
+
+def _make(job: "Any", console: "Console") -> None:
+    from fedstill.experiment.progress import Bars
+    from fedstill.experiment.run import run
+
+    label = f"{job.label or job.name}, seed {job.experiment.seed}"
+    with Bars(console, label) as bars:
+        summary = run(job, watcher=bars)
+    console.print(f"{label}: accuracy {100 * summary['accuracy']:.1f} %, {summary['seconds']:.0f} s", highlight=False)
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(text).stem) or "data"
+
+
+def _page(records: "Sequence[Any]", path: Path, command: str | None) -> None:
+    from fedstill.report.html import write_report
+
+    write_report(records, path, command=command)
+
+
+def compare(words: list[str]) -> None:
+    """``fedstill compare``."""
+    from fedstill.cli import flags
+    from fedstill.experiment import extend
+    from fedstill.experiment.run import Job
+    from fedstill.report.record import read_run
+
+    entries = []
+    while words and not words[0].startswith("-"):
+        entries.append(words.pop(0))
+    parsed = flags.parse_compare("fedstill compare", words, entries)
+    out = parsed.out or Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
+    command = line_of(["compare", *entries, *words])
+    console = terminal()
+    console.print(f"{len(parsed.methods) * len(parsed.seeds)} runs, into {out}", soft_wrap=True, highlight=False)
+    folders: list[Path] = []
+    for seed in parsed.seeds:
+        experiment = parsed.experiment.model_copy(update={"seed": seed})
+        for label, (name, method) in parsed.methods.items():
+            job = Job(experiment, name, method, out / label / f"seed-{seed}", label=label, command=command)
+            extend.reuse(job, folders)
+            _make(job, console)
+            folders.append(job.out)
+    _show([read_run(folder) for folder in folders], out, command, console)
+
+
+def _show(records: "Sequence[Any]", out: Path, command: str | None, console: "Console") -> None:
+    from fedstill import files
+    from fedstill.report import tables
+
+    _page(records, out / "report.html", command)
+    files.write_json(out / "table.json", tables.rows(records))
+    files.write_bytes(out / "table.csv", tables.csv_text(records).encode())
+    files.write_bytes(out / "table.md", tables.markdown(records).encode())
+    console.print(tables.terminal(records))
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+
+
+def report(words: list[str]) -> None:
+    """``fedstill report``."""
+    from fedstill.report.record import find_runs, read_run
+
+    text = (
+        "usage: fedstill report RUN ... [--out FOLDER]\n\nA table and a page of finished runs or folders of runs.\n\n"
+        "example: fedstill report runs/compare-digits --out runs/again"
+    )
+    if usage(words, text):
+        return
+    out = Path("runs/report")
+    if "--out" in words:
+        at = words.index("--out")
+        if at + 1 == len(words):
+            raise Bad("--out needs a folder")
+        out = Path(words[at + 1])
+        words = words[:at] + words[at + 2 :]
+    if unknown := [word for word in words if word.startswith("-")]:
+        raise Bad(f"there is no flag {unknown[0]}; report knows --out FOLDER")
+    folders = [folder for word in words for folder in find_runs(word)]
+    _show([read_run(folder) for folder in folders], out, None, terminal())

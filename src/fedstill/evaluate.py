@@ -1,0 +1,78 @@
+"""Evaluation of models on labelled records: outputs, predictions, accuracies, confusion tables."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from fedstill.records import Examples, Records
+
+
+def predictions(model: nn.Module, records: Examples, batch_size: int = 256) -> Int64[Tensor, " n"]:
+    """The class with the largest logit (the first of equals) for each record, in order; on the model's device.
+
+    The model predicts in eval mode without gradients; every module gets its mode back afterwards.
+    """
+    found = outputs(model, records, batch_size, of=lambda x: model(x).argmax(1))
+    return torch.cat(found) if found else records.labels.new_empty(0, dtype=torch.int64)
+
+
+def outputs(
+    model: nn.Module, records: Examples, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
+) -> list[Tensor]:
+    """What ``of`` gives for each batch of inputs, in order; by default the model's logits.
+
+    The model is in eval mode meanwhile, without gradients; every module gets its mode back afterwards.
+    """
+    device = next((t.device for t in chain(model.parameters(), model.buffers())), records.labels.device)
+    call = model if of is None else of
+    with mode_of(model, training=False), torch.no_grad():
+        return [
+            call(records.inputs(slice(start, start + batch_size)).to(device))
+            for start in range(0, len(records.labels), batch_size)
+        ]
+
+
+def evaluate(model: nn.Module, records: Examples, batch_size: int = 256) -> float:
+    """Accuracy in [0, 1]: the share of records whose largest logit is that of their label.
+
+    Raises:
+        ValueError: if there are no records.
+    """
+    return _shares_right(predictions(model, records, batch_size)[:, None], records)[0]
+
+
+def accuracies(together: nn.Module, records: Examples, batch_size: int = 256) -> list[float]:
+    """`evaluate` of ``k`` networks in one pass; ``together`` gives all their logits, ``(n, k, classes)``."""
+    found = outputs(together, records, batch_size, of=lambda x: together(x).argmax(2))
+    return _shares_right(torch.cat(found) if found else records.labels[:, None], records)
+
+
+def _shares_right(predicted: Int64[Tensor, "n k"], records: Examples) -> list[float]:
+    if len(records.labels) == 0:
+        raise ValueError("there are 0 records to evaluate on; accuracy needs at least 1")
+    right = predicted == records.labels.to(predicted.device)[:, None]
+    shares: list[float] = right.double().mean(0).tolist()
+    return shares
+
+
+def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int64[Tensor, "classes classes"]:
+    """How many records of each class (row) are taken for each class (column), ``(num_classes, num_classes)``."""
+    predicted = predictions(model, records, batch_size)
+    cells = records.labels.to(predicted.device) * records.num_classes + predicted
+    return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
+
+
+@contextmanager
+def mode_of(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Train or eval mode inside the block, each module's own mode after it."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode

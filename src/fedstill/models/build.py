@@ -1,0 +1,179 @@
+"""Networks by name: ``build("convnet:width=32,depth=3", shape, num_classes)``."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import torch
+from jaxtyping import Float
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN
+from fedstill.models.convnet import ConvNet
+from fedstill.models.lenet import LeNet
+from fedstill.models.mobilenet import MobileNetV2S
+from fedstill.models.projected import Projected
+from fedstill.models.resnet import ResNet8, ResNet18
+from fedstill.models.scattering import Scattering
+from fedstill.models.shufflenet import ShuffleNet
+from fedstill.models.wideresnet import WideResNet
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "convnet": ConvNet,
+    "lenet": LeNet,
+    "lenet5": LeNet,
+    "dense-cnn1": DenseCNN1,
+    "dense-cnn2": DenseCNN2,
+    "dense-mnist": DenseMnistCNN,
+    "kadp-mnist": KadpMnistCNN,
+    "kadp-cifar": KadpCifarCNN,
+    "resnet8": ResNet8,
+    "resnet18": ResNet18,
+    "wrn": WideResNet,
+    "mobilenetv2s": MobileNetV2S,
+    "shufflenet": ShuffleNet,
+    "scattering": Scattering,
+    "projected": Projected,
+}
+"""Every name a specification may start with; ``lenet5`` is the same network as ``lenet``."""
+
+
+def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """A freshly initialised network.
+
+    Layers draw their first weights from torch's global generator, so callers wrap this in ``seeds.isolated``.
+
+    Args:
+        spec: a name from ``MODELS``, with options after a colon if wanted (``"convnet:width=32,norm=batch"``), or
+            ``"package.module:function"`` for a network of one's own, called as ``function(shape, num_classes)``.
+        shape: channels, height and width of one image.
+        num_classes: number of outputs.
+
+    Returns:
+        A module that maps ``(n, *shape)`` to logits ``(n, num_classes)``.
+
+    Raises:
+        ValueError: if the name, an option or its value is unknown, if the images are too small for the network, or if
+            the network of one's own can't be imported or gives something other than ``(n, num_classes)``.
+    """
+    name, _, rest = spec.partition(":")
+    try:
+        if name in MODELS:
+            return MODELS[name](shape, num_classes, **_options(name, rest))
+        if rest.isidentifier() and all(part.isidentifier() for part in name.split(".")):
+            return _checked(spec, _imported(name, rest)(shape, num_classes), shape, num_classes)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes nobody can allocate, no model at all
+        why = str(error).split("\n")[0]
+        raise ValueError(
+            f"model {spec!r} can't be built for images of {shape}: {type(error).__name__}: {why}"
+        ) from error
+    raise ValueError(
+        f"there is no model {spec!r}; choose one of {', '.join(MODELS)} or name your own as package.module:function"
+    )
+
+
+def is_own(spec: str) -> bool:
+    """Whether ``spec`` names code outside of fedstill."""
+    return spec.partition(":")[0] not in MODELS
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two specifications, which `build` takes, name one network: options in any order, defaults left out."""
+    if one == other or is_own(one) or is_own(other):
+        return one == other
+    (kind, options), (other_kind, others) = _meaning(one), _meaning(other)
+    return kind is other_kind and options == others
+
+
+def _meaning(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    name, _, rest = spec.partition(":")
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return MODELS[name], defaults | _options(name, rest)
+
+
+def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+    """Penultimate features: ``model.features(x)`` where it exists, else the input of the last ``nn.Linear`` to run.
+
+    Differentiable in ``x`` and in the parameters.
+
+    Raises:
+        ValueError: if the model has no method ``features`` and runs no ``nn.Linear``.
+    """
+    own = getattr(model, "features", None)
+    if inspect.ismethod(own):
+        result: Tensor = own(x)
+        return result.flatten(1)
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[:] = args[:1]
+
+    hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, nn.Linear)]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ValueError(
+            f"{type(model).__name__} has no features: it runs no nn.Linear; give it a method features(x) -> (n, d)"
+        )
+    return seen[0].flatten(1)
+
+
+def _options(name: str, text: str) -> dict[str, Any]:
+    """``"width=32,norm=batch"`` as keyword arguments of the model's constructor, converted to their annotated types."""
+    constructor = MODELS[name]
+    annotated = constructor.__init__ if inspect.isclass(constructor) else constructor
+    types = get_type_hints(annotated, include_extras=True)
+    known = [p.name for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    options: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or key not in known or key in options:
+            raise ValueError(
+                f"model {name!r} can't use {item!r}; write option=value, each at most once, from: "
+                f"{', '.join(known) or '(it has no options)'}"
+            )
+        try:
+            options[key] = TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"model {name!r} can't use {item!r}: {error.errors()[0]['msg']}") from error
+    return options
+
+
+def _imported(module: str, function: str) -> Callable[..., Any]:
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"model '{module}:{function}' can't be imported ({error}); check the name and that Python finds the "
+            f"module (PYTHONPATH)"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"model '{module}:{function}' is not a function; it must be callable as f(shape, num_classes)")
+    result: Callable[..., Any] = found
+    return result
+
+
+def _checked(spec: str, model: object, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {spec!r} returned a {type(model).__name__}; it must return a torch.nn.Module")
+    wanted = f"it must map (n, {', '.join(map(str, shape))}) to (n, {num_classes})"
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(torch.zeros(2, *shape))
+    except Exception as error:
+        raise ValueError(f"model {spec!r} fails on a batch of zeros ({error}); {wanted}") from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if not isinstance(output, Tensor) or output.shape != (2, num_classes):
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"model {spec!r} gives {got} for 2 images; {wanted}")
+    return model

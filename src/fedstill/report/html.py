@@ -1,0 +1,318 @@
+"""The report: one self-contained page that needs no network, no server and no other file."""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill import files
+from fedstill.report import plots, tables
+from fedstill.report.record import Images, RunRecord
+
+IMAGES_PER_CLASS = 5
+MOST_CLASSES = 20
+MOST_REFUSALS = 50
+MOST_SETTINGS = 4
+
+# Nothing may be fetched, whatever a label or a name manages to smuggle in: the browser itself enforces it.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --soft: #57606a; --line: #d5dae0; --box: #f5f7f9;
+  --bad: #9a3412; --bad-back: #fff3ea; --good: #116149; --good-back: #e8f6f0; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171b; --text: #e4e8ec; --soft: #a3adb8; --line: #363d46;
+  --box: #1d2228; --bad: #ffb489; --bad-back: #33211a; --good: #7fdcb9; --good-back: #14291f; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1000px; padding: 1.5rem 1rem 4rem; background: var(--back); color: var(--text);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .6rem; }
+h2 { font-size: 1.25rem; margin: 2.8rem 0 .4rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
+p { margin: .4rem 0; max-width: 46rem; }
+.finding { font-size: 1.15rem; }
+.note, figcaption, caption { color: var(--soft); font-size: .9rem; }
+figure { margin: .6rem 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+caption { caption-side: bottom; text-align: left; padding-top: .5rem; }
+.data th, .data td { padding: .4rem .8rem .4rem 0; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap; overflow-wrap: normal; }
+.data th { font-weight: 600; } .data .words { text-align: left; } .data .wide { white-space: normal; min-width: 14rem; }
+.sheet { width: 100%; max-width: 44rem; }
+.sheet th { font-weight: 500; text-align: left; font-size: .85rem; padding-right: .5rem; max-width: 6rem;
+  overflow-wrap: break-word; }
+.sheet td { padding: 2px 8px 2px 0; vertical-align: middle; } .sheet thead th { color: var(--soft); }
+.sheet img { display: block; width: 100%; height: auto; image-rendering: pixelated; }
+.promise { border-left: 4px solid var(--good); background: var(--good-back); padding: .6rem .9rem; margin: .7rem 0; }
+.promise.none { border-color: var(--bad); background: var(--bad-back); }
+.promise strong { color: var(--good); } .promise.none strong { color: var(--bad); }
+pre { background: var(--box); border: 1px solid var(--line); border-radius: 6px; padding: .8rem; font-size: .85rem;
+  overflow-x: auto; }
+summary { cursor: pointer; } :focus-visible { outline: 2px solid #3a93ce; outline-offset: 2px; }
+.js-plotly-plot .main-svg text:not(.hovertext text):not(.nums):not(.name) { fill: var(--text) !important; }
+"""
+
+
+def write_report(records: Sequence[RunRecord], path: str | Path, *, command: str | None = None) -> None:
+    """Write the report of one or more runs to ``path``; the file appears whole or not at all.
+
+    Args:
+        records: the runs; runs of one label are seeds of one method.
+        path: the HTML file; an older one is replaced.
+        command: the command that made all of the runs, such as a comparison; the runs' own are shown where None.
+
+    Raises:
+        ValueError: when there are no records.
+    """
+    if not records:
+        raise ValueError("A report needs at least one finished run; give the folder of one.")
+    files.write_bytes(Path(path), _page(records, command).encode())
+
+
+def _page(records: Sequence[RunRecord], command: str | None) -> str:
+    groups = tables.group(records)
+    datasets = ", ".join(dict.fromkeys(record.summary["data"] for record in records))
+    title = f"{next(iter(groups)) if len(groups) == 1 else f'{len(groups)} methods'} on {datasets}"
+    finding = tables.finding(records).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    sections = [
+        section("Results", _table(records)),
+        section("Accuracy against bytes", _against_bytes(records)),
+        section("Accuracy per round", figure(plots.accuracy_per_round(records), "rounds", ROUNDS_NOTE)),
+        section("The course of the rounds", figure(plots.course(records), "course", COURSE_NOTE)),
+        section("Who holds what", _holdings(records)),
+        section("What the images look like", _sheets(groups)),
+        section("Accuracy per class", _classes(records, groups)),
+        section("Privacy: who learns what at most", _guarantees(groups)),
+        section("Refused replies", _refusals(groups)),
+        section("Reproduce", _reproduce(records, command)),
+    ]
+    body = f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(finding)}</p>\n' + "".join(sections)
+    return framed(title, body)
+
+
+def framed(title: str, body: str) -> str:
+    """A whole page; the figures' script is in it where there are figures."""
+    from plotly.offline import get_plotlyjs
+
+    drawing = f"<script>{get_plotlyjs()}</script>\n" if PLOT_CLASS in body else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{drawing}</head>\n"
+        f"<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
+    )
+
+
+PLOT_CLASS = "plotly-graph-div"
+BYTES_NOTE = "Mean over seeds; bars span one sample standard deviation. Up and to the left is better."
+ROUNDS_NOTE = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method without a path."
+LOGGED_NOTE = "What else the methods logged after their last round; means over seeds."
+COURSE_NOTE = "What else the methods logged after each round; means over seeds."
+
+
+def _against_bytes(records: Sequence[RunRecord]) -> str:
+    ways: dict[plots.Way, str] = {"up and down": BYTES_NOTE, "up": "Bytes up alone.", "down": "Bytes down alone."}
+    drawn = (
+        figure(plots.accuracy_against_bytes(records, way), f"bytes-{way.replace(' ', '-')}", note)
+        for way, note in ways.items()
+    )
+    return "".join(drawn)
+
+
+def section(heading: str, content: str) -> str:
+    """A section, or nothing where there is no content."""
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{content}</section>\n" if content else ""
+
+
+def figure(drawn: Any | None, name: str, caption: str) -> str:
+    """A plotly figure with a caption, or nothing."""
+    if drawn is None:
+        return ""
+    config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["zoom2d", "resetScale2d", "toImage"]]}
+    text = drawn.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=f"figure-{name}",
+        config=config,
+        default_height=f"{drawn.layout.height}px",
+    )
+    return f"<figure>\n{text}\n<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
+
+
+def _table(records: Sequence[RunRecord]) -> str:
+    found = data_table(tables.headings(records), tables.cells(records), tables.LEFT, caption=tables.caption(records))
+    headings, lines = tables.logged(records)
+    return found + (data_table(headings, lines, (0,), caption=LOGGED_NOTE) if lines else "")
+
+
+def data_table(
+    headings: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    words: Sequence[int],
+    *,
+    wide: Sequence[int] = (),
+    caption: str = "",
+) -> str:
+    """A table; ``words`` are columns of text, ``wide`` those that may break lines."""
+    kinds = [" ".join(["words"] * (i in words) + ["wide"] * (i in wide)) for i in range(len(headings))]
+    head = "".join(f'<th scope="col" class="{k}">{escape(h)}</th>' for h, k in zip(headings, kinds, strict=True))
+    body = ""
+    for line in lines:
+        first, *rest = (escape(cell) for cell in line)
+        body += f'<tr><th scope="row" class="{kinds[0]}">{first}</th>'
+        body += "".join(f'<td class="{k}">{cell}</td>' for cell, k in zip(rest, kinds[1:], strict=True)) + "</tr>\n"
+    about = f"<p class='note'>{escape(caption)}</p>\n" if caption else ""
+    table = f'<table class="data"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>'
+    return f'<div class="scroll" tabindex="0">{table}</div>\n{about}'
+
+
+def _holdings(records: Sequence[RunRecord]) -> str:
+    settings = {(r.summary["data"], r.summary["partition"], r.summary["clients"]): r for r in reversed(records)}
+    shown = [record for record in reversed(settings.values()) if record.counts is not None]
+    text = ""
+    for i, record in enumerate(shown[:MOST_SETTINGS]):
+        assert record.counts is not None
+        sizes, classes = record.counts.sum(axis=1), (record.counts > 0).sum(axis=1)
+        words = f"{tables.setting_words([record])}, seed {record.summary['seed']}: a client holds "
+        words += f"{sizes.min():,} to {sizes.max():,} records, {int(np.median(sizes)):,} in the median, of "
+        words += (
+            f"{classes.min()} to {classes.max()} of the {record.counts.shape[1]} classes. Colour: records; blank: none."
+        )
+        text += figure(plots.who_holds_what(record), f"holdings-{i}", words)
+    if len(shown) > MOST_SETTINGS:
+        text += f'<p class="note">{len(shown) - MOST_SETTINGS} more settings are not drawn.</p>\n'
+    return text
+
+
+def _sheets(groups: dict[str, list[RunRecord]]) -> str:
+    text = ""
+    for label, runs in groups.items():
+        record = next((run for run in runs if set(run.images or ()) - {"real"}), None)
+        if record is not None:
+            text += f"<h3>{escape(label)}</h3>\n{_sheet(record)}"
+    return text
+
+
+def _sheet(record: RunRecord) -> str:
+    images = dict(record.images or {})
+    if real := images.pop("real", None):
+        images["real"] = real
+    labels = sorted({int(label) for _, found in images.values() for label in found})
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in images)
+    body = ""
+    for label in labels[:MOST_CLASSES]:
+        name = record.class_name(label)
+        body += f'<tr><th scope="row">{escape(name)}</th>'
+        for kind, found in images.items():
+            body += f"<td>{_strip(found, label, f'{kind} images of class {name}')}</td>"
+        body += "</tr>\n"
+    about = f"Seed {record.summary['seed']}, at most {IMAGES_PER_CLASS} images per class"
+    about += f", {MOST_CLASSES} of {len(labels)} classes" if len(labels) > MOST_CLASSES else ""
+    return (
+        f'<table class="sheet"><thead><tr><th scope="col">class</th>{head}</tr></thead>\n'
+        f"<tbody>\n{body}</tbody></table>\n"
+        f'<p class="note">{about}. Real images: {escape(record.summary["judged_on"])}.</p>\n'
+    )
+
+
+def _strip(found: Images, label: int, words: str) -> str:
+    images, labels = found
+    mine = np.flatnonzero(labels == label)
+    if not len(mine):
+        return "–"
+    few = mine[np.linspace(0, len(mine) - 1, min(IMAGES_PER_CLASS, len(mine))).astype(int)]
+    _, channels, height, width = images.shape
+    # One slot per image and transparent gaps, so that strips of fewer images keep the scale of full ones.
+    strip = np.zeros((height, IMAGES_PER_CLASS * (width + 1) - 1, channels + 1), dtype=np.uint8)
+    for slot, image in enumerate(images[few]):
+        left = slot * (width + 1)
+        strip[:, left : left + width, :channels] = image.transpose(1, 2, 0)
+        strip[:, left : left + width, channels] = 255
+    source = f"data:image/png;base64,{_png(strip)}"
+    return f'<img src="{source}" width="{strip.shape[1]}" height="{height}" alt="{escape(words)}">'
+
+
+def _png(pixels: NDArray[np.uint8]) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")  # two channels are grey with alpha, four are colours with alpha
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _classes(records: Sequence[RunRecord], groups: dict[str, list[RunRecord]]) -> str:
+    text = figure(plots.per_class_accuracy(records), "classes", "Mean over seeds, on the records of the class.")
+    best = max(groups, key=lambda label: tables.accuracy(groups[label])[0] or 0.0)
+    caption = f"{best}: where the records of a class go, over all seeds. Colour: percent; blank: never."
+    confused = figure(plots.confusion(groups[best]), "confusion", caption)
+    return text + (f"<h3>What is taken for what</h3>\n{confused}" if confused else "")
+
+
+def _guarantees(groups: dict[str, list[RunRecord]]) -> str:
+    text = ""
+    for label, runs in groups.items():
+        guarantee = tables.weakest_guarantee(runs)
+        head = f"<strong>{escape(label)}: {escape(_promise(guarantee))}</strong>"
+        sent = any(run.summary["bytes_up"] for run in runs)
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _explained(guarantee, sent) if sentence)
+        text += f'<div class="promise{"" if tables.holds(guarantee) else " none"}">{head}{words}</div>\n'
+    return text
+
+
+def _promise(guarantee: dict[str, Any]) -> str:
+    return tables.guarantee_words(guarantee) if tables.holds(guarantee) else "no privacy guarantee"
+
+
+def _explained(guarantee: dict[str, Any], sent: bool) -> tuple[str, ...]:
+    if not tables.holds(guarantee):
+        first = "What the clients send may reveal any of their records." if sent else "The clients send nothing."
+        return first, f"none: {guarantee['reason']}" if guarantee["reason"] else ""
+    epsilon, delta = guarantee["epsilon"], guarantee["delta"] or 0.0
+    # Kairouz, Oh, Viswanath 2015, Theorem 2.1: under (epsilon, delta) the error rates a, b of any test between adjacent
+    # inputs have a + e^epsilon b >= 1 - delta and b + e^epsilon a >= 1 - delta; adding both bounds their mean.
+    right = 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
+    percent = math.ceil(1000 * right - 1e-9) / 10
+    label = guarantee["unit"] == "label"
+    question = "which of two labels one record has" if label else "whether one record was used"
+    against = f"Holds against: {guarantee['adversary']}." if guarantee["adversary"] else ""
+    return (
+        f"Who knows all other records and has to tell {question} is right at most {min(percent, 100.0):g} % of the "
+        "time, where a coin is right 50 % of the time.",
+        against,
+        guarantee["reason"],
+    )
+
+
+def _refusals(groups: dict[str, list[RunRecord]]) -> str:
+    lines = [
+        (label, str(run.summary["seed"]), str(r["client"]), r["step"], str(r["round"] or "–"), r["reason"])
+        for label, runs in groups.items()
+        for run in runs
+        for r in run.summary["refused"]
+    ]
+    if not lines:
+        return ""
+    rest = len(lines) - MOST_REFUSALS
+    words = f"{rest} more are in the summary.json of the runs." if rest > 0 else ""
+    headings = ("method", "seed", "client", "step", "round", "reason")
+    intro = "<p>These replies failed their checks and took no part; their bytes are counted.</p>\n"
+    return intro + data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
+
+
+def _reproduce(records: Sequence[RunRecord], command: str | None) -> str:
+    single = list(dict.fromkeys(record.config["command"] for record in records if record.config["command"]))
+    shown = [command] if command else single
+    text = f'<pre tabindex="0">{escape(chr(10).join(shown))}</pre>\n' if shown else ""
+    if command and single != shown:
+        text += f"<details><summary>The runs one by one</summary><pre>{escape(chr(10).join(single))}</pre></details>\n"
+    settings = {label: runs[0].config for label, runs in tables.group(records).items()}
+    full = escape(json.dumps(settings, indent=2, default=str))
+    return text + f"<details><summary>All settings (first seed of each method)</summary><pre>{full}</pre></details>\n"

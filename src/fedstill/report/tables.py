@@ -1,0 +1,315 @@
+"""The comparison table: one line per method, seeds collapsed into mean and spread."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_CEILING, Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedstill.experiment.config import FREE
+from fedstill.report.record import RunRecord
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADINGS = ("method", "accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
+OVER_CLIENTS = "over clients"
+"""A last column where clients were judged each on records of its own: the spread of that over them, in points."""
+LEFT = (0, 5)
+_OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
+"""Logged numbers that are shown elsewhere than under `logged` and in the course of the rounds."""
+# Runs that differ in these only are seeds of one method: nothing that they are compared by depends on them.
+_FREE = FREE | {"seed", "threads", "device"}
+
+
+def group(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The records by label, one record per seed, labels in order of first appearance.
+
+    Runs of one label that differ in more than the seed are not averaged: each setting becomes a line of its own, with
+    what differs written behind the label. Of two runs with equal settings and seed, which are the same run, the first
+    counts.
+    """
+    families: dict[str, dict[str, dict[int, RunRecord]]] = {}
+    for record in records:
+        variant = json.dumps(_settings(record), sort_keys=True, default=str)
+        families.setdefault(record.label, {}).setdefault(variant, {}).setdefault(record.summary["seed"], record)
+    groups: dict[str, list[RunRecord]] = {}
+    for label, variants in families.items():
+        settings = [_settings(next(iter(seeds.values()))) for seeds in variants.values()]
+        differing = [key for key in _keys(settings) if any(s.get(key) != settings[0].get(key) for s in settings)]
+        for setting, seeds in zip(settings, variants.values(), strict=True):
+            suffix = ", ".join(f"{key}={setting.get(key)}" for key in differing)
+            groups[f"{label} ({suffix})" if suffix else label] = [seeds[seed] for seed in sorted(seeds)]
+    return groups
+
+
+def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
+    """The table as plain numbers, most accurate method first; ready for ``json.dumps``.
+
+    ``accuracy`` is the mean over seeds in [0, 1] or None, ``accuracy_spread`` the sample standard deviation over seeds
+    on the same scale (None with one seed), bytes and seconds are means over seeds, and so is ``spread_over_clients``,
+    the sample standard deviation of the clients' own accuracies (None where they have none). ``epsilon`` and
+    ``delta``, unrounded, are those of ``guarantee``, which holds for every seed, or None.
+    """
+    table = []
+    for label, runs in group(records).items():
+        mean, spread = accuracy(runs)
+        promised = weakest_guarantee(runs)
+        table.append(
+            {
+                "method": label,
+                "accuracy": mean,
+                "accuracy_spread": spread,
+                "seeds": len(runs),
+                "bytes_up_per_client": _mean(runs, "bytes_up_per_client"),
+                "bytes_down_per_client": _mean(runs, "bytes_down_per_client"),
+                "rounds": _mean(runs, "rounds"),
+                "guarantee": guarantee_words(promised),
+                "epsilon": promised["epsilon"] if holds(promised) else None,
+                "delta": promised["delta"] if holds(promised) else None,
+                "seconds": _mean(runs, "seconds"),
+                "spread_over_clients": _spread_over_clients(runs),
+            }
+        )
+    return sorted(table, key=lambda row: -1.0 if row["accuracy"] is None else row["accuracy"], reverse=True)
+
+
+def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
+    """The table as text for people, in the order of `headings`."""
+    table = rows(records)
+    judged = any(row["spread_over_clients"] is not None for row in table)
+    return [
+        (
+            row["method"],
+            accuracy_words(row["accuracy"], row["accuracy_spread"]),
+            human_bytes(row["bytes_up_per_client"]),
+            human_bytes(row["bytes_down_per_client"]),
+            f"{row['rounds']:.4g}",
+            row["guarantee"],
+            f"{row['seconds']:.1f}" if row["seconds"] < 100 else f"{row['seconds']:.0f}",
+            *([_points(row["spread_over_clients"])] if judged else []),
+        )
+        for row in table
+    ]
+
+
+def headings(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Those of the columns of `cells`."""
+    judged = any(_spread_over_clients([record]) is not None for record in records)
+    return (*HEADINGS, OVER_CLIENTS) if judged else HEADINGS
+
+
+def logged(records: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What else methods logged after their last round: headings, and a line for each of them; means over seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for label, runs in group(records).items():
+        values = found.setdefault(label, {})
+        for name, value in (pair for run in runs if run.metrics for pair in others(run.metrics[-1]).items()):
+            values.setdefault(name, []).append(value)
+    names = list(dict.fromkeys(name for values in found.values() for name in values))
+    lines = [
+        (label, *(f"{np.mean(values[name]):.4g}" if name in values else "–" for name in names))
+        for label, values in found.items()
+        if values
+    ]
+    return ("method", *names), lines
+
+
+def others(metric: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a line of ``metrics.jsonl`` that are the method's own."""
+    return {
+        name: float(value)
+        for name, value in metric.items()
+        if name not in _OWN_PLACE and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def caption(records: Sequence[RunRecord]) -> str:
+    """What the numbers of the table are, in one line."""
+    seeds = sorted({len(runs) for runs in group(records).values()})
+    judged = " or ".join(dict.fromkeys(record.summary["judged_on"] for record in records))
+    apart = " Over clients: the sample standard deviation of their own accuracies, in points."
+    apart = apart if OVER_CLIENTS in headings(records) else ""
+    if seeds == [1]:
+        return f"Accuracy on {judged}; one seed, so the spread over seeds is unknown.{apart}"
+    over = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return f"Accuracy on {judged}: mean ± sample standard deviation over {over} seeds.{apart}"
+
+
+def terminal(records: Sequence[RunRecord]) -> "Table":
+    """The table for the terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    table = Table(caption=Text(caption(records)), caption_justify="left", **style)
+    for i, heading in enumerate(headings(records)):
+        if i in LEFT:
+            table.add_column(heading, overflow="fold", min_width=6)
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
+    for row in cells(records):
+        table.add_row(*map(Text, row))  # Text: a label may contain [brackets], which rich would take for markup
+    return table
+
+
+def markdown(records: Sequence[RunRecord]) -> str:
+    """The table in Markdown, with its caption."""
+    top = headings(records)
+    lines = [top, tuple("---" if i in LEFT else "---:" for i in range(len(top)))]
+    lines += [tuple(map(_escape_markdown, row)) for row in cells(records)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption(records)}\n"
+
+
+def csv_text(records: Iterable[RunRecord]) -> str:
+    """The table in CSV: the columns of `rows`, plain numbers."""
+    table = rows(records)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def finding(records: Sequence[RunRecord]) -> str:
+    """The result in a sentence or two: who is most accurate, and who sends least."""
+    table = [row for row in rows(records) if row["accuracy"] is not None]
+    if not table:
+        return "No run recorded an accuracy."
+    best = table[0]
+    where = setting_words(records)
+    score = f"{accuracy_words(best['accuracy'], best['accuracy_spread'])} %"
+    up, down = human_bytes(best["bytes_up_per_client"]), human_bytes(best["bytes_down_per_client"])
+    rounds = f"{best['rounds']:.4g} round{'s' if best['rounds'] != 1 else ''}"
+    if len(table) == 1:
+        return f"On {where}, {best['method']} reaches {score} with {up} up and {down} down per client in {rounds}."
+    text = f"On {where}, {best['method']} is the most accurate of {len(table)} methods: {score} with {up} up and "
+    text += f"{down} down per client in {rounds}"
+    second = table[1]
+    if None not in (best["accuracy_spread"], second["accuracy_spread"]):
+        if best["accuracy"] - second["accuracy"] <= best["accuracy_spread"] + second["accuracy_spread"]:
+            text += f" (its lead over {second['method']} is within the spread over seeds)"
+    least = min((row for row in table if _total(row)), key=_total, default=best)  # not who exchanges nothing
+    if _total(least) < _total(best):
+        score = accuracy_words(least["accuracy"], least["accuracy_spread"])
+        ratio = _total(best) / _total(least)
+        times = f"{ratio:.0f} times less" if ratio >= 10 else f"{ratio:.1f} times less"
+        text += f". {least['method']} exchanges least: {human_bytes(_total(least))} both ways, {times}, for {score} %"
+    return text + "."
+
+
+def setting_words(records: Iterable[RunRecord]) -> str:
+    """What the records share: data, partition and clients, or that they differ."""
+    settings = {tuple(record.summary[key] for key in ("data", "partition", "clients")) for record in records}
+    if len(settings) > 1:
+        return f"{len(settings)} different settings"
+    data, partition, clients = next(iter(settings))
+    return f"{data} (partition {partition}, {clients} client{'s' if clients != 1 else ''})"
+
+
+def accuracy(runs: Sequence[RunRecord]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation, both in [0, 1]; None where there are too few seeds."""
+    values = [run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None]
+    mean = float(np.mean(values)) if values else None
+    return mean, float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def accuracy_words(mean: float | None, spread: float | None) -> str:
+    """``"92.31 ± 0.18"`` in percent, without the part that is not known."""
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")
+
+
+def human_bytes(count: float) -> str:
+    """Three significant digits in decimal units: ``"78.5 kB"``, ``"1.27 MB"``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def weakest_guarantee(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """The guarantee that holds for every one of the runs: none if one has none, else the largest epsilon."""
+    guarantees = (run.summary["guarantee"] for run in runs)
+    return max(guarantees, key=lambda g: (not holds(g), g["epsilon"] or 0.0, g["delta"] or 0.0))
+
+
+def holds(guarantee: dict[str, Any]) -> bool:
+    """Whether the guarantee says anything: it holds and its epsilon is a finite number."""
+    epsilon = guarantee["epsilon"]
+    return bool(guarantee["holds"]) and epsilon is not None and math.isfinite(epsilon)
+
+
+def guarantee_words(guarantee: dict[str, Any]) -> str:
+    """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down."""
+    if not holds(guarantee):
+        return "none"
+    words = f"eps {round_up(guarantee['epsilon'])}"
+    words += f", delta {round_up(guarantee['delta'])}" if guarantee["delta"] else ""
+    return words + (f" per {guarantee['unit']}" if guarantee["unit"] else "")
+
+
+def is_simulated(guarantee: dict[str, Any]) -> bool:
+    """Whether what a guarantee rests on is noise that the run's seed gives away."""
+    return holds(guarantee) and "noise came from the run's seed" in guarantee["reason"]
+
+
+def round_up(value: float) -> str:
+    """Three significant digits, rounded up, so that no printed guarantee is smaller than the one that holds."""
+    exact = Decimal(repr(float(value)))
+    if not exact:
+        return "0"
+    exact = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_CEILING).normalize()
+    if exact < Decimal("0.01"):
+        return f"{exact:e}".replace("e-0", "e-")
+    text = f"{exact:f}"
+    return text if "." in text or exact >= 100 else text + ".0"
+
+
+def _total(row: dict[str, Any]) -> float:
+    return float(row["bytes_up_per_client"] + row["bytes_down_per_client"])
+
+
+def _spread_over_clients(runs: Sequence[RunRecord]) -> float | None:
+    spreads = [run.summary.get("spread_over_clients") for run in runs]
+    known = [spread for spread in spreads if spread is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _points(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
+
+
+def _mean(runs: Sequence[RunRecord], key: str) -> float:
+    return float(np.mean([run.summary[key] for run in runs]))
+
+
+def _settings(record: RunRecord) -> dict[str, Any]:
+    task = {key: value for key, value in record.config["experiment"].items() if key not in _FREE}
+    own = {f"method.{key}" if key in task else key: value for key, value in record.config["method"].items()}
+    return _flat(task | own)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for setting in settings for key in setting))
+
+
+def _escape_markdown(text: str) -> str:
+    for character in "\\`*_[]|":
+        text = text.replace(character, "\\" + character)
+    return text.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")

@@ -1,0 +1,314 @@
+"""A whole deployment on this machine, with certificates, a SuperLink and sites with keys: `fedstill deploy check`."""
+
+import datetime
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tomli_w
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedstill.records import Records
+from fedstill.sites import setup as deploy
+
+HOST = "127.0.0.1"
+_CONNECTION = "here"
+
+
+class Certificates(NamedTuple):
+    """Files of a certificate authority and of a server that it vouches for."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def certificates(folder: Path, *, days: float = 7.0) -> Certificates:
+    """Make an authority and a certificate for this machine's loopback, good from yesterday for ``days`` days."""
+    now = datetime.datetime.now(datetime.UTC)
+    start, end = now - datetime.timedelta(days=30), now + datetime.timedelta(days=days)
+    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
+    def named(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+    def builder(name: str, key: Any) -> x509.CertificateBuilder:
+        return x509.CertificateBuilder(
+            issuer_name=named("fedstill loopback"),
+            subject_name=named(name),
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=start,
+            not_valid_after=end,
+        )
+
+    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+    root = (
+        builder("fedstill loopback", authority)
+        .add_extension(x509.BasicConstraints(True, 0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
+    server = (
+        builder("localhost", own)
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(False, None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    found.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    found.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    _secret(
+        found.key,
+        own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+    return found
+
+
+def site_key(place: Path) -> Path:
+    """Make a site's key pair as `ssh-keygen -t ecdsa` does; returns the public one, ``place`` with ``.pub``."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    openssh = serialization.PrivateFormat.OpenSSH
+    _secret(place, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+    public = place.with_name(f"{place.name}.pub")
+    public.write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+    )
+    return public
+
+
+def _secret(place: Path, content: bytes) -> None:
+    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+
+
+def free_port() -> int:
+    """A port that nobody listens at just now."""
+    with socket.socket() as some:
+        some.bind((HOST, 0))
+        return int(some.getsockname()[1])
+
+
+class Loopback:
+    """A SuperLink with TLS and the sites around it; everything it starts ends with `close`.
+
+    Args:
+        folder: for keys, certificates, logs, sites and runs; absolute.
+        certs: of the SuperLink; made if not given.
+
+    Attributes:
+        nodes: Flower's id of each site's node; a run hears a client from no other.
+    """
+
+    def __init__(self, folder: Path, certs: Certificates | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.certs = certs or certificates(folder / "certificates")
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.nodes: dict[int, int] = {}
+        self.app = deploy.app(folder / "app")
+        home = folder / "flower"
+        home.mkdir(parents=True, exist_ok=True)
+        connection = {"address": f"{HOST}:{self.port}", "root-certificates": str(self.certs.authority)}
+        (home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": _CONNECTION, _CONNECTION: connection}})
+        )
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "NO_PROXY": f"{HOST},localhost",
+            "no_proxy": f"{HOST},localhost",
+            "NO_COLOR": "1",
+        }
+
+    def start(self, name: str, words: Sequence[object], environment: Mapping[str, str] | None = None) -> None:
+        """Start a program whose output goes to ``logs/NAME.log``."""
+        log = self.folder / "logs" / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                [str(word) for word in words],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, **(environment or {})},
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> str:
+        """What a program has said."""
+        return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+
+    def superlink(self, *options: object) -> None:
+        """Start the SuperLink, and wait until it listens."""
+        self.start(
+            "superlink",
+            [
+                *("flower-superlink", "--ssl-ca-certfile", self.certs.authority),
+                *("--ssl-certfile", self.certs.certificate, "--ssl-keyfile", self.certs.key),
+                *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+                *("--host", HOST, "--port", self.port, "--database", self.folder / "superlink.db", *options),
+            ],
+        )
+        self.wait_for(lambda: self._listens(), "the SuperLink to listen")
+
+    def _listens(self) -> bool:
+        with socket.socket() as some:
+            return some.connect_ex((HOST, self.port)) == 0
+
+    def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+        """Wait until something is so.
+
+        Raises:
+            RuntimeError: it is not so in time.
+        """
+        until = time.monotonic() + seconds
+        while not there():
+            if time.monotonic() > until:
+                raise RuntimeError(f"waited {seconds:g} s in vain for {what}; see {self.folder / 'logs'}")
+            time.sleep(0.1)
+
+    def flwr(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """Run Flower's command."""
+        return subprocess.run(
+            ["flwr", *map(str, words)],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    def add_site(self, client: int, records: Records | None = None, **policy: Any) -> Path:
+        """Make a site's folder with key, data, policy and ledger, and register its key; returns the folder."""
+        place = self.folder / f"site-{client}"
+        place.mkdir()
+        if records is not None:
+            images = records.images.permute(0, 2, 3, 1).numpy()
+            np.savez(place / "data.npz", x_train=images, y_train=records.labels.numpy())
+        deploy.site(place, {"client": client, "data": "data.npz", "state": "state", **policy})
+        key = site_key(place / "site.key")
+        registered = self.flwr("supernode", "register", key, _CONNECTION, "--format", "json")
+        try:
+            self.nodes[client] = int(json.loads(registered.stdout)["node-id"])
+        except (ValueError, KeyError) as error:
+            said = registered.stderr or registered.stdout
+            raise RuntimeError(f"the key of site {client} can't be registered: {said}") from error
+        return place
+
+    def start_site(self, client: int, *options: object, **environment: str) -> None:
+        """Start a site's SuperNode and wait until it is connected."""
+        place, name = self.folder / f"site-{client}", f"site-{client}"
+        policy = json.dumps(str(place / "policy.toml"))
+        self.start(
+            name,
+            [
+                *(
+                    "flower-supernode",
+                    "--root-certificates",
+                    self.certs.authority,
+                    "--superlink",
+                    f"{HOST}:{self.port}",
+                ),
+                *("--auth-supernode-private-key", place / "site.key", "--node-config", f"policy={policy}"),
+                *("--host", HOST, "--port", free_port(), *options),
+            ],
+            environment,
+        )
+
+    def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int = 0) -> str:
+        """Submit a run from an experiment file; returns Flower's number of it. Results go to ``runs/NAME``."""
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(dict(content)))
+        out = str(self.folder / "runs" / name)
+        return self._submit({"file": str(file), "out": out, "wait": wait, "at-a-time": at_a_time})
+
+    def extend(self, finished: str, name: str, wait: float = 120.0) -> str:
+        """Submit the extension of a finished run by the sites that were missing."""
+        runs = self.folder / "runs"
+        return self._submit({"extend": str(runs / finished), "out": str(runs / name), "wait": wait})
+
+    def _submit(self, settings: Mapping[str, Any]) -> str:
+        nodes = ",".join(f"{client}:{node}" for client, node in self.nodes.items())
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in {**settings, "nodes": nodes}.items())
+        submitted = self.flwr("run", self.app, _CONNECTION, "--run-config", words, "--format", "json")
+        try:
+            return str(json.loads(submitted.stdout)["run-id"])
+        except (ValueError, KeyError) as error:
+            raise RuntimeError(f"the run can't be submitted: {submitted.stdout} {submitted.stderr}") from error
+
+    def status(self, run: str) -> str:
+        """``running``, ``finished:completed``, ``finished:failed`` and so on."""
+        listed = self.flwr("list", _CONNECTION, "--format", "json", "--run-id", run)
+        try:
+            return str(json.loads(listed.stdout)["runs"][0]["status"])
+        except (ValueError, KeyError, IndexError):
+            return "unknown"
+
+    def finish(self, run: str, seconds: float = 300.0) -> str:
+        """Wait for a run's end; returns its status."""
+        self.wait_for(lambda: self.status(run).startswith("finished"), "the run to finish", seconds)
+        return self.status(run)
+
+    def said(self, run: str) -> str:
+        """What the server printed."""
+        return self.flwr("log", run, _CONNECTION, "--show").stdout
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End a program and all that it started."""
+        process = self.processes.pop(name)
+        _signal(process, how)
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+    def close(self) -> None:
+        """End everything."""
+        for name in reversed(list(self.processes)):
+            self.stop(name)
+
+
+def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, how)
+    except ProcessLookupError:
+        pass
+
+
+@contextmanager
+def loopback(folder: Path, certs: Certificates | None = None) -> Iterator[Loopback]:
+    """A running SuperLink on this machine; see `Loopback`."""
+    if shutil.which("flower-superlink", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") is None:
+        raise ValueError("Flower's programs are not installed; pip install 'fedstill[flower]'")
+    here = Loopback(folder, certs)
+    try:
+        here.superlink()
+        yield here
+    finally:
+        here.close()

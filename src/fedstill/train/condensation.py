@@ -1,0 +1,55 @@
+"""The server's training on a small synthetic set, as dataset condensation evaluates it."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Lt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import nn
+
+from fedstill.records import Records
+from fedstill.settings import Settings
+from fedstill.train.augment import DSA, Strategy
+from fedstill.train.epochs import Epochs
+from fedstill.train.sgd import SGD
+
+
+class ServerTraining(Settings):
+    """SGD whose learning rate falls to a tenth at half time, with DSA (after DC's evaluation protocol)."""
+
+    epochs: PositiveInt = 500
+    """Passes over the synthetic set."""
+    lr: PositiveFloat = 0.1
+    """Learning rate of the first half."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Momentum in [0, 1)."""
+    weight_decay: NonNegativeFloat = 5e-4
+    """Weight decay."""
+    batch_size: PositiveInt = 256
+    """Records per step."""
+    augment: Strategy = "color_crop_cutout_scale_rotate"
+    """DSA operations joined by "_", one drawn for every batch with parameters for each image; "none" for none."""
+
+    def fit(
+        self,
+        model: nn.Module,
+        records: Records,
+        rng: torch.Generator,
+        on_epoch: Callable[[int, int], None] | None = None,
+        keep: Epochs | None = None,
+    ) -> int:
+        """Train ``model`` in place on ``records``; the arguments are those of `SGD.fit`, as is what is returned.
+
+        The learning rate falls right after epoch ``floor(epochs / 2) + 1``. DC drops it there too, counting from 0 and
+        running one epoch more, with a tenth of this learning rate.
+        """
+        sgd = SGD(
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            milestones=(self.epochs // 2 + 1,),
+        )
+        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch, keep=keep)

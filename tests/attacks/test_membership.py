@@ -1,0 +1,286 @@
+"""``fedstill attack``: finds members where a model remembers them, goes on after a crash, asks nobody in vain."""
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill import files, models, wire
+from fedstill.attacks import membership as attack
+from fedstill.attacks import report as attack_report
+from fedstill.attacks.membership import Membership, design, membership, place_of
+from fedstill.cli import main
+from fedstill.engines.transport import Watcher
+from fedstill.evaluate import outputs
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.run import Job, run
+from fedstill.experiment.task import share_out
+from fedstill.methods import get
+from fedstill.report.record import find_runs
+
+OVERFITTED = {"rounds": 1, "local": {"lr": 0.1, "epochs": 30, "batch_size": 16}}
+DENSE = {
+    "local": {"lr": 0.05, "batch_size": 16, "epochs": 1},
+    "epochs": 1,
+    "generation": {"steps": 1, "batch_size": 16, "ngf": 8, "nz": 16},
+}
+PRIVATE = {"epsilon": 1.0, "clip": 3.0, "local": {"lr": 0.05, "epochs": 5}}
+FOUR = Membership(shadows=4)
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attack, "_ROWS", 200)
+
+
+def finished(out: Path, name: str = "fedavg", settings: dict[str, Any] | None = None, **changes: Any) -> Path:
+    task = {"data": "digits", "clients": 2, "model": "convnet:width=8,depth=2", "workers": 0, "limit": 120}
+    chosen = {"fedavg": {"rounds": 1, "local": {"lr": 0.05}}, "dense": DENSE, "ldp-fedavg": PRIVATE}.get(name, {})
+    run(Job(Experiment(**{**task, **changes}), name, get(name)(**(settings or chosen)), out))
+    return out
+
+
+def weights(folder: Path, client: int, world: int) -> bytes:
+    return (place_of(folder, client) / f"world-{world:03d}" / "model.safetensors").read_bytes()
+
+
+def share_of(folder: Path, world: int) -> list[int]:
+    held = json.loads((place_of(folder, 0) / f"world-{world:03d}" / "partition.json").read_text())
+    return [sum(counts) for counts in held["counts"]]
+
+
+def test_each_record_is_in_half_of_the_shadow_runs_and_more_of_them_leave_the_first_as_they_are() -> None:
+    member = design(0, 2, 1000, 8)
+    assert member.shape == (9, 1000)
+    assert (member[1:].sum(0) == 4).all()
+    # five standard deviations of 1000 coins
+    assert all(421 < int(world.sum()) < 579 for world in member)
+    assert torch.equal(design(0, 2, 1000, 16)[:9], member)
+    assert not torch.equal(design(1, 2, 1000, 8), member)
+    assert not torch.equal(design(0, 1, 1000, 8), member)
+    assert abs(np.corrcoef(member[0], member[1])[0, 1]) < 0.16  # five standard deviations
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    folder = finished(
+        tmp_path_factory.mktemp("overfitted") / "run", settings=OVERFITTED, clients=1, model="convnet:width=16,depth=2"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attack, "_ROWS", 200)
+        yield folder, membership(folder, Membership(shadows=16), command="fedstill attack <run>")
+
+
+def test_what_an_overfitted_model_remembers_is_found(attacked: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = attacked
+    assert (found["client"], found["records"], found["shadows"]) == (0, 120, 16)
+    for rates in found["likelihood_ratio"].values():
+        # by chance, with 51 members of 120, the area has a standard deviation of 0.053
+        assert rates["auc"] > 0.5 + 4 * 0.053
+    online = found["likelihood_ratio"]["online"]
+    assert online["rates"][1]["low"] > 0.05
+    assert [rate["bound"] for rate in online["rates"]] == [None, None]
+    assert found["posteriors"]["whole"]["members"]["support"] == found["members"]
+    place = place_of(folder, 0)
+    assert json.loads((place / "attack.json").read_text()) == {"membership": found}
+    page = (place / "attack.html").read_text()
+    assert "Membership inference: fedavg on digits" in page and "fedstill attack &lt;run&gt;" in page
+    assert "src=" not in page.split("</head>")[1]
+    with np.load(place / "scores.npz") as arrays:
+        assert arrays["phi"].shape == arrays["member"].shape == (17, 120)
+        expected = design(0, 0, 120, 16).numpy()
+        assert (arrays["member"] == expected).all()
+        own = share_out(Experiment(data="digits", clients=1, limit=120), None).parts[0][0]
+        assert (arrays["records"] == own).all()
+    words = " ".join(str(part) for part in attack_report.show(found))
+    assert "There is no bound to compare with" in words
+
+
+def test_worlds_hold_what_they_should_and_are_no_runs_of_a_report(attacked: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = attacked
+    held = [share_of(folder, world) for world in range(17)]
+    assert held[0] == [found["members"]]
+    assert all(held[world][0] + held[world + 1][0] == 120 for world in range(1, 17, 2))
+    assert find_runs(folder) == [folder]
+
+
+def test_a_false_promise_is_refuted(attacked: tuple[Path, dict[str, Any]]) -> None:
+    folder, before = attacked
+    place = folder / "summary.json"
+    honest = place.read_text()
+    promise = {"holds": True, "unit": "record", "epsilon": 0.01, "delta": 0.0, "adversary": "all", "reason": ""}
+    place.write_text(json.dumps({**json.loads(honest), "guarantee": promise}))
+    try:
+        found = membership(folder, Membership(shadows=16))
+    finally:
+        place.write_text(honest)
+    rate = found["likelihood_ratio"]["online"]["rates"][1]
+    assert rate["refuted"] and rate["low"] > rate["bound"]
+    assert "REFUTED" in " ".join(str(part) for part in attack_report.show(found))
+    assert "allowed by the guarantee" in (place_of(folder, 0) / "attack.html").read_text()
+    assert rate["tpr"] == before["likelihood_ratio"]["online"]["rates"][1]["tpr"]
+
+
+def test_a_private_run_keeps_its_promise_with_fresh_noise_in_every_world(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", "ldp-fedavg")
+    found = membership(folder, FOUR)
+    rates = [rate for form in found["likelihood_ratio"].values() for rate in form["rates"]]
+    assert found["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-3)
+    assert all(rate["bound"] < 0.03 and not rate["refuted"] for rate in rates)
+    assert "Not refuted: what is found is within what eps 1" in " ".join(
+        str(part) for part in attack_report.show(found)
+    )
+    before = weights(folder, 0, 1)
+    (place_of(folder, 0) / "world-001").rename(tmp_path / "before")
+    membership(folder, FOUR)
+    assert weights(folder, 0, 1) != before  # the same world, but for its noise
+
+
+class Killed(Exception):
+    pass
+
+
+class Seen(Watcher):
+    """Notes what worlds ask; dies with the third one's first reply."""
+
+    def __init__(self, mortal: bool) -> None:
+        self.questions: list[tuple[int, int]] = []
+        self.mortal = mortal
+
+    def asked(self, step: str, clients: int, answered: int) -> None:
+        self.questions.append((clients, answered))
+
+    def arrived(self, _: object) -> None:
+        if self.mortal and len(self.questions) == 3:
+            raise Killed
+
+
+@pytest.mark.parametrize("name", ["dense", "fedavg"])
+def test_a_killed_attack_that_used_the_others_replies_ends_as_one_that_asked_them_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished(tmp_path / "run", name, clients=3)
+    first, second, again = Seen(True), Seen(False), Seen(False)
+    with pytest.raises(Killed):
+        membership(folder, FOUR, watch=lambda _: nullcontext(first))
+    assert first.questions == [(3, 2)] * 3
+    assert not (place_of(folder, 0) / "attack.json").exists()
+    membership(folder, FOUR, watch=lambda _: nullcontext(second))
+    # the reply that killed it had been kept
+    assert second.questions == [(3, 3), (3, 2), (3, 2)]
+    models = [weights(folder, 0, world) for world in range(5)]
+    counts = [share_of(folder, world) for world in range(5)]
+    assert len(set(models)) == 5
+    assert all(world[1:] == [40, 40] for world in counts) and counts[1][0] + counts[2][0] == 40
+    text = (place_of(folder, 0) / "attack.json").read_bytes()
+    place_of(folder, 0).rename(tmp_path / "before")
+    monkeypatch.setattr(attack, "_asked_once", lambda _: False)
+    membership(folder, FOUR, watch=lambda _: nullcontext(again))
+    assert again.questions == [(3, 0)] * 5
+    assert [weights(folder, 0, world) for world in range(5)] == models
+    assert (place_of(folder, 0) / "attack.json").read_bytes() == text
+
+
+def test_a_run_of_several_rounds_asks_everybody(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", settings={"rounds": 2, "local": {"lr": 0.05}})
+    membership(folder, Membership(shadows=4, client=1))
+    world = place_of(folder, 1) / "world-000"
+    assert "answers" not in json.loads((world / "config.json").read_text())
+    assert json.loads((world / "summary.json").read_text())["rounds"] == 2
+
+
+def test_what_is_there_is_kept_and_checked(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    place_of(folder, 1).mkdir(parents=True)
+    (place_of(folder, 1) / "attack.json").write_text('{"labels": {"found": 1}}')
+    membership(folder, Membership(shadows=4, client=1))
+    before = weights(folder, 1, 4)
+    found = membership(folder, Membership(shadows=6, client=1))
+    damaged = place_of(folder, 1) / "world-002" / "outputs.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match=r"outputs.safetensors is damaged.*and attack again"):
+        membership(folder, Membership(shadows=6, client=1))
+    assert json.loads((place_of(folder, 1) / "attack.json").read_text()) == {
+        "labels": {"found": 1},
+        "membership": found,
+    }
+    assert found["shadows"] == 6 and weights(folder, 1, 4) == before
+
+
+def test_where_clients_keep_parts_the_victims_own_model_is_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedRep's heads never leave: the server's model has the one that it started with."""
+    monkeypatch.setattr("fedstill.experiment.run.forget_state", lambda *_, **__: None)
+    folder = finished(tmp_path / "run", "fedrep", {"rounds": 2}, local_test=0.2)
+    found = membership(folder, Membership(shadows=4, client=1))
+    assert found["client"] == 1 and found["shadows"] == 4
+    method = get("fedrep")()
+    world = place_of(folder, 1) / "world-002"
+    shared, _ = wire.unpack((world / "model.safetensors").read_bytes())
+    held = sorted((world / "clients" / "00001").glob("*.state"))
+    kept, _ = wire.unpack(files.read_checked(held[-1], ""))
+    task = share_out(Experiment(data="digits", clients=2, limit=120, local_test=0.2), None)
+    model = models.build("convnet:width=8,depth=2", task.train.shape, 10)
+    own = method.own(model)
+    assert own and own <= kept.keys()
+    said = wire.unpack(files.read_checked(world / "outputs.safetensors", ""))[0]["logits"][0]
+    records = task.train[torch.from_numpy(task.parts[1][0])]
+    for parts, same in (({}, False), ({name: kept[name] for name in own}, True)):
+        model.load_state_dict({**shared, **parts})
+        assert torch.allclose(torch.cat(list(outputs(model, records))), said, atol=1e-5) is same
+
+
+def test_a_fine_tuned_runs_model_is_the_servers(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", "fedavg-ft", {"rounds": 1}, local_test=0.2)
+    assert membership(folder, Membership(shadows=4, client=0))["shadows"] == 4
+
+
+def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    def refusal(folder: Path, **settings: Any) -> str:
+        with pytest.raises(ValueError, match=r"\S") as caught:
+            membership(folder, Membership(**{"shadows": 4, **settings}))
+        return str(caught.value)
+
+    assert "There is no folder" in refusal(tmp_path / "nowhere")
+    folder = finished(tmp_path / "run", clients=5, limit=90)
+    assert "--client is 5; the run has the clients 0 to 4" in refusal(folder, client=5)
+    assert "client 0 has 18 records; an attack needs 20" in refusal(folder)
+    (folder / "partition.json").unlink()  # as a deployment leaves it
+    assert "asked real sites" in refusal(folder)
+    other = finished(tmp_path / "other")
+    kept = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**kept, "fingerprint": "of something else"}))
+    assert "digits is not what it was when" in refusal(other)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished(tmp_path / "run")
+    capsys.readouterr()
+    main(["attack", str(folder), "--shadows", "4", "--client", "1", "--flip", "True"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "client 1's 60 records are found" in told and "attack.html" in told
+
+    def fails(*words: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["attack", *words])
+        assert stop.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "the run comes first: fedstill attack RUN" in fails("--shadows", "4")
+    assert "--shadows is 3; it must be an even number of 4 or more" in fails(str(folder), "--shadows", "3")
+    assert "--client is -1; it must be greater than or equal to 0" in fails(str(folder), "--client", "-1")
+    assert "is no finished run" in fails(str(tmp_path))
+
+    def interrupt(_: str) -> AbstractContextManager[Watcher]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedstill.experiment.progress.Bars", lambda _, world: interrupt(world))
+    with pytest.raises(SystemExit) as stop:
+        main(["attack", str(folder), "--shadows", "4"])
+    assert stop.value.code == 130

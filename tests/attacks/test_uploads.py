@@ -1,0 +1,72 @@
+"""``fedstill attack RUN uploads`` on small runs of every shape of upload."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.attacks.uploads import Uploads, uploads
+from fedstill.cli import main
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.run import Job, run
+from fedstill.methods import get
+
+QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 25})  # type: ignore[arg-type]
+
+
+def finished(folder: Path, name: str, partition: str = "classes:3", **settings: Any) -> Path:
+    task = Experiment(data="digits", clients=4, partition=partition, workers=0, model="convnet:width=16,depth=2")
+    run(Job(task, name, get(name)(**settings), folder))
+    return folder
+
+
+def test_labels_in_clear_give_all_classes_away(tmp_path: Path) -> None:
+    found = uploads(finished(tmp_path, "real", ipc=30, training={"epochs": 2}), QUICK)
+    assert [line["held_accuracy"] for line in found["labels"]] == [1.0] * 4
+    assert {line["from"] for line in found["labels"]} == {"labels"}
+    nearer = [line["nearer"] for line in found["images"]]  # real records, sent as they are
+    assert sum(share["value"] for share in nearer) / 4 > 0.55, nearer
+    assert any(share["low"] > 0.5 for share in nearer)
+    assert sum(line["recognised"]["value"] for line in found["images"]) / 4 > 0.5
+    assert json.loads((tmp_path / "attack" / "uploads.json").read_text()) == found
+
+
+def test_a_model_gives_away_the_classes_of_a_client_that_has_few(tmp_path: Path) -> None:
+    found = uploads(finished(tmp_path, "fedavg", rounds=1, local={"lr": 0.05, "epochs": 3}), QUICK)
+    assert {line["from"] for line in found["labels"]} == {"the last layer"}
+    assert sum(line["held_accuracy"] for line in found["labels"]) / 4 > 0.9
+    assert all(line["distance"] < line["uniform_distance"] / 2 for line in found["labels"])
+    assert found["images"] == []
+    assert 5 < found["inversion"]["training"] < 30
+
+
+def test_an_update_under_a_field_of_its_own_is_read_the_right_way_round(tmp_path: Path) -> None:
+    found = uploads(finished(tmp_path, "fednova", rounds=1, local={"lr": 0.05, "epochs": 3}), QUICK)
+    assert sum(line["held_accuracy"] for line in found["labels"]) / 4 > 0.9
+
+
+def test_private_sums_have_nothing_to_read(tmp_path: Path) -> None:
+    quick: dict[str, Any] = {"nets": 2, "fitting": {"steps": 2}, "training": {"epochs": 1}}
+    found = uploads(finished(tmp_path, "fedgm-records", **quick), QUICK)
+    assert found["labels"] == found["images"] == []
+
+
+def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = finished(tmp_path / "run", "feddm", rounds=1, ipc=1, training={"epochs": 1}, matching={"steps": 2})
+    main(["attack", str(folder), "uploads", "--inversion.steps", "5"])
+    said = capsys.readouterr().out
+    assert "nearer to its own" in said and "uploads.json" in said
+    for words, reason in (
+        ([], "the run comes first"),
+        ([str(folder), "uploads", "--least-share", "often"], "least-share"),
+        ([str(tmp_path / "nowhere"), "uploads"], "There is no folder"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["attack", *words, *(["--x"] if not words else [])])
+        assert stopped.value.code == 2
+        assert reason in capsys.readouterr().err
+    for reply in folder.glob("journal/*/*.reply"):
+        reply.unlink()
+    with pytest.raises(ValueError, match="run it again with --keep-replies"):
+        uploads(folder, QUICK)

@@ -1,0 +1,201 @@
+"""Models that clients judge on test records of their own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small
+import torch
+from small import holding, weights
+
+from fedstill.data.sources import DataSet
+from fedstill.engines.client_evaluation import Judgement
+from fedstill.engines.site import last_state
+from fedstill.evaluate import evaluate
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.run import Job, run
+from fedstill.experiment.task import share_out
+from fedstill.methods import get
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedavg_ft import FedAvgFT
+from fedstill.models import build
+from fedstill.protocol import load
+from fedstill.report.record import read_run
+from fedstill.wire import unpack
+
+TASK: dict[str, Any] = {"data": "digits", "clients": 4, "model": "convnet:width=8,depth=2", "workers": 0}
+LOCAL = {"lr": 0.05, "batch_size": 32}
+
+
+def made(out: Path, name: str = "fedavg", method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    settings = {"rounds": 2, "local": LOCAL} if method is None else method
+    task = {"local_test": 0.25, "partition": "dirichlet:0.5", **changes}
+    return run(Job(Experiment(**TASK, **task), name, get(name)(**settings), out))
+
+
+def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Path) -> None:
+    summary = made(tmp_path / "run")
+    task = share_out(Experiment(**TASK, local_test=0.25, partition="dirichlet:0.5"), None)
+    model = build(TASK["model"], task.train.shape, task.train.num_classes)
+    load(model, unpack((tmp_path / "run" / "model.safetensors").read_bytes())[0])
+    expected = [evaluate(model, task.train[torch.from_numpy(test)]) for _, test in task.parts]
+    assert list(summary["accuracy_of_clients"].values()) == pytest.approx(expected)
+    assert summary["accuracy"] == pytest.approx(sum(expected) / 4)
+    assert summary["spread_over_clients"] == pytest.approx(float(torch.tensor(expected).std()))
+    assert summary["judged_on"] == "the clients' own test records"
+    record = read_run(tmp_path / "run")
+    assert record.metrics[-1]["accuracy"] == pytest.approx(summary["accuracy"])
+    assert record.metrics[-1]["spread"] == pytest.approx(summary["spread_over_clients"])
+    assert record.confusion is not None
+    assert record.confusion.sum() == sum(len(test) for _, test in task.parts)
+
+
+def test_judging_changes_neither_the_model_nor_the_method_s_bytes(tmp_path: Path) -> None:
+    judged = made(tmp_path / "judged")
+    seldom = made(tmp_path / "seldom", evaluate_every=2)
+    assert seldom["bytes_judging"] * 2 == judged["bytes_judging"] > 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("judged", "seldom")]
+    assert weights[0] == weights[1]
+    for count in ("bytes_up", "bytes_down"):
+        assert judged[count] == seldom[count]
+    lines = [json.loads(line) for line in (tmp_path / "judged" / "journal" / "meter.jsonl").read_text().splitlines()]
+    up_and_down = sum(line.get("up", 0) + line.get("down", 0) for line in lines)
+    assert judged["bytes_up"] + judged["bytes_down"] + judged["bytes_judging"] == up_and_down
+
+
+def test_judging_is_not_covered_by_a_guarantee(tmp_path: Path) -> None:
+    assert "field 'confusion' of step 'judge'" in made(tmp_path)["guarantee"]["reason"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_a_resumed_run_is_judged_alike(name: str, digits: DataSet, tmp_path: Path) -> None:
+    settings = {"fedavg": {"rounds": 2, "local": LOCAL}, "fedrep": {"rounds": 2, "head": LOCAL, "body": LOCAL}}[name]
+    method = get(name)(**settings)
+
+    def finish(folder: Path) -> tuple[bytes, dict[str, Any], int]:
+        model, fed = small.run(method, digits, folder, local_test=True)
+        return weights(model), fed.judge(model).described(), fed.journal.bytes_judging
+
+    whole = finish(tmp_path / "whole")
+    finish(tmp_path / "run")
+    assert finish(tmp_path / "run") == whole  # from the checkpoint of the last round
+
+
+def test_personal_models_want_records_to_be_judged_on(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fedrep gives every client a model of its own, .* --local-test 0.2"):
+        made(tmp_path / "run", "fedrep", {}, local_test=0.0)
+    with pytest.raises(ValueError, match="fedavg-p ends with a network that is put together at the server"):
+        made(tmp_path / "run", "fedavg-p", {}, local_test=0.2)
+
+
+def test_fedaux_ends_with_the_run_s_model_which_clients_can_judge(tmp_path: Path) -> None:
+    settings = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}, "rounds": 1, "distillation": {"epochs": 1}}
+    summary = made(tmp_path, "fedaux", settings, public="noise=50")
+    assert len(summary["accuracy_of_clients"]) == 4
+
+
+def test_a_client_s_own_part_never_leaves_and_lasts(digits: DataSet, tmp_path: Path) -> None:
+    method = get("fedrep")(rounds=2, head=LOCAL, body=LOCAL)
+    model, fed = small.run(method, digits, tmp_path, local_test=True)
+    own = method.own(model)
+    assert len(own) == 2
+    last = fed.journal.read_reply(1, "update", 0)
+    assert not any(name.encode() in last for name in own)
+    kept = [unpack(f.read_bytes()[32:])[0] for f in sorted((tmp_path / "clients" / "00000").glob("*.state"))]
+    assert kept[-1].keys() == own
+    assert not all(torch.equal(kept[-1][name], dict(model.named_parameters())[name]) for name in own)
+
+
+def test_fine_tuning_helps_and_leaves_the_server_s_model_alone(tmp_path: Path) -> None:
+    plain = made(tmp_path / "plain", partition="dirichlet:0.1")
+    settings = {"rounds": 2, "local": LOCAL, "tuning": {**LOCAL, "epochs": 5}}
+    tuned = made(tmp_path / "tuned", "fedavg-ft", settings, partition="dirichlet:0.1")
+    assert tuned["accuracy"] > plain["accuracy"] + 0.1
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "tuned")]
+    assert weights[0] == weights[1]
+
+
+PERSONAL: dict[str, dict[str, Any]] = {
+    "fedrep": {"rounds": 1, "head": {**LOCAL, "epochs": 3}, "body": LOCAL},
+    "fedrd": {
+        "rounds": 1,
+        "dpc": 2,
+        "projection": {"batch_size": 64, "epochs": 3},
+        "matching": {"steps": 2, "batch_size": 16, "logits": False},
+        "training": {"epochs": 20},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_a_client_is_judged_with_the_part_that_it_has_kept(name: str, digits: DataSet, tmp_path: Path) -> None:
+    method = get(name)(**PERSONAL[name])
+    parts = [(part[:150], part[150:]) for part in np.array_split(np.arange(900), 3)]
+    fed = holding(parts, method, digits, tmp_path)
+    model = method.server(fed)
+    with_its_own, with_the_first = {}, {}
+    for client, (_, test) in enumerate(parts):
+        whole, records = fed.new_model(), digits.train[torch.from_numpy(test)]
+        load(whole, method.shared(model))
+        with_the_first[client] = evaluate(whole, records)
+        load(whole, last_state(tmp_path / "clients", client))
+        with_its_own[client] = evaluate(whole, records)
+    assert with_its_own != with_the_first
+    assert fed.judge(model).clients == pytest.approx(with_its_own)
+
+
+def test_fine_tuning_is_not_on_the_records_it_is_judged_on(digits: DataSet, tmp_path: Path) -> None:
+    # who has only seen the digits 0 to 4 takes every other for one of these
+    low, high = (np.flatnonzero(half.numpy())[:200] for half in (digits.train.labels < 5, digits.train.labels >= 5))
+    method = FedAvgFT(rounds=1, local=LOCAL, tuning={**LOCAL, "epochs": 5})  # type: ignore[arg-type]
+    fed = holding([(low[:100], high[:100]), (low[100:], high[100:])], method, digits, tmp_path)
+    table = fed.judge(method.server(fed)).confusion
+    assert int(table.sum()) == int(table[5:].sum()) == 200
+    assert int(table[5:, :5].sum()) > 190
+
+
+class Twice(FedAvg):
+    """Changes its model after it was judged, without another question."""
+
+    def server(self, fed: Any) -> Any:
+        """FedAvg's, and a model that knows one class."""
+        model = super().server(fed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+            list(model.parameters())[-1][3] = 1.0
+        fed.evaluate(model)
+        return model
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_another_model_is_judged_anew_even_without_a_question_between(
+    killed: bool, digits: DataSet, tmp_path: Path
+) -> None:
+    method = Twice(rounds=2, local=LOCAL)  # type: ignore[arg-type]
+    model, fed = small.run(method, digits, tmp_path, local_test=True)
+    if killed:
+        model, fed = small.run(method, digits, tmp_path, local_test=True)
+    table = fed.judge(model).confusion
+    assert int(table[:, 3].sum()) == int(table.sum()) > 0
+    folders = sorted(place.name for place in (tmp_path / "journal").glob("*-judge"))
+    assert folders == ["1000001-judge", "1000002-judge", "2000002-judge"]
+
+
+def test_clients_without_test_records_are_left_out() -> None:
+    tables = {
+        0: torch.tensor([[3, 1], [0, 0]]),
+        1: torch.zeros(2, 2, dtype=torch.int64),
+        4: torch.tensor([[0, 2], [0, 2]]),
+    }
+    judgement = Judgement.of_clients(tables, 2)
+    assert judgement.clients == {0: 0.75, 4: 0.5}
+    assert judgement.accuracy == 0.625
+    assert judgement.confusion.tolist() == [[3, 3], [0, 2]]
+    again = Judgement.read(json.loads(json.dumps(judgement.described())))
+    assert again.clients == judgement.clients
+    assert torch.equal(again.confusion, judgement.confusion)
+    with pytest.raises(ValueError, match="no client has a test record"):
+        _ = Judgement.of_clients({1: tables[1]}, 2).accuracy

@@ -1,0 +1,460 @@
+"""A real site's ledger: one budget over all runs, on disk for good, and no release once anything about it is wrong."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from releases import ONE, entry
+
+from fedstill import files
+from fedstill.privacy import accounting
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
+from fedstill.privacy.ledger import BudgetExceeded, Entry, touching
+from fedstill.sites.ledger import HEAD, KEY, LINES, LOCK, SiteLedger
+
+DELTA = 1e-5
+
+
+def label(epsilon: float, part: str | None = None, exchange: int = 0) -> Entry:
+    return entry(Pure(epsilon=epsilon), unit="label", part=part, exchange=exchange)
+
+
+def opened(folder: Path, run: str = "run", budget: float | None = None, allow_unbounded: bool = False) -> SiteLedger:
+    return SiteLedger(folder, run, delta=DELTA, budget=budget, allow_unbounded=allow_unbounded)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    SiteLedger.create(tmp_path / "ledger")
+    return tmp_path / "ledger"
+
+
+@pytest.fixture
+def sample(folder: Path) -> Path:
+    ledger = opened(folder, "first")
+    ledger.charge(entry())
+    ledger.charge(label(0.5, "a part"))
+    opened(folder, "second").charge(entry(index=1))
+    return folder
+
+
+def test_a_ledger_is_made_once_and_for_the_site_alone(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "ledger"
+    SiteLedger.create(place)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (place, *place.iterdir())}
+    assert modes == {"ledger": 0o700, KEY: 0o600, LINES: 0o600, HEAD: 0o600}
+    assert len((place / KEY).read_bytes()) == 32
+    assert opened(place).entries == []
+    for name in (KEY, LINES, HEAD):
+        other = tmp_path / name
+        other.mkdir()
+        shutil.copy(place / name, other)
+        with pytest.raises(ValueError, match=f"has a {name} already"):
+            SiteLedger.create(other)
+        assert [path.name for path in other.iterdir()] == [name]
+
+
+def test_it_is_used_like_a_ledger_and_shows_this_run_only(folder: Path) -> None:
+    first, second = opened(folder, "first"), opened(folder, "second")
+    first.charge(entry())
+    second.charge(entry(index=1))
+    second.charge(entry(index=2, exchange=3))
+    assert first.of_exchange(0) == [entry().model_dump(mode="json")]
+    assert second.of_exchange(0) == [entry(index=1).model_dump(mode="json")]
+    again = opened(folder, "second")
+    assert again.entries == second.entries == [entry(index=1), entry(index=2, exchange=3)]
+    assert again.of_exchange(3) == [entry(index=2, exchange=3).model_dump(mode="json")]
+    assert opened(folder, "third").entries == []
+
+
+def test_a_budget_covers_all_runs_and_restarts(folder: Path) -> None:
+    opened(folder, "first", 1.8).charge(entry())
+    opened(folder, "second", 1.8).charge(entry())
+    spent = accounting.epsilon([ONE] * 3, DELTA, "record")
+    sentence = (
+        rf"budget of 1.8 at delta 1e-05; it would come to {spent:.4g}, as earlier runs count; nothing was released"
+    )
+    for run in ("first", "second", "third"):
+        ledger = opened(folder, run, 1.8)
+        with pytest.raises(BudgetExceeded, match=sentence):
+            ledger.charge(entry(index=1))
+        assert len(ledger.entries) == (run != "third")
+    assert spent < 2.0
+    opened(folder, "third", 2.0).charge(entry(index=1))
+    with pytest.raises(BudgetExceeded):
+        opened(folder, "third", 2.0).charge(entry(index=2))
+    # labels have a budget of their own
+    opened(folder, "third", 2.0).charge(label(1.0))
+
+
+def test_a_step_that_runs_again_is_charged_again(folder: Path) -> None:
+    for count in (1, 2, 3):
+        opened(folder).charge(entry())
+        assert opened(folder).entries == [entry()] * count
+
+
+def test_nothing_unbounded_leaves_unless_the_site_allows_it(folder: Path) -> None:
+    bare = entry(Unbounded(reason="the noise is missing"))
+    for budget in (None, 5.0):
+        with pytest.raises(BudgetExceeded, match="no epsilon bounds Noisy in step 's' .the noise is missing"):
+            opened(folder, budget=budget).charge(bare)
+    with pytest.raises(BudgetExceeded, match="above the site's budget of 5"):
+        opened(folder, budget=5.0, allow_unbounded=True).charge(bare)
+    assert opened(folder).entries == []
+    opened(folder, allow_unbounded=True).charge(bare)
+    with pytest.raises(BudgetExceeded):  # now no budget can hold any more
+        opened(folder, "later", 100.0).charge(entry())
+
+
+@pytest.mark.parametrize("budget", [-1.0, float("nan"), float("inf")])
+def test_a_budget_is_a_number(folder: Path, budget: float) -> None:
+    with pytest.raises(ValueError, match="budget is"):
+        opened(folder, budget=budget)
+
+
+def test_parts_are_disjoint_within_a_run_only(folder: Path) -> None:
+    first = opened(folder, "first", 1.0)
+    first.charge(label(0.5, "a"))
+    first.charge(label(0.5, "b"))
+    second = opened(folder, "second", 1.0)
+    with pytest.raises(BudgetExceeded, match=r"it would come to 1\.1"):
+        second.charge(label(0.6, "c"))
+    second.charge(label(0.45, "a"))
+    second.charge(label(0.45, "b"))
+    for part in ("a", "b", None):
+        with pytest.raises(BudgetExceeded):
+            second.charge(label(0.2, part))
+    with pytest.raises(BudgetExceeded):
+        opened(folder, "third", 1.0).charge(label(0.2, "a"))
+
+
+def test_parts_of_a_step_that_was_asked_again_may_overlap(folder: Path) -> None:
+    ledger = opened(folder, budget=1.0)
+    ledger.charge(label(0.6, "a"))
+    ledger.charge(label(0.6, "b"))
+    with pytest.raises(BudgetExceeded, match=r"come to 1\.[456]"):  # a release of each, and 0.3
+        ledger.charge(label(0.3, "a", exchange=1))
+    ledger.charge(label(0.3, "a"))
+
+
+def test_which_part_of_another_run_is_costliest_depends_on_this_run(folder: Path) -> None:
+    many, large, mine = [Pure(epsilon=0.5)] * 5, [Pure(epsilon=2.4)], [Pure(epsilon=0.3)] * 20
+    alone = [accounting.epsilon(path, DELTA, "label") for path in (many, large)]
+    beside = [accounting.epsilon([*path, *mine], DELTA, "label") for path in (many, large)]
+    assert alone[0] > alone[1] and beside[0] < 7.6 < beside[1]
+    other, ledger = opened(folder, "other"), opened(folder, budget=7.6)
+    for part, path in (("a", many), ("b", large)):
+        for event in path:
+            other.charge(entry(event, unit="label", part=part))
+    with pytest.raises(BudgetExceeded):
+        for event in mine:
+            ledger.charge(entry(event, unit="label"))
+
+
+def test_a_gaussian_for_labels_counts_as_the_accountant_counts_it(folder: Path) -> None:
+    event = Gaussian(noise_multiplier=2.0)
+    spent = {unit: accounting.epsilon([event], DELTA, unit) for unit in ("record", "label")}
+    assert spent["record"] < 3.0 < spent["label"]
+    with pytest.raises(BudgetExceeded, match=f"it would come to {spent['label']:.4g}"):
+        opened(folder, budget=3.0).charge(entry(event, unit="label"))
+    with pytest.raises(BudgetExceeded):
+        opened(folder, budget=100.0).charge(entry(event, unit="label", adaptive=True))
+    opened(folder, budget=3.0).charge(entry(event))
+
+
+def test_a_filter_watches_over_adaptive_noise_of_all_runs(folder: Path) -> None:
+    with pytest.raises(ValueError, match="needs a --budget"):
+        opened(folder).charge(entry(adaptive=True))
+    first, second = opened(folder, "first", 2.0), opened(folder, "second", 2.0)
+    for index in range(10):
+        first.charge(entry(Gaussian(noise_multiplier=8.0 + index % 5), adaptive=True))
+    small = Gaussian(noise_multiplier=20.0)
+    with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, as earlier runs"):
+        while True:
+            second.charge(entry(small))  # fixed noise beside adaptive noise
+    every = [e.event for e in (*first.entries, *second.entries)]
+    assert len(every) > 15
+    assert accounting.RdpFilter(2.0, DELTA).allows(every)
+    assert not accounting.RdpFilter(2.0, DELTA).allows([*every, small])
+    assert accounting.epsilon(every, DELTA, "record") <= 2.0
+
+
+def test_a_filter_watches_where_noise_is_on_samples_since_servers_choose_what_comes_next(folder: Path) -> None:
+    # by either of these two endings the first five steps fit the sum of losses; choosing after looking does not
+    first = Gaussian(noise_multiplier=1.2, sampling=32 / 600, count=5)
+    endings = (
+        Gaussian(noise_multiplier=1.166, sampling=32 / 600),
+        Gaussian(noise_multiplier=9.633, sampling=32 / 600, count=400),
+    )
+    for index, ending in enumerate(endings):
+        assert accounting.epsilon([first, ending], DELTA, "record") <= 1.0 + 1e-6
+        ledger = opened(folder, f"run {index}", 1.0)
+        if not index:
+            assert not accounting.RdpFilter(1.0, DELTA).allows([first])
+            with pytest.raises(BudgetExceeded, match="budget of 1 at delta 1e-05"):
+                ledger.charge(entry(first))
+        with pytest.raises(BudgetExceeded):
+            ledger.charge(entry(ending if index == 0 else first))
+
+
+def test_what_a_run_announced_is_kept_as_well(folder: Path) -> None:
+    ledger = SiteLedger(folder, "run", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
+    with pytest.raises(BudgetExceeded, match="budget of 1 at delta 1e-06; it would come to"):
+        ledger.charge(entry(Gaussian(noise_multiplier=2.0)))
+    ledger.charge(entry(Gaussian(noise_multiplier=8.0)))
+    other = SiteLedger(folder, "other", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
+    other.charge(entry(Gaussian(noise_multiplier=8.0)))  # the limit is each run's own
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("xyz"), st.sampled_from(["a", "b", None]), st.sampled_from([0.05, 0.2, 0.5, 1.0])),
+        max_size=7,
+    )
+)
+def test_what_is_admitted_never_costs_more_than_the_budget(
+    tmp_path_factory: pytest.TempPathFactory, wanted: list[tuple[str, str | None, float]]
+) -> None:
+    place = tmp_path_factory.mktemp("site") / "ledger"
+    SiteLedger.create(place)
+    for run, part, epsilon in wanted:
+        try:
+            opened(place, run, 1.5).charge(label(epsilon, part))
+        except BudgetExceeded:
+            continue
+    # every way in which a label may lie in one part of each run
+    together: list[list[Event]] = [[]]
+    for run in "xyz":
+        paths = [[e.event for e in path] for path in touching(opened(place, run).entries)]
+        together = [[*before, *path] for before in together for path in paths]
+    assert max(accounting.epsilon(events, DELTA, "label") for events in together) <= 1.5
+
+
+def test_every_changed_byte_is_noticed(sample: Path) -> None:
+    whole = {name: (sample / name).read_bytes() for name in (KEY, LINES, HEAD)}
+    entries = opened(sample, "first").entries
+    for name, data in whole.items():
+        for i in range(len(data)):
+            longer = data[:i] + b" \n"[i % 2 : i % 2 + 1] + data[i:]
+            for changed in (
+                data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :],
+                (data[:i] + data[i + 1 :], longer, data[:i])[i % 3],
+            ):
+                (sample / name).write_bytes(changed)
+                with pytest.raises(files.Damaged, match="is damaged: .*; nothing is released until its newest copy"):
+                    opened(sample, "first")
+        (sample / name).write_bytes(data)
+    assert opened(sample, "first").entries == entries
+
+
+def test_every_other_arrangement_of_lines_is_noticed(sample: Path) -> None:
+    a, b, c = (sample / LINES).read_bytes().splitlines(keepends=True)
+    for lines in (
+        [a, b],
+        [b, c],
+        [a, c],
+        [],
+        [b, a, c],
+        [a, c, b],
+        [a, b, c, c],
+        [a, b, b, c],
+        [a, b, c, a],
+        [c, b, a],
+    ):
+        (sample / LINES).write_bytes(b"".join(lines))
+        with pytest.raises(files.Damaged):
+            opened(sample)
+    for extra in (b"\n", b"{}\n", b'{"run":"x","entry":{},"mac":"' + b"0" * 64 + b'"}\n', b"[" * 5000 + b"\n"):
+        (sample / LINES).write_bytes(a + b + c + extra)
+        with pytest.raises(files.Damaged):
+            opened(sample)
+    (sample / LINES).write_bytes(a + b + c)
+    assert len(opened(sample, "first").entries) == 2
+
+
+def test_a_missing_file_stops_everything(sample: Path, tmp_path: Path) -> None:
+    for name in (KEY, LINES, HEAD):
+        ledger = opened(sample)
+        (sample / name).rename(tmp_path / name)
+        with pytest.raises(files.Damaged, match=f"{name} can't be read .No such file"):
+            opened(sample)
+        with pytest.raises(files.Damaged, match=name):  # of one that was opened before as well
+            ledger.charge(entry())
+        (tmp_path / name).rename(sample / name)
+    with pytest.raises(files.Damaged, match="can't be read"):
+        opened(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+    (sample / LOCK).unlink()  # holds nothing
+    opened(sample).charge(entry())
+
+
+def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> None:
+    SiteLedger.create(tmp_path / "other")
+    opened(tmp_path / "other", "first").charge(entry())
+    SiteLedger.create(tmp_path / "empty")
+    for source in (tmp_path / "other", tmp_path / "empty"):
+        for names in ([KEY], [LINES], [HEAD], [KEY, LINES], [KEY, HEAD], [LINES, HEAD]):
+            mixed = tmp_path / "mixed"
+            shutil.copytree(sample, mixed)
+            for name in names:
+                shutil.copy(source / name, mixed / name)
+            with pytest.raises(files.Damaged):
+                opened(mixed)
+            shutil.rmtree(mixed)
+    # two empty ledgers differ in their keys alone
+    SiteLedger.create(tmp_path / "another")
+    shutil.copy(tmp_path / "another" / KEY, tmp_path / "empty" / KEY)
+    with pytest.raises(files.Damaged, match=HEAD):
+        opened(tmp_path / "empty")
+
+
+def test_a_key_that_only_counts_as_the_same_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("secrets.token_bytes", lambda n: b"k" * (n - 1) + b"\0")
+        SiteLedger.create(tmp_path / "ledger")
+    (tmp_path / "ledger" / KEY).write_bytes(b"k" * 31)  # HMAC fills keys up with zeros
+    with pytest.raises(files.Damaged, match="has 31 bytes in place of 32"):
+        opened(tmp_path / "ledger")
+
+
+def test_an_older_copy_is_noticed_by_who_knows_the_newer(sample: Path, tmp_path: Path) -> None:
+    shutil.copytree(sample, tmp_path / "old")
+    ledger = opened(sample)
+    ledger.charge(entry())
+    shutil.rmtree(sample)
+    shutil.copytree(tmp_path / "old", sample)
+    with pytest.raises(files.Damaged, match="replaced by another copy"):
+        ledger.charge(entry())
+    opened(sample).charge(entry())  # as the docstring says
+
+
+def test_a_crash_between_line_and_head_is_charged(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, before = (sample / HEAD).read_bytes(), (sample / LINES).read_bytes()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ledger = opened(sample)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "write_bytes", killed)
+        ledger.charge(entry(index=7))
+    assert (sample / HEAD).read_bytes() == old
+    lines = (sample / LINES).read_bytes()
+    for end in range(len(before), len(lines)):  # it fell short within the line: there was no release
+        (sample / LINES).write_bytes(lines[:end])
+        (sample / HEAD).write_bytes(old)
+        assert opened(sample).entries == []
+        assert (sample / HEAD).read_bytes() == old
+    for i in range(len(before), len(lines) - 1):  # a line that is whole but not right is no crash
+        (sample / LINES).write_bytes(lines[:i] + bytes([lines[i] ^ 1]) + lines[i + 1 :])
+        with pytest.raises(files.Damaged):
+            opened(sample)
+    (sample / LINES).write_bytes(lines)
+    assert opened(sample).entries == [entry(index=7)]
+    assert (sample / HEAD).read_bytes() != old
+    ledger.charge(entry(index=8))  # the object that was interrupted goes on
+    assert ledger.entries == opened(sample).entries == [entry(index=7), entry(index=8)]
+    (sample / HEAD).write_bytes(old)  # two lines more are no crash
+    with pytest.raises(files.Damaged, match=f"{HEAD} does not fit"):
+        opened(sample)
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"run":"x","entry":{"exch', b"\0" * 700])
+def test_half_a_line_gives_way_to_the_next(sample: Path, torn: bytes) -> None:
+    with (sample / LINES).open("ab") as file:
+        file.write(torn)
+    assert len(opened(sample, "first").entries) == 2
+    opened(sample, "first").charge(entry(index=5))
+    assert len(opened(sample, "first").entries) == 3
+    assert len((sample / LINES).read_bytes().splitlines()) == 4
+
+
+def test_a_charge_is_on_the_disk_when_it_returns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[str, bytes]] = []
+    real = os.fsync
+
+    def seen(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        flushed.append((path.name, path.read_bytes() if path.is_file() else b""))
+        real(handle)
+
+    ledger = opened(folder)
+    monkeypatch.setattr(os, "fsync", seen)
+    ledger.charge(entry())
+    assert flushed[0] == (LINES, (folder / LINES).read_bytes())
+    assert flushed[1][1] == (folder / HEAD).read_bytes()
+    assert flushed[2][0] == folder.name
+
+    def full(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        ledger.charge(entry(index=1))
+
+
+CHARGE_ALL = """
+import sys
+from pathlib import Path
+from fedstill.privacy.events import Gaussian
+from fedstill.privacy.ledger import BudgetExceeded, Entry
+from fedstill.sites.ledger import SiteLedger
+
+folder, run, noise = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+for index in range(100):
+    event = Gaussian(noise_multiplier=noise)
+    facts = {"exchange": 0, "step": "s", "index": index, "mechanism": "m", "unit": "record", "theorem": "t"}
+    try:
+        SiteLedger(folder, run, delta=1e-5, budget=2.0).charge(Entry(event=event, **facts))
+    except BudgetExceeded:
+        break
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_charge_at_once_share_the_budget(folder: Path) -> None:
+    noise = accounting.gaussian_noise(0.5, DELTA)
+    runs = ("first", "second", "first")
+    words = [sys.executable, "-c", CHARGE_ALL, str(folder)]
+    crowd = [subprocess.Popen([*words, run, str(noise)]) for run in runs]
+    assert [process.wait(timeout=300) for process in crowd] == [0, 0, 0]
+    every = [e.event for run in ("first", "second") for e in opened(folder, run).entries]
+    assert len(every) > 5
+    assert accounting.epsilon(every, DELTA, "record") <= 2.0
+    assert accounting.epsilon([*every, every[0]], DELTA, "record") > 2.0
+
+
+def test_two_objects_of_one_process_see_each_other(folder: Path) -> None:
+    first, second = opened(folder, "first", 1.2), opened(folder, "second", 1.2)
+    first.charge(entry())
+    with pytest.raises(BudgetExceeded):
+        second.charge(entry())
+
+
+def fastest(function: Callable[[], object]) -> float:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@pytest.mark.slow
+def test_a_thousand_releases_are_quick(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    small = Gaussian(noise_multiplier=200.0)
+    ledgers = [opened(folder, f"run {i}") for i in range(5)]
+    for i in range(1000):
+        ledgers[i % 5].charge(entry(small, index=i))
+    assert fastest(lambda: opened(folder)) < 0.5
+    assert fastest(lambda: opened(folder, "new", 2.0).charge(entry(small))) < 0.5
