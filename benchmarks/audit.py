@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedstill.audit import audit
+from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import AuditResult, Canaries, ManyRunsResult
 from fedstill.methods.ldp_fedavg import ClippedUpdate
 from fedstill.privacy.accounting import epsilon, gaussian_noise, split_gaussian

@@ -31,7 +31,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill import methods
-from fedstill.audit import audit
+from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import Canaries
 from fedstill.data import sources
 from fedstill.data.shards import Shards

@@ -20,7 +20,7 @@ from fedstill.evaluate import outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import share_out
-from fedstill.methods import get
+from fedstill.methods import find
 from fedstill.report.record import find_runs
 
 OVERFITTED = {"rounds": 1, "local": {"lr": 0.1, "epochs": 30, "batch_size": 16}}
@@ -41,7 +41,7 @@ def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def finished(out: Path, name: str = "fedavg", settings: dict[str, Any] | None = None, **changes: Any) -> Path:
     task = {"data": "digits", "clients": 2, "model": "convnet:width=8,depth=2", "workers": 0, "limit": 120}
     chosen = {"fedavg": {"rounds": 1, "local": {"lr": 0.05}}, "dense": DENSE, "ldp-fedavg": PRIVATE}.get(name, {})
-    run(Job(Experiment(**{**task, **changes}), name, get(name)(**(settings or chosen)), out))
+    run(Job(Experiment(**{**task, **changes}), name, find(name)(**(settings or chosen)), out))
     return out
 
 
@@ -220,7 +220,7 @@ def test_where_clients_keep_parts_the_victims_own_model_is_attacked(
     folder = finished(tmp_path / "run", "fedrep", {"rounds": 2}, local_test=0.2)
     found = membership(folder, Membership(shadows=4, client=1))
     assert found["client"] == 1 and found["shadows"] == 4
-    method = get("fedrep")()
+    method = find("fedrep")()
     world = place_of(folder, 1) / "world-002"
     shared, _ = wire.unpack((world / "model.safetensors").read_bytes())
     held = sorted((world / "clients" / "00001").glob("*.state"))

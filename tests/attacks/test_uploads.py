@@ -10,14 +10,14 @@ from fedstill.attacks.uploads import Uploads, uploads
 from fedstill.cli import main
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
-from fedstill.methods import get
+from fedstill.methods import find
 
 QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 25})  # type: ignore[arg-type]
 
 
 def finished(folder: Path, name: str, partition: str = "classes:3", **settings: Any) -> Path:
     task = Experiment(data="digits", clients=4, partition=partition, workers=0, model="convnet:width=16,depth=2")
-    run(Job(task, name, get(name)(**settings), folder))
+    run(Job(task, name, find(name)(**settings), folder))
     return folder
 
 

@@ -17,7 +17,7 @@ from fedstill.evaluate import evaluate
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import share_out
-from fedstill.methods import get
+from fedstill.methods import find
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedavg_ft import FedAvgFT
 from fedstill.models import build
@@ -32,7 +32,7 @@ LOCAL = {"lr": 0.05, "batch_size": 32}
 def made(out: Path, name: str = "fedavg", method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     settings = {"rounds": 2, "local": LOCAL} if method is None else method
     task = {"local_test": 0.25, "partition": "dirichlet:0.5", **changes}
-    return run(Job(Experiment(**TASK, **task), name, get(name)(**settings), out))
+    return run(Job(Experiment(**TASK, **task), name, find(name)(**settings), out))
 
 
 def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_judging_is_not_covered_by_a_guarantee(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_a_resumed_run_is_judged_alike(name: str, digits: DataSet, tmp_path: Path) -> None:
     settings = {"fedavg": {"rounds": 2, "local": LOCAL}, "fedrep": {"rounds": 2, "head": LOCAL, "body": LOCAL}}[name]
-    method = get(name)(**settings)
+    method = find(name)(**settings)
 
     def finish(folder: Path) -> tuple[bytes, dict[str, Any], int]:
         model, fed = small.run(method, digits, folder, local_test=True)
@@ -97,7 +97,7 @@ def test_fedaux_ends_with_the_run_s_model_which_clients_can_judge(tmp_path: Path
 
 
 def test_a_client_s_own_part_never_leaves_and_lasts(digits: DataSet, tmp_path: Path) -> None:
-    method = get("fedrep")(rounds=2, head=LOCAL, body=LOCAL)
+    method = find("fedrep")(rounds=2, head=LOCAL, body=LOCAL)
     model, fed = small.run(method, digits, tmp_path, local_test=True)
     own = method.own(model)
     assert len(own) == 2
@@ -131,7 +131,7 @@ PERSONAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PERSONAL)
 def test_a_client_is_judged_with_the_part_that_it_has_kept(name: str, digits: DataSet, tmp_path: Path) -> None:
-    method = get(name)(**PERSONAL[name])
+    method = find(name)(**PERSONAL[name])
     parts = [(part[:150], part[150:]) for part in np.array_split(np.arange(900), 3)]
     fed = holding(parts, method, digits, tmp_path)
     model = method.server(fed)

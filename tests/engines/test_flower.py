@@ -27,7 +27,7 @@ from fedstill.engines.flower.grid import OnGrid, content, taken  # noqa: E402
 from fedstill.engines.flower.simulation import simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
-from fedstill.experiment import deployed  # noqa: E402
+from fedstill.sites import serve as deployed  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
 

@@ -10,7 +10,7 @@ from fedstill.cli import main
 from fedstill.experiment import extend
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
-from fedstill.methods import get
+from fedstill.methods import find
 from fedstill.train.sgd import SGD
 from fedstill.wire import unpack
 
@@ -32,7 +32,7 @@ def job(out: Path, name: str = "late:LateModels", **changes: Any) -> Job:
     settings = MODELS if name == "late:LateModels" else HEADS
     if name == "late:LateHeads":
         task["public"] = "noise=64"
-    return Job(Experiment(**{**task, **changes}), name, get(name)(**settings), out)
+    return Job(Experiment(**{**task, **changes}), name, find(name)(**settings), out)
 
 
 def extended(finished: Path, out: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     (finished / "summary.json").unlink()
     assert "has no summary.json" in refusal(finished)
     twice = job(tmp_path / "twice")
-    run(twice._replace(method=get(twice.name)(**{**MODELS, "rounds": 2})))
+    run(twice._replace(method=find(twice.name)(**{**MODELS, "rounds": 2})))
     assert "asked its clients 2 times; only a one-shot run can be extended" in refusal(tmp_path / "twice")
 
 
@@ -166,12 +166,12 @@ def test_a_comparison_asks_for_the_same_models_once(tmp_path: Path, monkeypatch:
 def test_other_questions_are_asked_anew(tmp_path: Path, change: dict[str, Any] | str) -> None:
     task = {"data": "digits", "clients": 3, "model": "dense-mnist", "workers": 0, "public": "noise=64"}
     settings = {"local": {"epochs": 1}, "distillation": {"epochs": 1}}
-    first = Job(Experiment(**task), "feddf", get("feddf")(**settings), tmp_path / "first")
+    first = Job(Experiment(**task), "feddf", find("feddf")(**settings), tmp_path / "first")
     run(first)
     settings = settings | {"start": "fresh"} | (change if isinstance(change, dict) else {})
     out = tmp_path / "out"
     name = "late:LateModels" if change == "other" else "feddf"
-    method = get(name)(**({} if change == "other" else settings))
+    method = find(name)(**({} if change == "other" else settings))
     if change == "begun":
         out.mkdir()
         (out / "config.json").touch()

@@ -8,7 +8,7 @@ from fedstill import load_model
 from fedstill.data.sources import DataSet
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
-from fedstill.methods import get
+from fedstill.methods import find
 
 TASK = {"data": "digits", "clients": 2, "model": "convnet:width=4,depth=2", "workers": 0, "public": "noise=50"}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
@@ -21,7 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def made(out: Path, name: str = "fedavg", **changes: Any) -> dict[str, Any]:
-    return run(Job(Experiment(**{**TASK, **changes}), name, get(name)(**SETTINGS.get(name, {})), out))
+    return run(Job(Experiment(**{**TASK, **changes}), name, find(name)(**SETTINGS.get(name, {})), out))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

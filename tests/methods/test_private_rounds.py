@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from fedstill.data.sources import DataSet
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
-from fedstill.methods import get
+from fedstill.methods import find
 from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.fedkadp import FedKADP, taught_loss
 from fedstill.methods.fedkd import FedKD, mutual_loss
@@ -26,7 +26,7 @@ NAMES = ("dp-fl", "adap-dp-fl", "fedkd", "fedkadp")
 
 
 def make(name: str, **changes: Any) -> PrivateRounds:
-    method = get(name)(**{"rounds": 3, "participation": 1.0, "local": LOCAL, **changes})
+    method = find(name)(**{"rounds": 3, "participation": 1.0, "local": LOCAL, **changes})
     assert isinstance(method, PrivateRounds)
     return method
 

@@ -34,7 +34,7 @@ from fedstill.engines.inprocess import Inline
 from fedstill.evaluate import evaluate, outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
-from fedstill.methods import get
+from fedstill.methods import find
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
 from fedstill.methods.dense_published import DensePublished
@@ -266,7 +266,7 @@ def test_a_damaged_checkpoint_of_epochs_costs_no_reply(digits: DataSet, tmp_path
 
 
 def test_a_method_with_one_model_refuses_several(tmp_path: Path) -> None:
-    job = Job(Experiment(data="digits", models=KINDS, clients=4), "fedavg", get("fedavg")(), tmp_path / "run")
+    job = Job(Experiment(data="digits", models=KINDS, clients=4), "fedavg", find("fedavg")(), tmp_path / "run")
     with pytest.raises(ValueError, match="fedavg wants one model for all clients; leave --models out"):
         run(job)
 
