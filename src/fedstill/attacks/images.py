@@ -1,6 +1,6 @@
 """Whether images that were sent give away the records behind them.
 
-The checks of FedGM (Huang et al., Electronics 2024, 13(10), 1815, section 3.3.1): the real images nearest to each
+The checks of FedGM (Chen, Zhou, Jiang, Electronics 2024, 13(10), 1815, section 3.3.1): the real images nearest to each
 synthetic one (figure 2), and whether a network that knows real images can tell its class (figure 3). A distance alone
 says little, as images of a class look alike; so the client's records are compared with as many that it doesn't hold.
 """

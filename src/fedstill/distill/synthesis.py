@@ -1,6 +1,6 @@
 """A client's synthetic images by gradient matching on representative records.
 
-Huang et al., FedGM, section 3.2 and Algorithm 1 (client part), which puts DREAM's choice of real images
+Chen, Zhou, Jiang, FedGM, section 3.2 and Algorithm 1 (client part), which puts DREAM's choice of real images
 (arXiv:2302.14416) into DC's loop (arXiv:2006.05929). `GradientMatching.published` has the paper's constants; the
 defaults are ours and reach similar accuracies in a hundredth of the steps.
 """

@@ -1,6 +1,6 @@
 """FedGM: clients distil their records into a few images by gradient matching and send them once.
 
-Huang et al., "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
+Chen, Zhou, Jiang, "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
 Algorithm 1.
 
 Differs from the paper (docs/methods/fedgm.md has the whole list):

@@ -1,6 +1,6 @@
 """FedGM with label differential privacy: every real label is randomised once, then clients distil and send images.
 
-Huang et al., "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
+Chen, Zhou, Jiang, "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
 Algorithm 4, with LP-MST (Ghazi et al., NeurIPS 2021, arXiv:2102.06062).
 
 IMAGES ARE TAKEN AS PUBLIC. Only labels are protected, each for itself; what is sent shows the clients' images.

@@ -1,6 +1,6 @@
 """FedGM with record-level differential privacy: one noisy release from each client, images fitted to it afterwards.
 
-Huang et al., "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815, sends
+Chen, Zhou, Jiang, "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815, sends
 images that are functions of the records and so can't protect them. This is what can be kept of it.
 
 Differs from the paper (docs/methods/fedgm-records.md has the whole list):

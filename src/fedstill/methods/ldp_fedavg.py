@@ -1,8 +1,8 @@
 """LDP-FedAvg: FedAvg whose clients clip their model updates and add Gaussian noise; what FedGM compares itself with.
 
-Huang et al., "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815, section
-4.4, on McMahan et al., AISTATS 2017 (arXiv:1602.05629), Algorithm 1. The paper says "Gaussian differential privacy"
-and no more; clipping the whole update is what its references do.
+Chen, Zhou, Jiang, "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
+section 4.4, on McMahan et al., AISTATS 2017 (arXiv:1602.05629), Algorithm 1. The paper says "Gaussian differential
+privacy" and no more; clipping the whole update is what its references do.
 
 Differs from the paper (docs/methods/ldp-fedavg.md has the whole list):
 

@@ -1,6 +1,6 @@
 """REAL: clients send some of their real images, and the server trains on them.
 
-The baseline of FedGM (Huang et al., Electronics 2024, 13(10), 1815, section 4.6): the same bytes as an upload of
+The baseline of FedGM (Chen, Zhou, Jiang, Electronics 2024, 13(10), 1815, section 4.6): the same bytes as an upload of
 synthetic images, and no privacy at all.
 
 Differs from the paper, which says nothing of the choice: images are drawn at random, or as DREAM chooses
