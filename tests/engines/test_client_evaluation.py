@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import small
 import torch
 from small import holding, weights
+from torch import nn
 
 from fedstill.data.sources import DataSet
 from fedstill.engines.client_evaluation import Judgement
@@ -20,9 +21,11 @@ from fedstill.experiment.task import share_out
 from fedstill.methods import find
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedavg_ft import FedAvgFT
+from fedstill.methods.fedrep import FedRep
 from fedstill.models import build
-from fedstill.protocol import load
+from fedstill.protocol import Client, Method, Reply, Shared, load, step
 from fedstill.report.record import read_run
+from fedstill.train.sgd import SGD
 from fedstill.wire import unpack
 
 TASK: dict[str, Any] = {"data": "digits", "clients": 4, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -154,6 +157,52 @@ def test_fine_tuning_is_not_on_the_records_it_is_judged_on(digits: DataSet, tmp_
     table = fed.judge(method.server(fed)).confusion
     assert int(table.sum()) == int(table[5:].sum()) == 200
     assert int(table[5:, :5].sum()) > 190
+
+
+class Told(Reply):
+    """Nothing."""
+
+
+class HeadsOnly(Method):
+    """Trains what stays at the clients; the shared part never moves."""
+
+    personal: ClassVar[bool] = True
+    local: SGD = SGD(**LOCAL)
+
+    def own(self, model: nn.Module) -> frozenset[str]:
+        """The last linear layer."""
+        return FedRep().own(model)
+
+    def server(self, fed: Any) -> Any:
+        """Four rounds, each evaluated."""
+        model = fed.new_model()
+        for round in fed.rounds(4, model):
+            fed.ask(self.train, shared=self.shared(model))
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def train(self, client: Client, shared: Shared) -> Told:
+        model = self.personal_model(client, shared)
+        self.local.fit(model, client.train, client.rng("batches"))
+        self.keep(client, model)
+        return Told()
+
+
+def test_clients_are_asked_again_when_only_their_own_parts_have_changed(digits: DataSet, tmp_path: Path) -> None:
+    def accuracies(folder: str, **options: Any) -> dict[int, float]:
+        """Accuracies by round."""
+        model, fed = small.run(HeadsOnly(), digits, tmp_path / folder, local_test=True, **options)
+        lines = (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
+        logged = {line["round"]: line["accuracy"] for line in map(json.loads, lines) if "accuracy" in line}
+        assert fed.judge(model).accuracy == logged[4]
+        return logged
+
+    every_round = accuracies("every")
+    assert accuracies("every") == every_round  # the second time from the last round's checkpoint
+    assert every_round.keys() == {1, 2, 3, 4}
+    assert every_round[4] > every_round[1] + 0.1
+    assert accuracies("last", evaluate_every=4) == {4: every_round[4]}
 
 
 class Twice(FedAvg):

@@ -314,13 +314,16 @@ class ServerFederation(Federation):
         return self._round is None or not self._round % self._evaluate_every or self._round == self._rounds
 
     def judge(self, model: nn.Module) -> Judgement:
-        """How good ``model`` is; clients that judge the same model as last time are not asked again."""
+        """The quality of ``model``; clients are not asked again about the same model with no other request since.
+
+        Any request may have changed what clients keep, and with it their own models.
+        """
         if not self._local_test:
             return Judgement(confusion(model, self._test, self.num_classes).cpu())
         shared = self.agreement.method.shared(model)
         digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
         last, judged, judgement = self._judged or (0, "", None)
-        if judgement is None or judged != digest:
+        if judgement is None or judged != digest or last % JUDGING != self._exchange:
             number = JUDGING + (last if last and last % JUDGING == self._exchange else self._exchange)
             replies = self._ask(number, JUDGE, None, {"shared": shared})
             tables = {client: reply.confusion for client, reply in zip(replies.clients, replies, strict=True)}
