@@ -36,18 +36,17 @@ from fedstill.audit.lower_bounds import Canaries
 from fedstill.data import sources
 from fedstill.data.shards import Shards
 from fedstill.distill.embedding import embed
+from fedstill.distill.public_map import split_public
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
-from fedstill.methods.distillation import split_public
-from fedstill.methods.heads import Space, needed
 from fedstill.methods.ldp_fedavg import ClippedUpdate
 from fedstill.privacy import logistic, randomized_response, solver
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.mechanisms import clipped
-from fedstill.protocol import load, parameters
+from fedstill.protocol import load, parameters, public_images
 from fedstill.records import Records
 from fedstill.seeds import Simulated, stream
 
@@ -135,7 +134,7 @@ def outer(factors: Tensor, rows: Tensor) -> Tensor:
 def head_scores(fed: Watched, known: Records, canaries: Records, build: Build) -> Tensor:
     """Of a class head, and a score head: what is left to the canaries of ``Lambda beta = -(sum of gradients)``."""
     method: Any = fed.agreement.method
-    here, model = Space(**fed.down[0]), fed.new_model()
+    here, model = fed.down[0]["features"], fed.new_model()
     load(model, here.weights)
 
     def seen(records: Records) -> Tensor:
@@ -154,7 +153,7 @@ def head_scores(fed: Watched, known: Records, canaries: Records, build: Build) -
         (left, outer(pull(theirs, canaries.labels), theirs), math.sqrt(2) * fed.noise_multipliers[0] * build.noise)
     ]
     if hasattr(reply, "score") and build in (SOUND, HALF):
-        public = needed(fed.public, "the audit")
+        public = public_images(fed.public, "the audit")
         alpha, others = reply.score.value.double(), seen(public[split_public(public, method.negatives)[1]])
         left = method.scores.penalty * alpha - (-x @ alpha).sigmoid() @ x + (others @ alpha).sigmoid() @ others
         parts.append((left, (-theirs @ alpha).sigmoid()[:, None] * theirs, fed.noise_multipliers[1] * build.noise))

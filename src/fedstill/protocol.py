@@ -1,7 +1,7 @@
-"""The one boundary between methods and engines: all a method file needs to know.
+"""The boundary between methods and engines: all a method file needs to know.
 
-The server is an ordinary loop over a `Federation`; the client is named steps, each from a request to a `Reply`. A
-method is one frozen class that holds both; its fields are the hyperparameters. It never learns which engine runs it.
+The server is an ordinary loop over a `Federation`; the client is a set of named steps, each of which turns a request
+into a `Reply`. A method is one frozen class with both; its fields are the hyperparameters. No method knows its engine.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.privacy.released import Released, together
+from fedstill.privacy.released import Released, map_released
 from fedstill.records import Records
 from fedstill.schema import Count, Labels, OwnState, Parameters, Public, Schema, Shared, State
 from fedstill.settings import Settings
@@ -40,26 +41,31 @@ __all__ = [
     "Shared",
     "State",
     "Step",
+    "client_steps",
     "load",
+    "load_own",
+    "map_released",
+    "own_part",
     "parameters",
+    "public_images",
+    "returns_run_model",
+    "shared_part",
     "state",
     "step",
-    "together",
 ]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Reply:
-    """What a step sends to the server: a frozen class whose annotations are the wire schema (see `fedstill.schema`)."""
+    """A step's message to the server: a frozen class whose annotations are the wire schema (see `fedstill.schema`)."""
 
     schema: ClassVar[Schema] = ()
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
-        hints = typing.get_type_hints(cls, include_extras=True)
-        cls.schema = schema.declared({f.name: hints[f.name] for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+        cls.schema = schema.declared(_annotations(cls))
 
-    def opened(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         """The values by name, those of released fields taken out of their `Released`.
 
         Raises:
@@ -74,43 +80,77 @@ class Reply:
         return values
 
     @classmethod
-    def closed(cls, values: Mapping[str, Any]) -> Self:
-        """The reply that carries ``values``; the inverse of `opened`."""
+    def from_payload(cls, values: Mapping[str, Any]) -> Self:
+        """The reply that carries ``values``; the inverse of `payload`."""
         return cls(**{f.name: Released(values[f.name]) if f.is_released else values[f.name] for f in cls.schema})
+
+
+def _annotations(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
 R = TypeVar("R", bound=Reply)
 Rows = TypeVar("Rows")
 Value = TypeVar("Value")
+Result = TypeVar("Result")
 
 
 class Step(typing.Generic[R]):
-    """A method's client-side function, its request's schema and its reply's class."""
+    """A method's client-side function, its request's schema and its reply's class.
+
+    A request carries the function's arguments after ``client``. An argument whose type is a dataclass crosses as the
+    fields of that class, in their order, as if each were an argument of its own.
+    """
 
     def __init__(self, function: Callable[..., R]) -> None:
-        """Read the schemas off the annotations of ``function(self, client, **payload) -> SomeReply``."""
+        """Read the schemas off the annotations of ``function(self, client, **arguments) -> SomeReply``."""
         self.name = function.__name__
         self.function = function
         self.__doc__ = function.__doc__
         names = list(inspect.signature(function).parameters)
         assert names[:2] == ["self", "client"], f"step {self.name} must start with (self, client), not {names[:2]}"
         self._names = names[2:]
-        self._hints: dict[str, Any] | None = None
 
-    def _annotations(self) -> dict[str, Any]:
-        if self._hints is None:  # late: the reply's class may stand below the method
-            self._hints = typing.get_type_hints(self.function, include_extras=True)
-        return self._hints
+    @cached_property
+    def _hints(self) -> dict[str, Any]:  # late: the reply's class may stand below the method
+        return typing.get_type_hints(self.function, include_extras=True)
 
-    @property
-    def request(self) -> schema.Schema:
-        """The fields a request carries."""
-        return schema.declared({name: self._annotations()[name] for name in self._names})
+    @cached_property
+    def _fields(self) -> dict[str, dict[str, Any] | None]:
+        """Names and types of the fields of each argument that is a dataclass; None for the others."""
+        kinds = {name: self._hints[name] for name in self._names}
+        return {name: _annotations(kind) if dataclasses.is_dataclass(kind) else None for name, kind in kinds.items()}
+
+    @cached_property
+    def request(self) -> Schema:
+        """The fields of a request."""
+        declared: dict[str, Any] = {}
+        for name, fields in self._fields.items():
+            more = {name: self._hints[name]} if fields is None else fields
+            assert not declared.keys() & more.keys(), f"step {self.name} has two fields of one name in '{name}'"
+            declared |= more
+        return schema.declared(declared)
+
+    def payload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the request that carries ``arguments``."""
+        values: dict[str, Any] = {}
+        for name, value in arguments.items():
+            fields = self._fields.get(name)
+            values |= {name: value} if fields is None else {field: getattr(value, field) for field in fields}
+        return values
+
+    def arguments(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that a request carries; the inverse of `payload`."""
+        return {
+            name: payload[name] if fields is None else self._hints[name](**{field: payload[field] for field in fields})
+            for name, fields in self._fields.items()
+        }
 
     @property
     def reply(self) -> type[R]:
         """The class of the reply."""
-        reply = self._annotations()["return"]
+        reply = self._hints["return"]
         assert issubclass(reply, Reply), f"step {self.name} must return a Reply, not {reply}"
         return typing.cast(type[R], reply)
 
@@ -123,80 +163,116 @@ def step(function: Callable[..., R]) -> Step[R]:
 class Method(Settings, ABC):
     """One algorithm: fields are hyperparameters, `server` is the server's loop, `step` functions run at the clients.
 
+    `server` and one step make a method. The other members are for three special cases; each has a default:
+
+    * parts of the model that stay at the clients: `own`, `personal_model`, `personal`;
+    * another result than the run's model: `rebuild`; clients with models of different architectures: `mixed`;
+    * replies that other runs can reuse: `first_answer`.
+
     Attributes:
-        personal: whether every client ends with a model of its own, so that only clients can judge the result.
+        personal: whether every client ends with a model of its own, so that only clients can evaluate the result.
         mixed: whether clients may have models of different architectures (``--models``).
-        runs_model: whether what it returns is the run's model, so that clients can judge it on records of their own.
     """
 
     model_config = ConfigDict(ignored_types=(Step,))
     personal: ClassVar[bool] = False
     mixed: ClassVar[bool] = False
-    runs_model: ClassVar[bool] = True
-
-    @property
-    def first_answer(self) -> tuple[Any, ...] | None:
-        """What the replies to the first question depend on, beside the task: the step and some settings.
-
-        Runs of which this is equal get the same replies, so that a comparison asks once. None: never the same.
-        """
-        return None
 
     @abstractmethod
     def server(self, fed: "Federation") -> nn.Module:
-        """Run the method and return the model it is judged by."""
+        """Run the method and return the resulting model, which is evaluated and saved."""
 
     def own(self, model: nn.Module) -> frozenset[str]:
-        """Names of the model's state that stay at the clients, in `Client.state`; none by default."""
+        """Names of the model's state that stay at the clients, in `Client.state`; none by default.
+
+        A step stores them by ``client.state |= own_part(self, model)``. The rest, `shared_part`, crosses in fields of
+        type `Shared`.
+        """
         return frozenset()
 
-    def restored(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    def personal_model(self, client: "Client", shared: Mapping[str, Tensor]) -> nn.Module:
+        """The model a client uses and evaluates: the server's ``shared`` part, and its own as last stored."""
+        model = client.new_model(shared)
+        load_own(self, model, client.state)
+        return model
+
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model that `server` returned, from its state.
+
+        Override it where `server` returns another network than the run's model. Clients can't evaluate such a network.
 
         Args:
             network: a new one of the run's architecture, which is changed.
-            weights: `state` of what `server` returned.
+            weights: `state` of the returned model.
         """
         load(network, weights)
         return network
 
-    def shared(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's state without what stays at the clients, in its order: what a `Shared` field carries."""
-        own = self.own(model)
-        return {name: value for name, value in state(model).items() if name not in own}
+    @property
+    def first_answer(self) -> tuple[Any, ...] | None:
+        """Everything besides the task that the first request's replies depend on: the step and some settings.
 
-    def keep(self, client: "Client", model: nn.Module) -> None:
-        """Put what stays at the client into its state."""
-        held = state(model)
-        client.state |= {name: held[name] for name in self.own(model)}
+        Runs in which it is equal get the same replies, so that a comparison asks once. None: never the same.
+        """
+        return None
 
-    def personal_model(self, client: "Client", shared: Mapping[str, Tensor]) -> nn.Module:
-        """What a client would use, given what the server shares: that, and what it has kept itself."""
-        model = client.new_model(shared)
-        self.take_back(model, client.state)
-        return model
 
-    def take_back(self, model: nn.Module, held: Mapping[str, Tensor]) -> None:
-        """Put into ``model`` what `keep` put into a client's state."""
-        load(model, {name: held[name] for name in self.own(model) if name in held})
+def client_steps(method: Method | type[Method]) -> dict[str, Step[Any]]:
+    """The client steps of a method by name."""
+    kind = method if isinstance(method, type) else type(method)
+    return {name: value for c in reversed(kind.__mro__) for name, value in vars(c).items() if isinstance(value, Step)}
 
-    @classmethod
-    def steps(cls) -> dict[str, Step[Any]]:
-        """The client steps by name."""
-        return {
-            name: value for c in reversed(cls.__mro__) for name, value in vars(c).items() if isinstance(value, Step)
-        }
+
+def returns_run_model(method: Method | type[Method]) -> bool:
+    """Whether the method's result is the run's model (``--model``), so that clients can evaluate it."""
+    kind = method if isinstance(method, type) else type(method)
+    return kind.rebuild is Method.rebuild
+
+
+def shared_part(method: Method, model: nn.Module) -> dict[str, Tensor]:
+    """The model's state without the parts that stay at the clients, in its order: the value of a `Shared` field."""
+    own = method.own(model)
+    return {name: value for name, value in state(model).items() if name not in own}
+
+
+def own_part(method: Method, model: nn.Module) -> dict[str, Tensor]:
+    """The part of the model's state that stays at the clients, in its order."""
+    own = method.own(model)
+    return {name: value for name, value in state(model).items() if name in own}
+
+
+def load_own(method: Method, model: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Copy the client's own part, as far as a client's state ``stored`` has it, into ``model``."""
+    load(model, {name: stored[name] for name in method.own(model) if name in stored})
+
+
+def public_images(public: Records | None, method: str) -> Records:
+    """The public records of a client or the server, for a method that needs some.
+
+    Args:
+        public: `Client.public` or `Federation.public`.
+        method: the method's name, for the error.
+
+    Raises:
+        ValueError: there are fewer than 2.
+    """
+    if public is None or len(public) < 2:
+        raise ValueError(
+            f"{method} needs public images, 2 at least, and has {0 if public is None else len(public)}; name some with "
+            "--public, as --public noise"
+        )
+    return public
 
 
 class Client(ABC):
-    """What a step may see of the client it runs at, and nothing else.
+    """The client a step runs at: everything that a step may see.
 
     Attributes:
-        id: the client's number, from 0.
+        id: number of the client, from 0.
         state: named tensors that survive between steps and never leave; change it in place.
-        device: where tensors should live.
-        delta: where the run states its epsilons; what mechanisms are calibrated for.
-        architecture: the name of its own model, as `new_model` takes it; the run's model unless clients differ.
+        device: device of the tensors. Replies may hold tensors of any device.
+        delta: the run's delta, for which mechanisms are calibrated.
+        architecture: name of the client's own model, as `new_model` takes it; the run's model unless clients differ.
     """
 
     id: int
@@ -208,17 +284,26 @@ class Client(ABC):
     @property
     @abstractmethod
     def train(self) -> Records:
-        """Its records."""
+        """The client's records."""
 
     @property
     @abstractmethod
     def test(self) -> Records:
-        """Its own held-out records; empty unless the run splits them off."""
+        """The client's own test records; empty unless the run splits some off (``--local-test``)."""
 
     @property
     @abstractmethod
     def public(self) -> Records | None:
-        """Records that everybody holds, or None."""
+        """The public records, the same at the server and every client, or None."""
+
+    @abstractmethod
+    def once(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of ``compute()``, which runs once for all clients of one request that one process plays.
+
+        Args:
+            name: names the result within the step.
+            compute: a function of the request and the public records alone: its result goes to other clients too.
+        """
 
     @abstractmethod
     def release(
@@ -226,60 +311,59 @@ class Client(ABC):
     ) -> Released[Value]:
         """Send ``rows`` through a privacy mechanism; the only way for private values to leave.
 
-        The client's ledger is charged before anything is computed. What comes back may be post-processed
-        (`Released.map`) and put in a reply field that is declared ``Released[...]``.
+        The client's ledger is charged before the mechanism runs. The result may be post-processed (`Released.map`) and
+        put in a reply field that is declared ``Released[...]``.
 
         Args:
             mechanism: bounds each record's influence, adds noise and knows its cost (see `fedstill.privacy`).
-            rows: what it takes, one entry per record.
+            rows: the mechanism's input, one entry per record.
             adaptive: whether the mechanism's noise was chosen from earlier releases.
-            part: public name of the part of the records that ``rows`` are from, where a method splits them into
-                disjoint parts before it looks at any label. A label lies in one part only, so of all parts the
-                costliest counts. For mechanisms that protect labels. Nothing here can check that the parts of a run
-                are disjoint: that is a promise of the method's author, as the one about `Released.map` is.
+            part: public name of the part of the records that ``rows`` are from, for a method that splits them into
+                disjoint parts before it looks at any label. A label lies in one part only, so only the costliest part
+                counts. For mechanisms that protect labels. The method's author promises that the parts are disjoint;
+                nothing here can check it.
 
         Raises:
-            BudgetExceeded: when the budget of the ledger does not cover it; nothing is released then.
+            BudgetExceeded: when the budget of the ledger does not cover the release; nothing is released then.
         """
 
     @abstractmethod
     def rng(self, *use: str | int) -> torch.Generator:
-        """The stream called ``use`` of this client in this step; the same at every call with the same name."""
+        """The random stream ``use`` of this client in this step; every call with one name starts the stream anew."""
 
     @abstractmethod
     def new_model(
         self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, architecture: str | None = None
     ) -> nn.Module:
-        """The run's model in train mode: with ``weights`` (state or parameters), or in its ``draw``-th random start.
+        """A new model in train mode, with ``weights`` (state, parameters or a part of these) copied in if given.
 
-        Every client and the server get the same random start for the same ``draw``; draw 0 is the server's w_0. With
-        ``architecture`` it is that one of the run's models.
+        The other weights are those of random start number ``draw``, the same at the server and every client; draw 0 is
+        the server's w_0. ``architecture`` names one of the run's models; by default it is the run's model.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round of a server's loop: its number from 1, and where its numbers are logged."""
+    """One round of a server's loop: its number, from 1, and its log."""
 
     number: int
     log: Callable[..., None]
-    """``log(accuracy=0.93, ...)``: numbers of this round, kept with the bytes and seconds so far; None is left out."""
+    """``log(accuracy=0.93, ...)`` logs numbers of this round, with the bytes and seconds so far; None is left out."""
 
 
 class Federation(ABC):
-    """What a server's loop may use.
+    """The server's side of a run: everything that a server's loop may use.
 
     Attributes:
-        clients: the numbers of all clients.
-        public: records that everybody holds, or None.
-        num_classes: classes of the task.
-        shape: channels, height and width of an image.
-        like: an empty record set that carries the task's shape, classes and normalisation.
-        device: where tensors should live.
-        delta: where the run states its epsilons.
-        budget: the largest epsilon that a client's releases may come to; None for no limit.
-        architecture: the name of the run's model, as `new_model` takes it.
-        architectures: the name of every client's own model.
+        clients: numbers of all clients.
+        public: public records, the same at the server and every client, or None.
+        num_classes: number of the task's classes.
+        like: an empty record set with the task's image shape (``like.shape``), classes and normalisation.
+        device: device of the tensors. Replies arrive on the CPU.
+        delta: the run's delta.
+        budget: limit of each client's total epsilon; None for no limit.
+        architecture: name of the run's model, as `new_model` takes it.
+        architectures: name of every client's own model, by client number.
     """
 
     clients: Sequence[int]
@@ -287,7 +371,6 @@ class Federation(ABC):
     architectures: Sequence[str]
     public: Records | None
     num_classes: int
-    shape: tuple[int, int, int]
     like: Records
     device: torch.device
     delta: float
@@ -301,69 +384,72 @@ class Federation(ABC):
         *,
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
-        **payload: Any,
+        **arguments: Any,
     ) -> Sequence[R]:
-        """Send ``payload`` to the clients (all, or ``to``), run ``step`` there and return their replies.
+        """Send a request to the clients (all, or ``to``), run ``step`` there and return their replies.
 
-        The only way to a client. Replies come in the order of the clients, whatever order they arrived in; clients
-        whose reply was missing, late or refused are left out. Replies are read from disk as they are used, so going
-        through them holds one in memory at a time.
+        The only way to a client. Replies are in the order of the clients, not of arrival; clients whose reply is
+        missing, late or refused are left out. Replies are read from disk one at a time as they are used, so go through
+        them once and don't make a list of them.
 
         Args:
             step: a step of this method, as ``self.update``.
-            to: which clients; all when None.
-            at_most: limits of dimensions the reply leaves open, as ``{"n": images_per_reply}``.
-            exactly: sizes of dimensions the reply leaves open, as ``{"coefficients": 513}``.
-            **payload: the step's fields.
+            to: numbers of the clients to ask; all when None.
+            at_most: limits of open dimensions, the ones that the run does not fix, as ``{"n": images_per_reply}``.
+            exactly: sizes of open dimensions, as ``{"features": feature_width(model, fed.like.shape)}``
+                (`fedstill.models.feature_width`).
+            **arguments: the step's arguments after ``client``.
 
         Raises:
             TooFewReplies: when fewer clients than the run requires gave a usable reply.
         """
 
     @abstractmethod
-    def rounds(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
-        """Rounds 1 to ``number``, with a checkpoint of ``keep`` after each; a resumed run starts behind the last one.
+    def rounds(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
+        """Rounds 1 to ``number``, each followed by a checkpoint of ``carry``, after the last of which a run resumes.
 
-        ``keep`` is everything the loop carries from round to round. It is restored *in place*: change modules and
-        dictionaries with `load`, don't rebind their names.
+        Args:
+            number: number of rounds.
+            *carry: everything the loop carries from round to round. It is restored *in place*: change modules and
+                dictionaries with `load`, don't rebind their names.
         """
 
     @abstractmethod
-    def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
-        """Epochs 1 to ``number`` of long work at the server, with a checkpoint of ``keep`` every now and then.
+    def epochs(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[int]:
+        """Epochs 1 to ``number`` of long work at the server, with a checkpoint of ``carry`` every 20 seconds or so.
 
-        A resumed run goes on behind the last one, so an epoch's random streams must be named by its number. ``keep``
+        A resumed run continues after the last checkpoint, so name an epoch's random streams by its number. ``carry``
         is as for `rounds`; inside a round it may be that round's work.
         """
 
     @abstractmethod
     def new_model(self, *, draw: int = 0, architecture: str | None = None) -> nn.Module:
-        """The run's model in its ``draw``-th random start (see `Client.new_model`)."""
+        """A new model in random start number ``draw`` (see `Client.new_model`)."""
 
     @abstractmethod
     def rng(self, *use: str | int) -> torch.Generator:
-        """The server's stream called ``use``."""
+        """The server's random stream ``use``; every call with one name starts the stream anew."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> float | None:
-        """Accuracy in [0, 1]; None in a round that the run does not judge.
+        """Accuracy of ``model`` in [0, 1]; None in a round without evaluation (``--evaluate-every``).
 
-        It is that on the server's test records or, in a run whose clients keep test records, the mean over clients
-        of that on their own.
+        Evaluated on the server's test records. In a run whose clients have test records (``--local-test``) it is the
+        mean over clients of the accuracy on theirs.
         """
 
     @abstractmethod
-    def server_accuracies(self, together: nn.Module) -> list[float] | None:
-        """Accuracies of ``k`` networks on the server's test records, to be logged; None in a round not judged.
+    def evaluate_each(self, networks: nn.Module) -> list[float] | None:
+        """Accuracies of ``k`` networks on the server's test records; None in a round without evaluation.
 
         Args:
-            together: gives all their logits for ``n`` inputs, ``(n, k, classes)``.
+            networks: maps ``n`` inputs to the logits of all networks, ``(n, k, classes)``.
         """
 
     @abstractmethod
-    def progress(self, what: str) -> Callable[[int, int], None]:
-        """A function of (done, all) that moves a progress bar called ``what``; for long work at the server."""
+    def progress(self, label: str) -> Callable[[int, int], None]:
+        """A function of (done, all) that moves the progress bar ``label``; for long work at the server."""
 
     @abstractmethod
     def show(self, name: str, images: Records) -> None:
-        """Keep ``images`` for the report, under ``name``."""
+        """Save ``images`` for the report, under ``name``."""

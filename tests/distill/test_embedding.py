@@ -19,7 +19,7 @@ from fedstill.distill.embedding import ImageFitting, embed, unit
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
 from fedstill.models.convnet import ConvNet
-from fedstill.protocol import Method, Records
+from fedstill.protocol import Method, Records, client_steps
 from fedstill.seeds import isolated, stream
 
 
@@ -133,7 +133,7 @@ def released(
         public=None if public is None else public(),
     )
     chosen.server(fed)
-    kind = type(chosen).steps()["sum_up"].reply
+    kind = client_steps(chosen)["sum_up"].reply
     values, _ = wire.decode(fed.journal.read_reply(0, "sum_up", 0), kind.schema, site.agreement.facts)
     sums: Tensor = values["sums"]
     return sums.double(), fed

@@ -23,7 +23,7 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedavg_ft import FedAvgFT
 from fedstill.methods.fedrep import FedRep
 from fedstill.models import build
-from fedstill.protocol import Client, Method, Reply, Shared, load, step
+from fedstill.protocol import Client, Method, Reply, Shared, load, own_part, shared_part, step
 from fedstill.report.record import read_run
 from fedstill.train.sgd import SGD
 from fedstill.wire import unpack
@@ -141,7 +141,7 @@ def test_a_client_is_judged_with_the_part_that_it_has_kept(name: str, digits: Da
     with_its_own, with_the_first = {}, {}
     for client, (_, test) in enumerate(parts):
         whole, records = fed.new_model(), digits.train[torch.from_numpy(test)]
-        load(whole, method.shared(model))
+        load(whole, shared_part(method, model))
         with_the_first[client] = evaluate(whole, records)
         load(whole, last_state(tmp_path / "clients", client))
         with_its_own[client] = evaluate(whole, records)
@@ -177,7 +177,7 @@ class HeadsOnly(Method):
         """Four rounds, each evaluated."""
         model = fed.new_model()
         for round in fed.rounds(4, model):
-            fed.ask(self.train, shared=self.shared(model))
+            fed.ask(self.train, shared=shared_part(self, model))
             round.log(accuracy=fed.evaluate(model))
         return model
 
@@ -185,7 +185,7 @@ class HeadsOnly(Method):
     def train(self, client: Client, shared: Shared) -> Told:
         model = self.personal_model(client, shared)
         self.local.fit(model, client.train, client.rng("batches"))
-        self.keep(client, model)
+        client.state |= own_part(self, model)
         return Told()
 
 

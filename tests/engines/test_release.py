@@ -171,4 +171,4 @@ def test_public_and_released_fields_in_one_reply(digits: Any, tmp_path: Path) ->
         version: Annotated[int, Public()]
 
     assert [f.is_public or f.is_released for f in Both.schema] == [True, True]
-    assert Both.closed({"counts": torch.ones(10), "version": 1}).opened()["version"] == 1
+    assert Both.from_payload({"counts": torch.ones(10), "version": 1}).payload()["version"] == 1

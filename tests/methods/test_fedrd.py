@@ -14,7 +14,7 @@ from fedstill.distill import distribution_matching
 from fedstill.distill.distribution_matching import DistributionMatching
 from fedstill.engines.site import last_state
 from fedstill.methods.fedrd import FedRD
-from fedstill.protocol import Method, load
+from fedstill.protocol import Method, load, shared_part
 from fedstill.train.adam import Adam
 
 MATCHING: Any = {"steps": 1, "batch_size": 16, "logits": False, "batch_statistics": True}
@@ -31,7 +31,7 @@ def server_s(fed: Any, method: Method, draw: int, x: Tensor) -> dict[str, Tensor
     model = fed.new_model(draw=draw)
     with torch.no_grad():
         model(3 * x)
-    return method.shared(model)
+    return shared_part(method, model)
 
 
 def test_a_projection_is_trained_under_the_task_network_as_it_was_sent_and_kept(
@@ -71,7 +71,7 @@ def test_every_step_of_matching_is_at_another_random_network(
     monkeypatch.setattr(distribution_matching, "match", watched)
     many = method(matching=DistributionMatching(**{**MATCHING, "steps": 4}))
     fed = holding(of_sizes(60, 60), many, digits, tmp_path)
-    fed.ask(FedRD.represent, at_most={"n": 10}, shared=many.shared(fed.new_model()))
+    fed.ask(FedRD.represent, at_most={"n": 10}, shared=shared_part(many, fed.new_model()))
     for networks in (seen[:4], seen[4:]):  # of one client
         networks = [*networks, torch.nn.utils.parameters_to_vector(fed.new_model().task.parameters())]
         assert len(networks) == 5  # with the server's

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from fedstill import methods, models
 from fedstill.data.sources import DataSet
 from fedstill.distill.ensemble import Distillation
+from fedstill.distill.public_map import PublicFeatures, PublicMap, split_public
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.methods.distillation import split_public
-from fedstill.methods.heads import HeadModel, PublicMap, Space, mean_head, space
+from fedstill.methods.heads import PrivateHeads, mean_head, public_features
+from fedstill.models.head import HeadModel
 from fedstill.privacy.accounting import gaussian_noise
 from fedstill.privacy.logistic import logits
 from fedstill.protocol import Method, Records, load, state
@@ -192,7 +193,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Tensor], Record
 def test_nothing_private_goes_into_what_is_sent_down(name: str, few: DataSet, tmp_path: Path) -> None:
     other = replace(few.train, images=255 - few.train.images.flip(0), labels=few.train.labels.roll(1))
 
-    def sent(data: DataSet, folder: str, public: Callable[[], Records] | None = None) -> dict[str, Any]:
+    def sent(data: DataSet, folder: str, public: Callable[[], Records] | None = None) -> PublicFeatures:
         class First(Watched):
             def ask(
                 self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any
@@ -203,16 +204,17 @@ def test_nothing_private_goes_into_what_is_sent_down(name: str, few: DataSet, tm
         fed = set_up(make(name), data, tmp_path / folder, kind=First, public=public)
         with pytest.raises(Stop):
             make(name).server(fed)
-        found: dict[str, Any] = fed.down[0]
+        assert fed.down[0].keys() == {"features"}
+        found: PublicFeatures = fed.down[0]["features"]
         return found
 
     first, second = sent(few, "one"), sent(replace(few, train=other), "two")
-    assert first["radius"] == second["radius"]
+    assert first.radius == second.radius
     for field in ("mean", "projection"):
-        assert torch.equal(first[field], second[field])
-    assert small.weights(module_of(first["weights"])) == small.weights(module_of(second["weights"]))
+        assert torch.equal(getattr(first, field), getattr(second, field))
+    assert small.weights(module_of(first.weights)) == small.weights(module_of(second.weights))
     elsewhere = sent(few, "three", small.noise_images(few, 65))
-    assert not torch.equal(first["mean"], elsewhere["mean"])
+    assert not torch.equal(first.mean, elsewhere.mean)
 
 
 def module_of(tensors: dict[str, Tensor]) -> nn.Module:
@@ -222,10 +224,14 @@ def module_of(tensors: dict[str, Tensor]) -> nn.Module:
     return holder
 
 
+def mapped(fed: Any, public_map: PublicMap) -> PublicFeatures:
+    return public_features(fed, fed.public, PrivateHeads(extractor=Extractor(pretrain="none"), space=public_map))
+
+
 @pytest.mark.parametrize("dims", [DIMS, 4])  # by a whole decomposition and by a random projection
 def test_whitened_public_rows_have_unit_covariance(few: DataSet, tmp_path: Path, dims: int) -> None:
     fed = set_up(make("fedavg-p"), few, tmp_path, public=small.noise_images(few, 300))
-    here = space(fed, Extractor(pretrain="none"), PublicMap(dims=dims, ridge=1e-9), "x")
+    here = mapped(fed, PublicMap(dims=dims, ridge=1e-9))
     model = fed.new_model()
     load(model, here.weights)
     rows = here.rows(model, fed.public).double()
@@ -234,7 +240,7 @@ def test_whitened_public_rows_have_unit_covariance(few: DataSet, tmp_path: Path,
     assert rows.mean(0).abs().max() < 1e-4
     assert torch.allclose(rows.T @ rows / 300, torch.eye(dims, dtype=torch.float64), atol=1e-3)
     assert here.radius == pytest.approx(float(rows.norm(dim=1).quantile(0.02)), rel=1e-5)
-    as_they_are = space(fed, Extractor(pretrain="none"), PublicMap(dims=dims, whiten=False), "x")
+    as_they_are = mapped(fed, PublicMap(dims=dims, whiten=False))
     assert torch.equal(as_they_are.rows(model, fed.public), models.features(model.eval(), fed.public.inputs()))
 
 
@@ -250,13 +256,14 @@ def test_fewer_public_images_than_directions_and_equal_images_work(few: DataSet,
 
 def test_the_model_says_what_the_heads_say(few: DataSet, tmp_path: Path) -> None:
     fed = set_up(make("fedavg-p"), few, tmp_path)
-    here = space(fed, Extractor(pretrain="none"), PublicMap(dims=DIMS, quantile=0.5), "x")
+    here = mapped(fed, PublicMap(dims=DIMS, quantile=0.5))
     trunk = fed.new_model().eval()
     rows = here.rows(trunk, few.train)
     assert 0 < int((rows.norm(dim=1) > here.radius).sum()) < len(rows)  # some are clipped, some not
     head = torch.randn(10, DIMS + 1, generator=stream(0))
     for published in (False, True):
-        said = HeadModel(trunk, here, head, 0.2, published)(few.train.inputs())
+        model = HeadModel(trunk, here.mean, here.projection, here.radius, head, bias=0.2, clip=not published)
+        said = model(few.train.inputs())
         expected = logits(head, rows, None if published else here.radius, 0.2)
         assert torch.allclose(said.double(), expected, atol=1e-4)  # float32
     average = mean_head(iter([head, head + 2, head + 4]))
@@ -363,7 +370,7 @@ def test_fedaux_averages_models_with_their_buffers_and_weighs_teachers(
     fed = set_up(method, few, tmp_path)
     method.server(fed)
     assert [len(replies) for replies in fed.up] == [CLIENTS] * 3
-    here = Space(**fed.down[0])
+    here = fed.down[0]["features"]
     trunk = fed.new_model()
     load(trunk, here.weights)
     kept, _ = split_public(fed.public, 0.2)
@@ -503,7 +510,7 @@ def test_published_heads_are_scikit_learns_on_rows_by_their_own_longest(
     method = make("fedavg-p", epsilon=None, privacy="published", head={"scaling": scaling, "lam": 0.02})
     fed = set_up(method, few, tmp_path)
     model = method.server(fed)
-    here, h0 = Space(**fed.down[0]), fed.new_model()
+    here, h0 = fed.down[0]["features"], fed.new_model()
     test = here.rows(h0, few.test).double().numpy()
     expected = np.zeros((len(test), 10))
     for part in parts(few):

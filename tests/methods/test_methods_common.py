@@ -20,7 +20,7 @@ from fedstill.engines.inprocess import Inline, Workers
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.experiment.config import Experiment
-from fedstill.protocol import Method, Settings, state
+from fedstill.protocol import Method, Settings, returns_run_model, state
 
 LOCAL = {"lr": 0.05, "batch_size": 32}
 TRAINING = {"epochs": 3}
@@ -210,10 +210,10 @@ def test_flower_s_simulation_gives_the_same_bytes(
 def test_the_model_comes_back_from_its_state(name: str, digits: DataSet, whole: dict[str, Whole]) -> None:
     before, fed = whole[name].model.eval(), whole[name].fed
     network = fed.new_model(draw=1)
-    after = make(name).restored(network, state(before)).eval()
+    after = make(name).rebuild(network, state(before)).eval()
     x = digits.test.inputs(slice(20))
     assert torch.equal(after(x), before(x))
-    assert (after is network) == type(make(name)).runs_model
+    assert (after is network) == returns_run_model(make(name))
 
 
 @every

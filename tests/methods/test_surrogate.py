@@ -17,7 +17,7 @@ from fedstill.methods.feddm import FedDM
 from fedstill.methods.fedgm import FedGM
 from fedstill.methods.real import Real
 from fedstill.methods.surrogate import union
-from fedstill.protocol import Method
+from fedstill.protocol import Method, client_steps
 
 QUICK: dict[str, Any] = {"training": {"epochs": 2}}
 MATCHING: dict[str, Any] = {"nets": 2, "batch_size": 16}
@@ -28,7 +28,7 @@ def one_class_each(method: Method, data: DataSet, folder: Path) -> tuple[ServerF
     own = [np.flatnonzero(data.train.labels.numpy() == label) for label in range(10)]
     site = Site(agreement(method, data.train), Shards(data.train, [(o, o[:0]) for o in own]), folder / "clients")
     fed = ServerFederation(agreement(method, data.train), Inline(site), num_clients=10, folder=folder, test=data.test)
-    return fed, fed.ask(next(iter(method.steps().values())), at_most={"n": 30})
+    return fed, fed.ask(next(iter(client_steps(method).values())), at_most={"n": 30})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from fedstill.privacy.mechanisms import Histogram
-from fedstill.protocol import Client, Federation, Method, Released, Reply, step, together
+from fedstill.protocol import Client, Federation, Method, Released, Reply, map_released, step
 
 
 class Counts(Reply):
@@ -47,4 +47,4 @@ class Census(Method):
             return Counts(counts=client.train.class_counts().double(), shares=counts)  # type: ignore[arg-type]
         if self.wrong == "nan":
             counts = counts.map(lambda c: c * math.nan)
-        return Counts(counts=counts, shares=together(lambda a, b: a / b.sum(), counts, counts))
+        return Counts(counts=counts, shares=map_released(lambda a, b: a / b.sum(), counts, counts))

@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
+from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.fedavg import FedAvg, Update
 from fedstill.methods.fedavg_p import FedAvgP
-from fedstill.methods.heads import Head, Mean, Projection, Weights
+from fedstill.methods.heads import Head
 from fedstill.protocol import Client, State, step
 
 AWAY = "FEDSTILL_TEST_AWAY"
@@ -31,8 +32,8 @@ class LateHeads(FedAvgP):
     """FedAVG+P, whose clients are away only after they have released."""
 
     @step
-    def train_head(self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float) -> Head:
+    def train_head(self, client: Client, features: PublicFeatures) -> Head:
         """As there, if it is still there afterwards."""
-        reply = FedAvgP.train_head.function(self, client, weights, mean, projection, radius)
+        reply = FedAvgP.train_head.function(self, client, features)
         _check(client)
         return reply

@@ -47,7 +47,7 @@ from fedstill.experiment import config, extend
 from fedstill.experiment.run import Job, read_json, run
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import JUDGING, Journal
-from fedstill.protocol import Method
+from fedstill.protocol import Method, load_own
 from fedstill.records import Records
 from fedstill.settings import Settings
 
@@ -208,7 +208,7 @@ def _keep(out: Path, method: Method, victim: _Victim, model: nn.Module) -> None:
     """Ask the model, with the parts that the victim has kept to itself."""
     if method.own(model):
         model = deepcopy(model)
-        method.take_back(model, last_state(out / "clients", victim.client))
+        load_own(method, model, last_state(out / "clients", victim.client))
     views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(3)))
     logits = torch.stack([torch.cat(view).float().cpu() for view in views])
     files.write_checked(out / _SAID, wire.pack({"logits": logits}, {}))

@@ -26,6 +26,7 @@ from fedstill.experiment import extend
 from fedstill.experiment.run import MODEL, agreement_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
+from fedstill.protocol import client_steps, returns_run_model
 from fedstill.records import Records
 from fedstill.seeds import stream
 from fedstill.settings import Settings
@@ -107,7 +108,7 @@ def uploads(
 
 
 def _replies(folder: Path, agreement: Agreement) -> Iterator[_Reply]:
-    journal, steps = Journal(folder / "journal"), type(agreement.method).steps()
+    journal, steps = Journal(folder / "journal"), client_steps(agreement.method)
     kept = [place for place in (folder / "journal").glob("000000-*") if any(place.glob("*.reply"))]
     if not kept:
         raise ValueError(
@@ -150,7 +151,7 @@ def _images(values: Mapping[str, Any], task: Task) -> Records | None:
 def _inverted(folder: Path, settings: Uploads, agreement: Agreement, task: Task) -> dict[str, Any] | None:
     """What the finished model shows of the classes; None for a model that was put together at the server."""
     tensors, header = wire.unpack((folder / MODEL).read_bytes())
-    if not type(agreement.method).runs_model or header.get("model") != agreement.model:
+    if not returns_run_model(agreement.method) or header.get("model") != agreement.model:
         return None
     model = agreement.new_model(tensors)
     classes = torch.arange(task.train.num_classes)

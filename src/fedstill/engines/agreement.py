@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import models, schema, seeds
-from fedstill.protocol import Method
+from fedstill.protocol import Method, shared_part
 from fedstill.records import Normalisation
 from fedstill.weights import load, parameters, state
 
@@ -72,7 +72,7 @@ class Agreement:
         templates = {
             "state": schema.template(state(model)),
             "parameters": schema.template(parameters(model)),
-            "shared": schema.template(self.method.shared(model)),
+            "shared": schema.template(shared_part(self.method, model)),
         }
         templates[f"state of {self.model}"] = templates["state"]
         for name in {*self.models} - {self.model}:

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedstill.evaluate import confusion
-from fedstill.protocol import Client, Method, Reply, Shared, Step
+from fedstill.protocol import Client, Method, Reply, Shared, Step, client_steps
 from fedstill.schema import Below
 
 
@@ -30,7 +30,7 @@ JUDGE = Step(judge)
 
 def steps_of(method: Method) -> dict[str, Step[Any]]:
     """The method's steps, and the one that engines add."""
-    own = method.steps()
+    own = client_steps(method)
     assert JUDGE.name not in own, f"{type(method).__name__} has a step '{JUDGE.name}', which is the engines' own"
     return {**own, JUDGE.name: JUDGE}
 

@@ -21,7 +21,7 @@ from fedstill.evaluate import accuracies, confusion
 from fedstill.journal import CHECKPOINT, JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Entry
-from fedstill.protocol import Federation, Reply, Round, Step
+from fedstill.protocol import Federation, Reply, Round, Step, shared_part
 from fedstill.records import Records
 
 R = TypeVar("R", bound=Reply)
@@ -59,7 +59,7 @@ class Replies(Sequence[R]):
             return [self[i] for i in range(len(self))[index]]
         data = self._federation.journal.read_reply(self._exchange, self._step.name, self.clients[index])
         values, _ = wire.decode(data, self._step.reply.schema, self._federation.agreement.facts)
-        return self._step.reply.closed(values)
+        return self._step.reply.from_payload(values)
 
 
 class ServerFederation(Federation):
@@ -104,7 +104,6 @@ class ServerFederation(Federation):
         self.delta = agreement.delta
         self.budget = agreement.budget
         self.num_classes = agreement.num_classes
-        self.shape = agreement.shape
         self.like = test[:0]
         self.device = torch.device(device)
         self.journal = Journal(folder / "journal")
@@ -138,18 +137,18 @@ class ServerFederation(Federation):
         *,
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
-        **payload: Any,
+        **arguments: Any,
     ) -> Replies[R]:
         """See `Federation.ask`."""
         exchange, self._exchange = self._exchange, self._exchange + 1
-        return self._ask(exchange, step, to, payload, at_most, exactly)
+        return self._ask(exchange, step, to, arguments, at_most, exactly)
 
     def _ask(
         self,
         exchange: int,
         step: Step[R],
         to: Sequence[int] | None,
-        payload: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
     ) -> Replies[R]:
@@ -158,7 +157,7 @@ class ServerFederation(Federation):
         assert set(asked) <= set(self.clients), f"asked for clients {asked}; there are {len(self.clients)}"
         self.asked_steps[step.name] = step
         envelope = {"step": step.name, "exchange": exchange}
-        request = wire.encode(payload, step.request, self.agreement.facts, envelope)
+        request = wire.encode(step.payload(arguments), step.request, self.agreement.facts, envelope)
         self.journal.asks(exchange, step.name, request)
         good, refusals = self.journal.answered(exchange, step.name)
         answered = {*good, *(refusal.client for refusal in refusals)}
@@ -205,15 +204,15 @@ class ServerFederation(Federation):
 
     # ---------------------------------------------------------------------------------------------------------- rounds
 
-    def rounds(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
+    def rounds(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
         """See `Federation.rounds`."""
         self._rounds = number
-        done = self._restore(keep)
+        done = self._restore(carry)
         kept.metrics_until(done, self._folder / METRICS)
         for index in range(done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
-            self._save(index, keep)
+            self._save(index, carry)
             if not self._keep_replies and index < number:
                 self.journal.forget_replies(self._exchange)
         self._round = None
@@ -243,19 +242,19 @@ class ServerFederation(Federation):
         self.asked_steps |= {name: steps[name] for name in header["steps"]}
         return int(header["round"])
 
-    def epochs(self, number: int, *keep: nn.Module | dict[str, Tensor]) -> Iterator[int]:
+    def epochs(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[int]:
         """See `Federation.epochs`."""
         self._loops += 1
         at = {"exchange": self._exchange, "round": self._round, "epochs": number, "loop": self._loops}
         checkpoint = self.journal.load_checkpoint(EPOCHS)
         done = 0
         if checkpoint is not None and checkpoint[1].items() >= at.items():
-            kept.put_back(keep, checkpoint[0], self.journal.folder / EPOCHS)
+            kept.put_back(carry, checkpoint[0], self.journal.folder / EPOCHS)
             done = int(checkpoint[1]["done"])
         for epoch in range(done + 1, number + 1):
             yield epoch
             if epoch == number or time.monotonic() - self._saved >= SAVE_EVERY:
-                self.journal.save_checkpoint(kept.tensors(keep), {**at, "done": epoch}, EPOCHS)
+                self.journal.save_checkpoint(kept.tensors(carry), {**at, "done": epoch}, EPOCHS)
                 self._saved = time.monotonic()
 
     def last(self, model: nn.Module) -> Judgement:
@@ -305,9 +304,9 @@ class ServerFederation(Federation):
         """See `Federation.evaluate`."""
         return self.judge(model).accuracy if self._judges else None
 
-    def server_accuracies(self, together: nn.Module) -> list[float] | None:
-        """See `Federation.server_accuracies`."""
-        return accuracies(together, self._test) if self._judges else None
+    def evaluate_each(self, networks: nn.Module) -> list[float] | None:
+        """See `Federation.evaluate_each`."""
+        return accuracies(networks, self._test) if self._judges else None
 
     @property
     def _judges(self) -> bool:
@@ -320,7 +319,7 @@ class ServerFederation(Federation):
         """
         if not self._local_test:
             return Judgement(confusion(model, self._test, self.num_classes).cpu())
-        shared = self.agreement.method.shared(model)
+        shared = shared_part(self.agreement.method, model)
         digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
         last, judged, judgement = self._judged or (0, "", None)
         if judgement is None or judged != digest or last % JUDGING != self._exchange:

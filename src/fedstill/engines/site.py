@@ -7,20 +7,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.client_evaluation import steps_of
+from fedstill.engines.request_results import RequestResults
 from fedstill.journal import JUDGING
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Released
 from fedstill.records import Records
 
+Result = TypeVar("Result")
 Rows = TypeVar("Rows")
 Value = TypeVar("Value")
 
@@ -69,6 +72,7 @@ class Site:
         self._open_ledger = open_ledger or self._ledger
         self._discreet = discreet
         self._logged: set[str] = set()
+        self._results: dict[tuple[bytes, str], Any] = {}
         self._steps = steps_of(agreement.method)
 
     def _ledger(self, folder: Path) -> Ledger:
@@ -105,16 +109,15 @@ class Site:
             return earlier
         held = _StateFiles(folder)
         ledger = self._open_ledger(folder)
-        actor = SiteClient(
-            self.agreement, client, exchange, name, self.holdings, held.read(exchange % JUDGING), ledger, self.device
-        )
+        state, common = held.read(exchange % JUDGING), RequestResults(self._results, request)
+        actor = SiteClient(self.agreement, client, exchange, name, self.holdings, state, ledger, self.device, common)
         seed = seeds.derive(self.agreement.seed, "client", client, exchange, "torch")
         try:
             with _threads(self.threads), seeds.isolated(seed):
-                reply = step.function(self.agreement.method, actor, **values)
+                reply = step.function(self.agreement.method, actor, **step.arguments(values))
             assert isinstance(reply, step.reply), f"step {name} returned {type(reply).__name__}"
             envelope = {"step": name, "exchange": exchange, **_spent(ledger, exchange)}
-            data = wire.encode(reply.opened(), step.reply.schema, self.agreement.facts, envelope)
+            data = wire.encode(reply.payload(), step.reply.schema, self.agreement.facts, envelope)
         except Exception as error:
             if not ledger.of_exchange(exchange):
                 raise
@@ -158,6 +161,7 @@ class SiteClient(Client):
         state: dict[str, Tensor],
         ledger: Ledger,
         device: torch.device,
+        common: RequestResults,
     ) -> None:
         self.id = client
         self.architecture = agreement.architecture(client)
@@ -170,6 +174,7 @@ class SiteClient(Client):
         self._step = step
         self._ledger = ledger
         self._releases = 0
+        self._common = common
 
     @cached_property
     def _records(self) -> tuple[Records, Records]:
@@ -192,6 +197,10 @@ class SiteClient(Client):
         """See `Client.public`."""
         public = self._holdings.public()
         return None if public is None else public.to(self.device)
+
+    @override
+    def once(self, name: str, compute: Callable[[], Result]) -> Result:
+        return self._common.once(name, compute)
 
     def release(
         self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: str | None = None

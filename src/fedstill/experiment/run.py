@@ -29,7 +29,7 @@ from fedstill.engines.transport import Transport, Watcher
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task, held, share_out
-from fedstill.protocol import Method
+from fedstill.protocol import Method, returns_run_model
 from fedstill.train.allocator import keep_memory
 from fedstill.weights import state
 
@@ -140,7 +140,7 @@ def _suits(job: Job) -> None:
             f"{job.name} gives every client a model of its own, which only clients can judge; let them keep records "
             "for that with --local-test 0.2"
         )
-    if experiment.local_test and not kind.runs_model:
+    if experiment.local_test and not returns_run_model(kind):
         raise ValueError(
             f"{job.name} ends with a network that is put together at the server, which clients can't judge; leave "
             "--local-test out"

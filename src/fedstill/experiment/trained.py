@@ -81,7 +81,7 @@ def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dic
         network = models.build(header["model"], shape, len(class_names))
     if own := method.own(network):
         raise ValueError(f"{name} gives every client a model of its own ({sorted(own)[0]}, ...); there is none for all")
-    model = method.restored(network, weights)
+    model = method.rebuild(network, weights)
     if {key: value.shape for key, value in state(model).items()} != {key: w.shape for key, w in weights.items()}:
         raise KeyError(f"its tensors are not those of {header['model']}")
     return Trained(model, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])))

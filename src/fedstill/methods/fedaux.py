@@ -10,28 +10,40 @@ Differs from the paper (docs/methods/fedaux.md has the whole list):
 * negatives and distillation images are disjoint; everything predicts in eval mode; buffers are averaged like weights.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from jaxtyping import Float32
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedstill.distill.ensemble import Ensemble
+from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.distillation import FLOOR, DistillingMethod, ScoreTraining, split_public
-from fedstill.methods.heads import Mean, Projection, Space, Weights, needed, space
-from fedstill.privacy.logistic import logits
-from fedstill.protocol import Client, Federation, Public, Records, Released, Reply, State, load, state, step
+from fedstill.methods.distillation import FLOOR, HeadDistillation, ScoreTraining, negative_rows
+from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, score_head
+from fedstill.protocol import (
+    Client,
+    Federation,
+    Method,
+    Public,
+    Released,
+    Reply,
+    State,
+    load,
+    public_images,
+    state,
+    step,
+)
 from fedstill.train.adam import Adam
 
 Number = Annotated[NonNegativeInt, Public()]
 
 
 class Score(Reply):
-    """A private score head, and whose."""
+    """A private score head, and its client's number."""
 
     client: Number
     score: Released[Float32[Tensor, " coefficients"]]
@@ -44,57 +56,49 @@ class Update(Reply):
     weights: State
 
 
-class FedAUX(DistillingMethod):
+class FedAUX(HeadDistillation, PrivateHeads, Method):
     """Averaging and weighted distillation, round after round, from a pretrained network."""
-
-    runs_model: ClassVar[bool] = True
 
     rounds: PositiveInt = 20
     """Communication rounds after the scores."""
     local: Adam = Adam()
     """A client's training in one round."""
     scores: ScoreTraining = ScoreTraining()
-    """The heads behind the weights; they have the budget to themselves, whatever their share."""
+    """Training of the certainty-score heads. They use the whole privacy budget; ``share`` is ignored."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """Scores once; then train, average and distil."""
-        here = space(fed, self.extractor, self.space, "fedaux")  # h_0
-        public = needed(fed.public, "fedaux")
-        images = public[split_public(public, self.negatives)[0]]
-        model = fed.new_model()
-        load(model, here.weights)
-        rows = here.rows(model, images)
+        public = public_images(fed.public, "fedaux")
+        features = public_features(fed, public, self)  # h_0
+        images = public[split_public(public, self.negatives)[0]]  # D_distill
+        model, teacher = fed.new_model(), fed.new_model()
+        load(model, features.weights)
+        x = head_inputs(features.rows(model, images), features, self)  # h_0(x)
         certainty = {
-            r.client: logits(r.score.value.to(rows), rows, self.scale(here), self.head.bias).sigmoid().float() + FLOOR
-            for r in fed.ask(self.train_score, exactly=here.exactly, **here.payload)
+            r.client: (x @ r.score.value.to(x)).sigmoid().float() + FLOOR  # s_k(x)
+            for r in fed.ask(self.train_score, exactly=features.exactly, features=features)  # alpha_k
             if r.client in fed.clients  # a reply may claim any number
         }
         for round in fed.rounds(self.rounds, model):
             replies = fed.ask(self.update, to=sorted(certainty), weights=state(model))
             load(model, weighted_mean((1, r.weights) for r in replies))
             ensemble = Ensemble(self.distillation.outputs)
-            for number, said in self._teachers(fed, replies, images):
-                if number in certainty:
-                    ensemble.add(said, certainty[number])
+            for reply in replies:
+                if reply.client in certainty:
+                    load(teacher, reply.weights)
+                    ensemble.add(torch.cat(outputs(teacher, images)), certainty[reply.client])  # f_k(x)
             self.distillation.distil(model, images, ensemble.targets(), fed.rng("distillation", round.number))
             round.log(accuracy=fed.evaluate(model))
         return model
 
-    def _teachers(
-        self, fed: Federation, replies: Sequence[Update], images: Records
-    ) -> Iterator[tuple[int, Float32[Tensor, "n classes"]]]:
-        teacher = fed.new_model()
-        for reply in replies:
-            load(teacher, reply.weights)
-            yield reply.client, torch.cat(outputs(teacher, images))
-
     @step
-    def train_score(self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float) -> Score:
-        """alpha_k, private."""
-        here = Space(weights, mean, projection, radius)
-        model = client.new_model(weights)
-        rows = here.rows(model, client.train)
-        return Score(client=client.id, score=self.score_head(client, here, model, rows, self.scores.penalty))
+    def train_score(self, client: Client, features: PublicFeatures) -> Score:
+        """alpha_k: the client's records against the negatives, and noise."""
+        model = client.new_model(features.weights)
+        rows = features.rows(model, client.train)  # h_0(x), x in D_k
+        negatives = negative_rows(client, features, model, self.negatives, "fedaux")  # h_0(x), x in D^-
+        alpha = client.release(score_head(client, features, self, negatives, self.scores.penalty), rows)
+        return Score(client=client.id, score=alpha.map(Tensor.float))
 
     @step
     def update(self, client: Client, weights: State) -> Update:

@@ -7,48 +7,70 @@ Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedsti
 leave without protection, so the guarantee is "none" whatever the scores cost.
 """
 
+from collections.abc import Mapping
+
 from jaxtyping import Float32
 from torch import Tensor, nn
+from typing_extensions import override
 
-from fedstill.methods.distillation import DistillingMethod, ScoreTraining
-from fedstill.methods.heads import LinearHead, Mean, Projection, Rows, Space, Weights, space
-from fedstill.privacy.logistic import extend
-from fedstill.protocol import Client, Federation, Released, Reply, step
+from fedstill.distill.ensemble import Ensemble
+from fedstill.distill.public_map import PublicFeatures, split_public
+from fedstill.methods.distillation import (
+    FLOOR,
+    HeadDistillation,
+    Rows,
+    ScoreTraining,
+    distil_student,
+    initial_student,
+    negative_rows,
+)
+from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuilt_head_model, score_head
+from fedstill.models.head import LinearHead
+from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 from fedstill.train.adam import Adam
 
 
 class OpenHead(Reply):
-    """A class head as it was trained, which may tell anything, and a private score head."""
+    """An unprotected class head, which may tell anything about the records, and a private score head."""
 
     head: Float32[Tensor, "classes coefficients"]
     score: Released[Float32[Tensor, " coefficients"]]
 
 
-class FedAUXF(DistillingMethod):
+class FedAUXF(HeadDistillation, PrivateHeads, Method):
     """FedAUXfdp without its protection of the class heads, which Adam trains."""
 
     local: Adam = Adam(epochs=40)
     """A client's training of its class head."""
     scores: ScoreTraining = ScoreTraining()
-    """The heads behind the weights; they have the budget to themselves, whatever their share."""
+    """Training of the certainty-score heads. They use the whole privacy budget; ``share`` is ignored."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """Send the extractor, distil the weighted heads into one network."""
-        here = space(fed, self.extractor, self.space, "fedaux-f")  # h_0
-        replies = fed.ask(self.train_open, exactly=here.exactly, **here.payload)  # beta_k, alpha_k
-        model = self.begin(fed, here, (r.head for r in replies))
-        return self.distil(fed, here, model, ((r.head, r.score.value) for r in replies))
+        public = public_images(fed.public, "fedaux-f")
+        features = public_features(fed, public, self)  # h_0
+        replies = fed.ask(self.train_open, exactly=features.exactly, features=features)  # beta_k, alpha_k
+        student = initial_student(fed, features, (r.head for r in replies), self, self.student)
+        images = public[split_public(public, self.negatives)[0]]  # D_distill
+        x = head_inputs(features.rows(student.trunk, images), features, self)  # h_0(x)
+        ensemble = Ensemble(self.distillation.outputs)
+        for reply in replies:
+            certainty = (x @ reply.score.value.to(x)).sigmoid() + FLOOR  # s_k(x)
+            ensemble.add(x @ reply.head.to(x).T, certainty)  # f_k(x)
+        return distil_student(fed, student, images, x, ensemble.targets(), self.distillation)
 
     @step
-    def train_open(
-        self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float
-    ) -> OpenHead:
-        """beta_k by Adam on the frozen extractor; alpha_k private."""
-        here = Space(weights, mean, projection, radius)
-        model = client.new_model(weights)
-        rows = here.rows(model, client.train)
-        x = extend(rows, self.scale(here), self.head.bias).float()
-        head = LinearHead(x.new_zeros(client.train.num_classes, x.shape[1]))
-        self.local.fit(head, Rows(x, client.train.labels), client.rng("batches"))
-        score = self.score_head(client, here, model, rows, self.scores.penalty)
-        return OpenHead(head=head.weight.detach().cpu(), score=score)
+    def train_open(self, client: Client, features: PublicFeatures) -> OpenHead:
+        """beta_k by Adam on the frozen extractor, without protection; alpha_k with noise."""
+        model = client.new_model(features.weights)
+        rows = features.rows(model, client.train)  # h_0(x), x in D_k
+        x = head_inputs(rows, features, self).float()
+        beta = LinearHead(x.new_zeros(client.train.num_classes, x.shape[1]))
+        self.local.fit(beta, Rows(x, client.train.labels), client.rng("batches"))
+        negatives = negative_rows(client, features, model, self.negatives, "fedaux-f")  # h_0(x), x in D^-
+        alpha = client.release(score_head(client, features, self, negatives, self.scores.penalty), rows)
+        return OpenHead(head=beta.weight.detach(), score=alpha.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuilt_head_model(network, weights, self)

@@ -13,42 +13,73 @@ Differs from the paper (docs/methods/fedauxfdp.md has the whole list):
 * everything predicts in eval mode, so that no prediction depends on its batch.
 """
 
+from collections.abc import Mapping
+
 from jaxtyping import Float32
 from torch import Tensor, nn
+from typing_extensions import override
 
-from fedstill.methods.distillation import DistillingMethod, ScoreTraining
-from fedstill.methods.heads import Head, Mean, Projection, Space, Weights, space
-from fedstill.protocol import Client, Federation, Released, step
+from fedstill.distill.ensemble import Ensemble
+from fedstill.distill.public_map import PublicFeatures, split_public
+from fedstill.methods.distillation import (
+    FLOOR,
+    HeadDistillation,
+    ScoreTraining,
+    distil_student,
+    initial_student,
+    negative_rows,
+)
+from fedstill.methods.heads import (
+    PrivateHeads,
+    class_head,
+    head_inputs,
+    public_features,
+    rebuilt_head_model,
+    score_head,
+)
+from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 
 
-class TwoHeads(Head):
-    """A class head, and a head that tells the client's records from public ones."""
+class TwoHeads(Reply):
+    """A private class head, and a private head that tells the client's records from public ones."""
 
+    head: Released[Float32[Tensor, "classes coefficients"]]
     score: Released[Float32[Tensor, " coefficients"]]
 
 
-class FedAUXfdp(DistillingMethod):
+class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
     """A student of the private heads, each weighted by how sure it is that an image is like its client's records."""
 
     scores: ScoreTraining = ScoreTraining()
-    """The heads behind the weights."""
+    """Training of the certainty-score heads."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """Send the extractor, distil the weighted heads into one network."""
-        here = space(fed, self.extractor, self.space, "fedauxfdp")  # h_0
-        replies = fed.ask(self.train_heads, exactly=here.exactly, **here.payload)  # beta_k, alpha_k
-        model = self.begin(fed, here, (r.head.value for r in replies))
-        return self.distil(fed, here, model, ((r.head.value, r.score.value) for r in replies))
+        public = public_images(fed.public, "fedauxfdp")
+        features = public_features(fed, public, self)  # h_0, pretrained on public images
+        replies = fed.ask(self.train_heads, exactly=features.exactly, features=features)  # beta_k, alpha_k
+        student = initial_student(fed, features, (r.head.value for r in replies), self, self.student)
+        images = public[split_public(public, self.negatives)[0]]  # D_distill
+        x = head_inputs(features.rows(student.trunk, images), features, self)  # h_0(x)
+        ensemble = Ensemble(self.distillation.outputs)
+        for reply in replies:
+            certainty = (x @ reply.score.value.to(x)).sigmoid() + FLOOR  # s_k(x)
+            ensemble.add(x @ reply.head.value.to(x).T, certainty)  # f_k(x)
+        targets = ensemble.targets()  # softmax(sum_k s_k(x) f_k(x) / sum_k s_k(x))
+        return distil_student(fed, student, images, x, targets, self.distillation)
 
     @step
-    def train_heads(
-        self, client: Client, weights: Weights, mean: Mean, projection: Projection, radius: float
-    ) -> TwoHeads:
-        """Both heads of the client, within one budget."""
-        here, share = Space(weights, mean, projection, radius), self.scores.share
-        model = client.new_model(weights)
-        rows = here.rows(model, client.train)
-        return TwoHeads(
-            head=self.class_head(client, here, rows, 1 - share),
-            score=self.score_head(client, here, model, rows, self.scores.penalty, share),
-        )
+    def train_heads(self, client: Client, features: PublicFeatures) -> TwoHeads:
+        """beta_k on the client's classes, alpha_k against the negatives; both with noise, within one budget."""
+        model, share = client.new_model(features.weights), self.scores.share
+        rows = features.rows(model, client.train)  # h_0(x), x in D_k
+        negatives = negative_rows(client, features, model, self.negatives, "fedauxfdp")  # h_0(x), x in D^-
+        classes = class_head(client, features, self, 1 - share)
+        scores = score_head(client, features, self, negatives, self.scores.penalty, share)
+        beta = client.release(classes, (rows, client.train.labels))
+        alpha = client.release(scores, rows)
+        return TwoHeads(head=beta.map(Tensor.float), score=alpha.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuilt_head_model(network, weights, self)

@@ -6,6 +6,7 @@ takes; buffers (BatchNorm statistics) are averaged like weights.
 
 from pydantic import PositiveInt
 from torch import nn
+from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
 from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
@@ -31,8 +32,8 @@ class FedAvg(Method):
     weighting: Weighting = "records"
     """Weigh a client by its number of records, or all clients alike."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """The server's loop."""
         model = fed.new_model()  # w_0
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)  # S_t

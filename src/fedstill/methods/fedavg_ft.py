@@ -1,31 +1,59 @@
-"""FedAvg whose clients fine-tune the result on their own records: the plainest personalised baseline.
+"""FedAvg with fine-tuning: each client tunes the result on its own records; the plainest personalised baseline.
 
 McMahan et al., AISTATS 2017 (arXiv:1602.05629), with local fine-tuning as Yu, Bagdasaryan, Shmatikov 2020
 (arXiv:2002.04758) and many others do it.
 
-Differs from the paper: nothing in FedAvg; every client tunes all weights before its model is judged, and sends nothing
-of that.
+Differs from the paper: nothing in FedAvg; every client tunes all weights before its model is evaluated, and sends none
+of the tuned weights.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import PositiveInt
 from torch import Tensor, nn
+from typing_extensions import override
 
-from fedstill.methods.fedavg import FedAvg
-from fedstill.protocol import Client
+from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
+from fedstill.methods.fedavg import Update
+from fedstill.protocol import Client, Federation, Method, State, load, state, step
 from fedstill.train.sgd import SGD
 
 
-class FedAvgFT(FedAvg):
-    """Federated averaging, and each client's own fine-tuning of what comes out."""
+class FedAvgFT(Method):
+    """Federated averaging, and each client's own fine-tuning of the result."""
 
     personal: ClassVar[bool] = True
+    rounds: PositiveInt = 20
+    """Communication rounds; 1 is one-shot FedAvg."""
+    local: SGD = SGD()
+    """A client's training in one round."""
+    participation: Participation = 1.0
+    """Share of the clients asked in each round, drawn anew each time."""
+    weighting: Weighting = "records"
+    """Weigh a client by its number of records, or all clients alike."""
     tuning: SGD = SGD()
-    """What a client does with the server's model before it uses it."""
+    """A client's fine-tuning of the server's model before using it."""
 
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        model = fed.new_model()  # w_0
+        for round in fed.rounds(self.rounds, model):
+            asked = sample(fed, self.participation, round)  # S_t
+            replies = fed.ask(self.update, to=asked, weights=state(model))
+            load(model, mean_weights(replies, self.weighting))  # w_{t+1}
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> Update:
+        """ClientUpdate(k, w): E epochs of SGD from the server's model."""
+        model = client.new_model(weights)
+        self.local.fit(model, client.train, client.rng("batches"))
+        return Update(weights=state(model), num_records=len(client.train))
+
+    @override
     def personal_model(self, client: Client, shared: Mapping[str, Tensor]) -> nn.Module:
-        """The server's model after some more epochs on the client's records."""
-        model = super().personal_model(client, shared)
+        model = client.new_model(shared)
         self.tuning.fit(model, client.train, client.rng("tuning"))
         return model

@@ -9,17 +9,40 @@ Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 * heads see public features after a public whitening, so that clipping and penalty act on what tells classes apart.
 """
 
-from torch import nn
+from collections.abc import Mapping
 
-from fedstill.methods.heads import HeadMethod, final, mean_head, space
-from fedstill.protocol import Federation
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill.distill.public_map import PublicFeatures
+from fedstill.methods.heads import (
+    Head,
+    PrivateHeads,
+    class_head,
+    head_model,
+    mean_head,
+    public_features,
+    rebuilt_head_model,
+)
+from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
-class FedAvgP(HeadMethod):
+class FedAvgP(PrivateHeads, Method):
     """The plain mean of private heads on public features; no training at the server."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """Send the extractor, average the heads."""
-        here = space(fed, self.extractor, self.space, "fedavg-p")  # h_0
-        replies = fed.ask(self.train_head, exactly=here.exactly, **here.payload)  # beta_k
-        return final(fed, here, mean_head(r.head.value for r in replies), self.head.bias, self.published)
+        features = public_features(fed, public_images(fed.public, "fedavg-p"), self)  # h_0
+        replies = fed.ask(self.train_head, exactly=features.exactly, features=features)  # beta_k
+        return head_model(fed, features, mean_head(r.head.value for r in replies), self)
+
+    @step
+    def train_head(self, client: Client, features: PublicFeatures) -> Head:
+        """beta_k = argmin sum CE + Lambda/2 |beta|^2, and noise."""
+        rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
+        beta = client.release(class_head(client, features, self), (rows, client.train.labels))
+        return Head(head=beta.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuilt_head_model(network, weights, self)

@@ -7,19 +7,41 @@ Differs from the paper (docs/methods/fedd-p.md has the whole list): as `fedstill
 starts from the mean of the heads unless ``student="fresh"``.
 """
 
-from torch import nn
+from collections.abc import Mapping
 
-from fedstill.methods.distillation import DistillingMethod
-from fedstill.methods.heads import space
-from fedstill.protocol import Federation
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill.distill.ensemble import Ensemble
+from fedstill.distill.public_map import PublicFeatures, split_public
+from fedstill.methods.distillation import HeadDistillation, distil_student, initial_student
+from fedstill.methods.heads import Head, PrivateHeads, class_head, head_inputs, public_features, rebuilt_head_model
+from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
-class FedDP(DistillingMethod):
+class FedDP(HeadDistillation, PrivateHeads, Method):
     """A student of the private heads, all of equal weight, on public images."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """Send the extractor, distil the heads into one network."""
-        here = space(fed, self.extractor, self.space, "fedd-p")  # h_0
-        replies = fed.ask(self.train_head, exactly=here.exactly, **here.payload)  # beta_k
-        model = self.begin(fed, here, (r.head.value for r in replies))
-        return self.distil(fed, here, model, ((r.head.value, None) for r in replies))
+        public = public_images(fed.public, "fedd-p")
+        features = public_features(fed, public, self)  # h_0
+        replies = fed.ask(self.train_head, exactly=features.exactly, features=features)  # beta_k
+        student = initial_student(fed, features, (r.head.value for r in replies), self, self.student)
+        images = public[split_public(public, self.negatives)[0]]
+        x = head_inputs(features.rows(student.trunk, images), features, self)  # h_0(x)
+        ensemble = Ensemble(self.distillation.outputs)
+        for reply in replies:
+            ensemble.add(x @ reply.head.value.to(x).T)  # f_k(x)
+        return distil_student(fed, student, images, x, ensemble.targets(), self.distillation)
+
+    @step
+    def train_head(self, client: Client, features: PublicFeatures) -> Head:
+        """beta_k = argmin sum CE + Lambda/2 |beta|^2, and noise."""
+        rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
+        beta = client.release(class_head(client, features, self), (rows, client.train.labels))
+        return Head(head=beta.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuilt_head_model(network, weights, self)

@@ -19,9 +19,8 @@ from torch import nn
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import outputs
-from fedstill.methods.heads import needed
 from fedstill.methods.uploads import UploadingMethod
-from fedstill.protocol import Federation, Round
+from fedstill.protocol import Federation, Round, public_images
 
 
 class FedDF(UploadingMethod):
@@ -38,7 +37,7 @@ class FedDF(UploadingMethod):
 
     def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
         """AVGLOGITS: the student learns softmax(mean_k f_k(x)) on public x."""
-        public = needed(fed.public, "feddf")
+        public = public_images(fed.public, "feddf")
         ensemble = Ensemble(self.distillation.outputs)
         for network in teachers.networks:
             ensemble.add(torch.cat(outputs(network, public)))

@@ -29,7 +29,19 @@ from fedstill.evaluate import outputs
 from fedstill.methods.surrogate import ImageSet, train_on, union
 from fedstill.privacy.mechanisms import UnprotectedLabels
 from fedstill.privacy.randomized_response import RRWithPrior, probabilities, top_k
-from fedstill.protocol import Client, Federation, Labels, Method, Records, Released, Reply, State, state, step, together
+from fedstill.protocol import (
+    Client,
+    Federation,
+    Labels,
+    Method,
+    Records,
+    Released,
+    Reply,
+    State,
+    map_released,
+    state,
+    step,
+)
 from fedstill.train.condensation import ServerTraining
 from fedstill.train.denoise import Denoising
 
@@ -125,7 +137,7 @@ class FedGMLabels(Method):
                 return self._dropped(records, prior, first < 0)
             return self._cleaned(model, records, torch.where((first < 0)[:, None], prior, 1.0), rng)
 
-        return self._distilled(client, together(merged, first, second))
+        return self._distilled(client, map_released(merged, first, second))
 
     @step
     def send_half(self, client: Client) -> TaggedSet:

@@ -1,4 +1,4 @@
-"""FedRD: a projection that stays at the client, synthetic representations that travel, a task network for all.
+"""FedRD: personal projections that stay at the clients, synthetic representations, one task network for all.
 
 Chen, "Personalized federated learning method based on dataset distillation" (in Chinese), section III, Algorithm 1.
 
@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float32
 from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from typing_extensions import override
 
 from fedstill import schema
 from fedstill.distill.distribution_matching import DistributionMatching, fit_representations
@@ -23,7 +25,7 @@ from fedstill.distill.synthetic import Synthetic
 from fedstill.evaluate import mode_of
 from fedstill.methods.surrogate import together
 from fedstill.models.projected import Projected
-from fedstill.protocol import Client, Federation, Labels, Method, Records, Reply, Shared, state, step
+from fedstill.protocol import Client, Federation, Labels, Method, Records, Reply, Shared, own_part, shared_part, step
 from fedstill.train.adam import Adam
 from fedstill.train.augment import FULL_STRATEGY
 
@@ -42,26 +44,27 @@ class FedRD(Method):
     rounds: PositiveInt = 20
     """Communication rounds."""
     dpc: PositiveInt = 10
-    """Representations of every class that a client holds enough records of."""
+    """Representations of every class of which a client has enough records."""
     projection: Adam = Adam(lr=0.01, batch_size=256, epochs=10)
     """A client's training of its projection in one round, under the server's task network."""
     matching: DistributionMatching = DistributionMatching(
         logits=False, batch_statistics=True, augment=FULL_STRATEGY, min_records=10
     )
-    """How representations are made."""
+    """A client's fit of its representations."""
     training: Adam = Adam(lr=0.01, batch_size=256, epochs=100)
     """The server's training of the task network in one round, on all representations."""
 
+    @override
     def own(self, model: nn.Module) -> frozenset[str]:
-        """varphi_k, whose weights are w_k."""
-        return personal_part(model)
+        return projected(model, "fedrd").projection_names  # of w_k, the weights of varphi_k
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """The server's loop."""
-        model = fed.new_model()  # theta_0
-        assert isinstance(model, Projected)
+        model = projected(fed.new_model(), "fedrd")  # theta_0
         for round in fed.rounds(self.rounds, model):
-            replies = fed.ask(self.represent, at_most={"n": self.dpc * fed.num_classes}, shared=self.shared(model))
+            replies = fed.ask(
+                self.represent, at_most={"n": self.dpc * fed.num_classes}, shared=shared_part(self, model)
+            )
             received = together(fed, ((r.values, r.labels) for r in replies))  # S = S_1 u ... u S_K
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
             self.training.fit(model.task, received, rng, on_epoch=progress, keep=fed.epochs)  # theta_{r+1}
@@ -72,10 +75,9 @@ class FedRD(Method):
     @step
     def represent(self, client: Client, shared: Shared) -> Representations:
         """w_k by CE(phi(varphi(x)), y), then S_k by distribution matching."""
-        model = self.personal_model(client, shared)
-        assert isinstance(model, Projected)
-        self.projection.fit(UnderTask(model), client.train, client.rng("projection"))
-        self.keep(client, model)
+        model = projected(self.personal_model(client, shared), "fedrd")
+        train_projection(model, self.projection, client)
+        client.state |= own_part(self, model)
         made = fit_representations(
             client.train,
             model.projection,
@@ -89,50 +91,43 @@ class FedRD(Method):
         )
 
 
-def personal_part(model: nn.Module) -> frozenset[str]:
-    """The names of a projection's state.
+def projected(model: nn.Module, method: str) -> Projected:
+    """``model``, for a method that needs a projection and a task network.
 
     Raises:
         ValueError: ``model`` is another network.
     """
     if not isinstance(model, Projected):
         raise ValueError(
-            f"fedrd needs a network in two parts, not a {type(model).__name__}; take --model projected, or "
+            f"{method} needs a network in two parts, not a {type(model).__name__}; take --model projected, or "
             "projected:width=32"
         )
-    return frozenset(name for name in state(model) if name.startswith("projection."))
+    return model
 
 
-class UnderTask(nn.Module):
-    """The model with only its projection to train; the task network is frozen, batch statistics included."""
+def train_projection(model: Projected, training: Adam, client: Client) -> None:
+    """Train the projection on the client's records, under the task network as it is, batch statistics included."""
 
-    def __init__(self, model: Projected) -> None:
-        super().__init__()
-        self.projection = model.projection
-        self._task = [model.task]  # no submodule, so that it is not trained
+    def loss(representations: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(model.task(representations), labels)  # CE(phi(varphi(x)), y)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        (task,) = self._task
-        with mode_of(task, training=False):
-            logits: Tensor = task(self.projection(x))
-        return logits
+    with mode_of(model.task, training=False):
+        training.fit(model.projection, client.train, client.rng("projection"), loss=loss)
 
 
 def _tasks(client: Client) -> Callable[[int], nn.Module]:
-    """psi: a task network in a new random start at every step."""
+    """psi: a new random task network for every step."""
     rng = client.rng("networks")
 
     def draw(_: int) -> nn.Module:
-        model = client.new_model(draw=1 + int(torch.randint(2**40, (), generator=rng)))
-        assert isinstance(model, Projected)
-        return model.task
+        number = 1 + int(torch.randint(2**40, (), generator=rng))
+        return projected(client.new_model(draw=number), "fedrd").task
 
     return draw
 
 
 def pictures(made: Synthetic, fed: Federation) -> Records:
-    """Representations from black (the smallest value of all) to white."""
+    """Grey pictures of ten representations a class, from the smallest value (black) to the largest (white)."""
     low, high = made.values.aminmax()
     grey = ((made.values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
     first = [torch.nonzero(made.labels == c).flatten()[:10] for c in range(fed.num_classes)]

@@ -1,4 +1,4 @@
-"""FedRep: a body that all clients share, and a head of each client's own.
+"""FedRep: a body that all clients share, and a personal head at each client.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning", ICML
 2021 (arXiv:2102.07078), Algorithm 1.
@@ -6,7 +6,7 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
 Differs from the paper (docs/methods/fedrep.md has the whole list):
 
 * the head is the model's last linear layer, weights and bias;
-* a client that is judged uses the head it has, which it fitted to the body it was sent.
+* for evaluation, a client uses its own last head, which it fitted to an earlier body.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,15 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 from torch import nn
+from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, Weighting, mean_weights, sample
-from fedstill.protocol import Client, Count, Federation, Method, Reply, Shared, load, state, step
+from fedstill.protocol import Client, Count, Federation, Method, Reply, Shared, load, own_part, shared_part, state, step
 from fedstill.train.sgd import SGD
 
 
 class Body(Reply):
-    """A client's body after its round."""
+    """A client's body after its training."""
 
     weights: Shared
     num_records: Count
@@ -43,17 +44,18 @@ class FedRep(Method):
     weighting: Weighting = "uniform"
     """Weigh clients alike, as the paper does, or by their number of records."""
 
+    @override
     def own(self, model: nn.Module) -> frozenset[str]:
-        """The last linear layer."""
+        # the last linear layer
         *_, last = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
         return frozenset(name for name in state(model) if name.startswith(f"{last}."))
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """The server's loop."""
         model = fed.new_model()  # phi_0
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)
-            replies = fed.ask(self.update, to=asked, shared=self.shared(model))
+            replies = fed.ask(self.update, to=asked, shared=shared_part(self, model))
             load(model, mean_weights(replies, self.weighting))  # phi_{t+1}
             round.log(accuracy=fed.evaluate(model))
         return model
@@ -67,13 +69,13 @@ class FedRep(Method):
             self.head.fit(model, client.train, client.rng("head"))
         with _only(model, state(model).keys() - own):
             self.body.fit(model, client.train, client.rng("body"))
-        self.keep(client, model)
-        return Body(weights=self.shared(model), num_records=len(client.train))
+        client.state |= own_part(self, model)
+        return Body(weights=shared_part(self, model), num_records=len(client.train))
 
 
 @contextmanager
 def _only(model: nn.Module, names: frozenset[str] | set[str]) -> Iterator[None]:
-    """Only these parameters are trained inside the block."""
+    """Train only these parameters inside the block."""
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     for name, p in model.named_parameters():
         p.requires_grad_(before[name] and name in names)

@@ -125,7 +125,7 @@ def _mean(fed: Federation, alike: Sequence[tuple[int, nn.Module]]) -> nn.Module 
 
 def _shares(fed: Federation, teachers: Teachers, mean: nn.Module | None) -> dict[str, float | None]:
     """How good the teachers are together, averaged and alone."""
-    found = fed.server_accuracies(_Together(teachers, mean))
+    found = fed.evaluate_each(_Together(teachers, mean))
     if found is None:
         return {}
     ensemble, *others = found

@@ -2,6 +2,7 @@
 
 from fedstill.models.build import MODELS as MODELS
 from fedstill.models.build import build as build
+from fedstill.models.build import feature_width as feature_width
 from fedstill.models.build import features as features
 from fedstill.models.build import is_own as is_own
 from fedstill.models.build import same as same

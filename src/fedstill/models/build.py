@@ -10,6 +10,7 @@ from jaxtyping import Float
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from fedstill.evaluate import mode_of
 from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN
 from fedstill.models.convnet import ConvNet
 from fedstill.models.lenet import LeNet
@@ -122,6 +123,13 @@ def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 
             f"{type(model).__name__} has no features: it runs no nn.Linear; give it a method features(x) -> (n, d)"
         )
     return seen[0].flatten(1)
+
+
+def feature_width(model: nn.Module, shape: tuple[int, int, int]) -> int:
+    """The number of `features` that ``model`` has of an image of this shape; ``model`` stays as it is."""
+    device = next((p.device for p in model.parameters()), None)
+    with mode_of(model, training=False), torch.no_grad():
+        return features(model, torch.zeros(1, *shape, device=device)).shape[1]
 
 
 def _options(name: str, text: str) -> dict[str, Any]:

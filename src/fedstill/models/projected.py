@@ -1,7 +1,7 @@
 """FedRD's network: a small projection that stays with its client, then the task network that all clients share.
 
-FedRD, sections III-A and IV-A. What the paper calls q = phi o varphi is one module with two parts, ``projection``
-(varphi, weights w_k) and ``task`` (phi, weights theta).
+FedRD, sections III-A and IV-A. The paper's q = phi o varphi is one module with two parts, ``projection`` (varphi,
+weights w_k) and ``task`` (phi, weights theta).
 """
 
 import torch
@@ -73,7 +73,7 @@ class Task(nn.Module):
         self.fc = nn.Linear(width * (height // 8) * (breadth // 8), num_classes)
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
-        """What the linear layer sees: 2048 values at width 128 and 32 pixels, 1152 at 28.
+        """The linear layer's input: 2048 values at width 128 and 32 pixels, 1152 at 28.
 
         In train mode without a graph, on a CPU, the same values come from `_pooled_first`.
         """
@@ -109,6 +109,11 @@ class Projected(nn.Module):
         self.projection = Projection(shape)
         self.task = Task((1, *shape[1:]), num_classes, width=width)
 
+    @property
+    def projection_names(self) -> frozenset[str]:
+        """Names of the projection's entries in the state."""
+        return frozenset(f"projection.{name}" for name in self.projection.state_dict())
+
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """Penultimate features."""
         return self.task.features(self.projection(x))
@@ -122,9 +127,8 @@ class Projected(nn.Module):
 def _pooled_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNorm2d) -> Float[Tensor, "n k h/2 w/2"]:
     """``relu(max_pool2(norm(conv(x))))`` of a batch norm in train mode whose scales are positive, without a graph.
 
-    Normalisation then grows with its argument, so the largest value of a window is the largest before it: a
-    few images at a time are convolved, counted into mean and variance and pooled while they are in the cache, and
-    only a quarter of the values is ever written out and normalised.
+    Normalisation is then increasing, so it may follow the pooling: a few images at a time are convolved, added to mean
+    and variance and pooled while they are in the cache, and only a quarter of the values is written and normalised.
     """
     pooled, total, squares, size = [], 0.0, 0.0, 0
     for chunk in torch.split(x, _CHUNK):
@@ -146,7 +150,7 @@ def _pooled_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNo
 
 
 def _remember(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    """The running statistics move as in a forward pass of ``norm``."""
+    """Update the running statistics as a forward pass of ``norm`` does."""
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         assert norm.momentum is not None
         norm.num_batches_tracked += 1

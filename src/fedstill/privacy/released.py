@@ -23,6 +23,6 @@ class Released(Generic[T]):
         return Released(f(self.value))
 
 
-def together(f: Callable[..., U], *values: Released[Any]) -> Released[U]:
+def map_released(f: Callable[..., U], *values: Released[Any]) -> Released[U]:
     """The result of ``f`` on several released values."""
     return Released(f(*(each.value for each in values)))

@@ -1,0 +1,105 @@
+"""The public feature map: features of an extractor, whitened by public images, on which private heads are trained."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float, Float32
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from fedstill import models, seeds
+from fedstill.evaluate import outputs
+from fedstill.records import Records
+from fedstill.schema import State
+from fedstill.settings import Settings
+from fedstill.weights import state
+
+_BATCH = 500
+"""Records whose features are computed at a time."""
+
+
+@dataclass(frozen=True)
+class PublicFeatures:
+    """A public feature map: the extractor's weights and an affine map of its features; the arguments of a request.
+
+    Attributes:
+        weights: state of the extractor.
+        mean: ``(p,)``, subtracted from the extractor's features.
+        projection: ``(p, d)``, by which the difference is multiplied.
+        radius: length to which heads clip the rows.
+    """
+
+    weights: State
+    mean: Float32[Tensor, " features"]
+    projection: Float32[Tensor, "features dims"]
+    radius: float
+
+    def rows(self, model: nn.Module, records: Records) -> Float[Tensor, "n d"]:
+        """The mapped features of ``records``, before clipping; ``model`` must have `weights`."""
+        mean, projection = self.mean.to(records.images.device), self.projection.to(records.images.device)
+        return torch.cat(outputs(model, records, _BATCH, of=lambda x: (models.features(model, x) - mean) @ projection))
+
+    @property
+    def exactly(self) -> dict[str, int]:
+        """The size of heads on these features: a coefficient for each direction, and the bias."""
+        return {"coefficients": self.projection.shape[1] + 1}
+
+
+class PublicMap(Settings):
+    """The map of extracted features to the rows that heads are trained on; estimated from public images alone."""
+
+    dims: PositiveInt = 512
+    """Principal directions of the public features that are kept; fewer where there are fewer."""
+    whiten: bool = True
+    """Centre and scale these to equal variance. False: all features, as they are."""
+    ridge: PositiveFloat = 0.003
+    """Added to each variance before scaling, in multiples of the largest."""
+    quantile: Annotated[float, Ge(0), Le(1)] = 0.02
+    """Rows are clipped to this quantile of the public rows' lengths."""
+    records: PositiveInt = 5000
+    """Public images for the estimate, drawn at random."""
+
+    def fit(self, model: nn.Module, public: Records, rng: torch.Generator) -> PublicFeatures:
+        """Estimate the map of the features of ``model`` from public images.
+
+        Raises:
+            ValueError: some features are not finite.
+        """
+        some = torch.randperm(len(public), generator=rng)[: self.records].to(public.labels.device)
+        rows = torch.cat(outputs(model, public[some], _BATCH, of=partial(models.features, model))).double()
+        if not torch.isfinite(rows).all():
+            raise ValueError("some public images have features that are not finite; choose another model or extractor")
+        if self.whiten:
+            mean, projection = self._whitening(rows)
+        else:
+            mean, projection = rows.new_zeros(rows.shape[1]), torch.eye(rows.shape[1]).to(rows)
+        lengths = ((rows - mean) @ projection).norm(dim=1)
+        radius = max(float(lengths.quantile(self.quantile)), 1e-6)
+        return PublicFeatures(state(model), mean.float(), projection.float(), radius)
+
+    def _whitening(self, rows: Float[Tensor, "n p"]) -> tuple[Float[Tensor, " p"], Float[Tensor, "p d"]]:
+        mean = rows.mean(0)
+        centred = (rows - mean) / math.sqrt(len(rows))
+        if 4 * self.dims < min(centred.shape):  # a few of many: by random projection, ten times as fast
+            with seeds.isolated(seeds.derive(0, "whitening")):
+                _, values, columns = torch.svd_lowrank(centred, q=self.dims + 32, niter=3)
+            directions = columns.T
+        else:
+            _, values, directions = torch.linalg.svd(centred, full_matrices=False)
+        variances = values[: self.dims] ** 2
+        largest = variances[0].clamp_min(1e-12)
+        return mean, directions[: self.dims].T * (variances + self.ridge * largest).rsqrt()
+
+
+def split_public(public: Records, negatives: float) -> tuple[Tensor, Tensor]:
+    """Positions of the distillation images and of the negatives: one permutation, cut in two; disjoint.
+
+    Everybody who has the public images makes the same cut.
+    """
+    order = torch.randperm(len(public), generator=seeds.stream(0, "public split")).to(public.labels.device)
+    cut = min(max(1, round(len(order) * (1 - negatives))), len(order) - 1)
+    return order[:cut], order[cut:]
