@@ -57,6 +57,7 @@ def test_logits_and_features_have_a_row_per_image(spec: str, shape: tuple[int, i
     assert model(x).shape == (3, 7)
     features = models.features(model, x)
     assert features.ndim == 2
+    assert models.feature_width(model, shape) == features.shape[1]
     last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
     assert torch.equal(last(features), model(x))
 
@@ -258,3 +259,13 @@ def test_max_pool2_under_vmap_gives_the_gradient_of_each_record(monkeypatch: pyt
 def test_two_specifications_of_one_network_are_the_same(one: str, other: str, same: bool) -> None:
     assert models.same(one, other) is same
     assert models.same(other, one) is same
+
+
+def test_the_feature_width_is_read_off_without_a_trace() -> None:
+    model = models.build("convnet:width=8,depth=2,norm=batch", DIGITS, 10).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert models.feature_width(model, DIGITS) == models.features(model.eval(), torch.zeros(2, *DIGITS)).shape[1]
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    model.train()
+    models.feature_width(model, DIGITS)
+    assert all(module.training for module in model.modules())
