@@ -17,7 +17,7 @@ LAYERS = [
     {"data", "models"},
     {"train"},
     {"distill"},
-    {"protocol", "journal"},
+    {"steps", "protocol", "journal"},
     {"methods"},
     {"engines"},
     {"experiment"},

@@ -4,24 +4,21 @@ The server is an ordinary loop over a `Federation`; the client is a set of named
 into a `Reply`. A method is one frozen class with both; its fields are the hyperparameters. No method knows its engine.
 """
 
-import dataclasses
-import inspect
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from fedstill import schema
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.released import Released, map_released
 from fedstill.records import Records
-from fedstill.schema import Count, Labels, OwnState, Parameters, Public, Schema, Shared, State
+from fedstill.schema import Count, Labels, OwnState, Parameters, Public, Shared, State
 from fedstill.settings import Settings
+from fedstill.steps import Reply, Step, step
 from fedstill.weights import load, parameters, state
 
 __all__ = [
@@ -55,109 +52,10 @@ __all__ = [
 ]
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class Reply:
-    """A step's message to the server: a frozen class whose annotations are the wire schema (see `fedstill.schema`)."""
-
-    schema: ClassVar[Schema] = ()
-
-    def __init_subclass__(cls) -> None:
-        dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
-        cls.schema = schema.declared(_annotations(cls))
-
-    def payload(self) -> dict[str, Any]:
-        """The values by name, those of released fields taken out of their `Released`.
-
-        Raises:
-            TypeError: when the value of such a field did not come from `Client.release`.
-        """
-        values = {f.name: getattr(self, f.name) for f in self.schema}
-        for f in self.schema:
-            if f.is_released:
-                if not isinstance(values[f.name], Released):
-                    raise TypeError(f"field '{f.name}' is declared released, but its value is not from client.release")
-                values[f.name] = values[f.name].value
-        return values
-
-    @classmethod
-    def from_payload(cls, values: Mapping[str, Any]) -> Self:
-        """The reply that carries ``values``; the inverse of `payload`."""
-        return cls(**{f.name: Released(values[f.name]) if f.is_released else values[f.name] for f in cls.schema})
-
-
-def _annotations(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
-
-
 R = TypeVar("R", bound=Reply)
+Result = TypeVar("Result")
 Rows = TypeVar("Rows")
 Value = TypeVar("Value")
-Result = TypeVar("Result")
-
-
-class Step(typing.Generic[R]):
-    """A method's client-side function, its request's schema and its reply's class.
-
-    A request carries the function's arguments after ``client``. An argument whose type is a dataclass crosses as the
-    fields of that class, in their order, as if each were an argument of its own.
-    """
-
-    def __init__(self, function: Callable[..., R]) -> None:
-        """Read the schemas off the annotations of ``function(self, client, **arguments) -> SomeReply``."""
-        self.name = function.__name__
-        self.function = function
-        self.__doc__ = function.__doc__
-        names = list(inspect.signature(function).parameters)
-        assert names[:2] == ["self", "client"], f"step {self.name} must start with (self, client), not {names[:2]}"
-        self._names = names[2:]
-
-    @cached_property
-    def _hints(self) -> dict[str, Any]:  # late: the reply's class may stand below the method
-        return typing.get_type_hints(self.function, include_extras=True)
-
-    @cached_property
-    def _fields(self) -> dict[str, dict[str, Any] | None]:
-        """Names and types of the fields of each argument that is a dataclass; None for the others."""
-        kinds = {name: self._hints[name] for name in self._names}
-        return {name: _annotations(kind) if dataclasses.is_dataclass(kind) else None for name, kind in kinds.items()}
-
-    @cached_property
-    def request(self) -> Schema:
-        """The fields of a request."""
-        declared: dict[str, Any] = {}
-        for name, fields in self._fields.items():
-            more = {name: self._hints[name]} if fields is None else fields
-            assert not declared.keys() & more.keys(), f"step {self.name} has two fields of one name in '{name}'"
-            declared |= more
-        return schema.declared(declared)
-
-    def payload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the request that carries ``arguments``."""
-        values: dict[str, Any] = {}
-        for name, value in arguments.items():
-            fields = self._fields.get(name)
-            values |= {name: value} if fields is None else {field: getattr(value, field) for field in fields}
-        return values
-
-    def arguments(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that a request carries; the inverse of `payload`."""
-        return {
-            name: payload[name] if fields is None else self._hints[name](**{field: payload[field] for field in fields})
-            for name, fields in self._fields.items()
-        }
-
-    @property
-    def reply(self) -> type[R]:
-        """The class of the reply."""
-        reply = self._hints["return"]
-        assert issubclass(reply, Reply), f"step {self.name} must return a Reply, not {reply}"
-        return typing.cast(type[R], reply)
-
-
-def step(function: Callable[..., R]) -> Step[R]:
-    """Declare a client step: ``@step def update(self, client: Client, weights: State) -> Update``."""
-    return Step(function)
 
 
 class Method(Settings, ABC):
@@ -217,15 +115,13 @@ class Method(Settings, ABC):
         return None
 
 
-def client_steps(method: Method | type[Method]) -> dict[str, Step[Any]]:
+def client_steps(kind: type[Method]) -> dict[str, Step[Any]]:
     """The client steps of a method by name."""
-    kind = method if isinstance(method, type) else type(method)
     return {name: value for c in reversed(kind.__mro__) for name, value in vars(c).items() if isinstance(value, Step)}
 
 
-def returns_run_model(method: Method | type[Method]) -> bool:
+def returns_run_model(kind: type[Method]) -> bool:
     """Whether the method's result is the run's model (``--model``), so that clients can evaluate it."""
-    kind = method if isinstance(method, type) else type(method)
     return kind.rebuild is Method.rebuild
 
 
@@ -342,7 +238,7 @@ class Client(ABC):
         """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Round:
     """One round of a server's loop: its number, from 1, and its log."""
 

@@ -133,7 +133,7 @@ def released(
         public=None if public is None else public(),
     )
     chosen.server(fed)
-    kind = client_steps(chosen)["sum_up"].reply
+    kind = client_steps(type(chosen))["sum_up"].reply
     values, _ = wire.decode(fed.journal.read_reply(0, "sum_up", 0), kind.schema, site.agreement.facts)
     sums: Tensor = values["sums"]
     return sums.double(), fed

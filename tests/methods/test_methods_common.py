@@ -213,7 +213,7 @@ def test_the_model_comes_back_from_its_state(name: str, digits: DataSet, whole: 
     after = make(name).rebuild(network, state(before)).eval()
     x = digits.test.inputs(slice(20))
     assert torch.equal(after(x), before(x))
-    assert (after is network) == returns_run_model(make(name))
+    assert (after is network) == returns_run_model(type(make(name)))
 
 
 @every

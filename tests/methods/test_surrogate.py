@@ -28,7 +28,7 @@ def one_class_each(method: Method, data: DataSet, folder: Path) -> tuple[ServerF
     own = [np.flatnonzero(data.train.labels.numpy() == label) for label in range(10)]
     site = Site(agreement(method, data.train), Shards(data.train, [(o, o[:0]) for o in own]), folder / "clients")
     fed = ServerFederation(agreement(method, data.train), Inline(site), num_clients=10, folder=folder, test=data.test)
-    return fed, fed.ask(next(iter(client_steps(method).values())), at_most={"n": 30})
+    return fed, fed.ask(next(iter(client_steps(type(method)).values())), at_most={"n": 30})
 
 
 @pytest.mark.parametrize(

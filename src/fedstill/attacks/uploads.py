@@ -108,7 +108,7 @@ def uploads(
 
 
 def _replies(folder: Path, agreement: Agreement) -> Iterator[_Reply]:
-    journal, steps = Journal(folder / "journal"), client_steps(agreement.method)
+    journal, steps = Journal(folder / "journal"), client_steps(type(agreement.method))
     kept = [place for place in (folder / "journal").glob("000000-*") if any(place.glob("*.reply"))]
     if not kept:
         raise ValueError(
@@ -151,7 +151,7 @@ def _images(values: Mapping[str, Any], task: Task) -> Records | None:
 def _inverted(folder: Path, settings: Uploads, agreement: Agreement, task: Task) -> dict[str, Any] | None:
     """What the finished model shows of the classes; None for a model that was put together at the server."""
     tensors, header = wire.unpack((folder / MODEL).read_bytes())
-    if not returns_run_model(agreement.method) or header.get("model") != agreement.model:
+    if not returns_run_model(type(agreement.method)) or header.get("model") != agreement.model:
         return None
     model = agreement.new_model(tensors)
     classes = torch.arange(task.train.num_classes)

@@ -64,14 +64,9 @@ class Rows:
 def negative_rows(
     client: Client, features: PublicFeatures, model: nn.Module, share: float, method: str
 ) -> Float[Tensor, "m d"]:
-    """The features of the public negatives D^-, computed once for all clients of a request.
+    """The features of the public negatives D^-, a ``share`` of the public images; once for all clients of a request.
 
-    Args:
-        client: the client; its public records are used.
-        features: the public features.
-        model: the extractor, with the weights of ``features``.
-        share: share of the public images that are negatives.
-        method: the method's name, for errors.
+    ``model`` must have the weights of ``features``; ``method`` is the method's name, for errors.
     """
     public = public_images(client.public, method)
     return client.once("negatives", lambda: features.rows(model, public[split_public(public, share)[1]]))
@@ -93,15 +88,9 @@ def distil_student(
     targets: Float[Tensor, "n classes"],
     distillation: Distillation,
 ) -> HeadModel:
-    """Train the whole student to predict ``targets`` on ``images``; returns it.
+    """Train the student in place to predict the ensemble's ``targets`` on ``images``; returns it.
 
-    Args:
-        fed: the federation.
-        student: the network, trained in place.
-        images: the distillation images.
-        x: their rows as heads take them: where the extractor has nothing to train, the head is trained on these alone.
-        targets: the ensemble's probabilities.
-        distillation: settings of the training.
+    Where the extractor has nothing to train, the head alone is trained on ``x``, the images' rows as heads take them.
     """
     rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
     if models.features(student.trunk, images.inputs(slice(0, 1))).requires_grad:

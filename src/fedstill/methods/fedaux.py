@@ -24,20 +24,9 @@ from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.distillation import FLOOR, HeadDistillation, ScoreTraining, negative_rows
 from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, score_head
-from fedstill.protocol import (
-    Client,
-    Federation,
-    Method,
-    Public,
-    Released,
-    Reply,
-    State,
-    load,
-    public_images,
-    state,
-    step,
-)
+from fedstill.protocol import Client, Federation, Method, Public, Released, Reply, State, public_images, step
 from fedstill.train.adam import Adam
+from fedstill.weights import load, state
 
 Number = Annotated[NonNegativeInt, Public()]
 

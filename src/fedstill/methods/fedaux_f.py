@@ -24,7 +24,7 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuilt_head_model, score_head
+from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
 from fedstill.models.head import LinearHead
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 from fedstill.train.adam import Adam
@@ -73,4 +73,4 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuilt_head_model(network, weights, self)
+        return rebuild_model(network, weights, self)

@@ -29,14 +29,7 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import (
-    PrivateHeads,
-    class_head,
-    head_inputs,
-    public_features,
-    rebuilt_head_model,
-    score_head,
-)
+from fedstill.methods.heads import PrivateHeads, class_head, head_inputs, public_features, rebuild_model, score_head
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 
 
@@ -82,4 +75,4 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuilt_head_model(network, weights, self)
+        return rebuild_model(network, weights, self)

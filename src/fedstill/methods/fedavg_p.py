@@ -15,15 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.heads import (
-    Head,
-    PrivateHeads,
-    class_head,
-    head_model,
-    mean_head,
-    public_features,
-    rebuilt_head_model,
-)
+from fedstill.methods.heads import Head, PrivateHeads, class_head, head_model, mean_head, public_features, rebuild_model
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
@@ -45,4 +37,4 @@ class FedAvgP(PrivateHeads, Method):
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuilt_head_model(network, weights, self)
+        return rebuild_model(network, weights, self)

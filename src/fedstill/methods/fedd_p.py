@@ -15,7 +15,7 @@ from typing_extensions import override
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.methods.distillation import HeadDistillation, distil_student, initial_student
-from fedstill.methods.heads import Head, PrivateHeads, class_head, head_inputs, public_features, rebuilt_head_model
+from fedstill.methods.heads import Head, PrivateHeads, class_head, head_inputs, public_features, rebuild_model
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
@@ -44,4 +44,4 @@ class FedDP(HeadDistillation, PrivateHeads, Method):
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuilt_head_model(network, weights, self)
+        return rebuild_model(network, weights, self)

@@ -29,19 +29,8 @@ from fedstill.evaluate import outputs
 from fedstill.methods.surrogate import ImageSet, train_on, union
 from fedstill.privacy.mechanisms import UnprotectedLabels
 from fedstill.privacy.randomized_response import RRWithPrior, probabilities, top_k
-from fedstill.protocol import (
-    Client,
-    Federation,
-    Labels,
-    Method,
-    Records,
-    Released,
-    Reply,
-    State,
-    map_released,
-    state,
-    step,
-)
+from fedstill.privacy.released import map_released
+from fedstill.protocol import Client, Federation, Labels, Method, Records, Released, Reply, State, state, step
 from fedstill.train.condensation import ServerTraining
 from fedstill.train.denoise import Denoising
 

@@ -82,13 +82,9 @@ def head_inputs(
 def class_head(
     client: Client, features: PublicFeatures, settings: PrivateHeads, share: float = 1.0
 ) -> Mechanism[tuple[Tensor, Tensor], Tensor]:
-    """The mechanism that trains and releases a client's class head on its rows and labels.
+    """The mechanism that trains and releases a class head on a client's rows and labels.
 
-    Args:
-        client: the client; its number of classes and delta are used, none of its records.
-        features: the public features.
-        settings: the method's.
-        share: part of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published.
+    ``share`` is a part of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published.
     """
     classes, head = client.train.num_classes, settings.head
     if not settings.sound:
@@ -118,15 +114,9 @@ def score_head(
     penalty: float,
     share: float = 1.0,
 ) -> Mechanism[Float[Tensor, "n d"], Tensor]:
-    """The mechanism that trains and releases a client's score head: its rows against public negatives.
+    """The mechanism that trains and releases a score head: a client's rows against public ``negatives``.
 
-    Args:
-        client: the client; its delta is used, none of its records.
-        features: the public features.
-        settings: the method's.
-        negatives: rows of the public negatives.
-        penalty: Lambda beside the sum of losses.
-        share: part of the privacy budget, as for `class_head`.
+    ``penalty`` is Lambda beside the sum of losses, ``share`` as for `class_head`.
     """
     if not settings.sound:
         return PublishedBinaryHead(
@@ -164,7 +154,7 @@ def head_model(fed: Federation, features: PublicFeatures, head: Tensor, settings
     return _assembled(trunk, features, head.to(fed.device), settings).to(fed.device)
 
 
-def rebuilt_head_model(network: nn.Module, weights: Mapping[str, Tensor], settings: PrivateHeads) -> HeadModel:
+def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: PrivateHeads) -> HeadModel:
     """The network of `head_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
     trunk = {name.removeprefix("trunk."): value for name, value in weights.items() if name.startswith("trunk.")}
     load(network, trunk)
