@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import AuditResult, Canaries, ManyRunsResult
-from fedstill.methods.ldp_fedavg import ClippedUpdate
-from fedstill.privacy.accounting import epsilon, gaussian_noise, split_gaussian
+from fedstill.privacy.accounting import epsilon, gaussian_noise
+from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.events import Gaussian, Pure
 from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend
 from fedstill.privacy.mechanisms import ClassSums, Histogram, NoisySum
@@ -37,7 +37,7 @@ from fedstill.seeds import Noise, Simulated, stream
 # an audit of a Gaussian needs runs by 1 / epsilon^2; the code of a mechanism is the same for every epsilon
 EPSILON, LABEL_EPSILON, DELTA, CLASSES = 4.0, 1.0, 1e-5, 10
 SIGMA = gaussian_noise(EPSILON, DELTA)
-HALVES = split_gaussian(SIGMA, (0.5, 0.5))
+HALVES = (SIGMA / math.sqrt(0.5),) * 2
 Make = Callable[[int, Noise], Canaries[Any]]
 
 

@@ -41,8 +41,8 @@ from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
-from fedstill.methods.ldp_fedavg import ClippedUpdate
 from fedstill.privacy import logistic, randomized_response, solver
+from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.mechanisms import clipped

@@ -63,6 +63,7 @@ class Journal:
         self._meter = folder / "meter.jsonl"
         self._lines = files.JsonLines(self._meter)
         self._spent = folder / "spent.jsonl"
+        self._releases: dict[tuple[int, int], list[Entry]] | None = None  # by client and request, once read
         self.bytes_down = 0
         self.bytes_up = 0
         self.bytes_judging = 0
@@ -114,23 +115,34 @@ class Journal:
         """Keep what a client says it released for a question."""
         spent = [entry.model_dump(mode="json") for entry in entries]
         files.append_json(self._spent, {"exchange": exchange, "client": client, "spent": spent})
+        if self._releases is not None:
+            self._releases[client, exchange] = list(entries)
 
     def times(self) -> dict[tuple[int, int], float]:
         """Seconds since the run's start of the last message to or from a client, by (exchange, client), as opened."""
         return dict(self._times)
 
-    def spent(self) -> dict[int, list[Entry]]:
-        """What each client has released, in order; a question that was asked again counts as its last answer says."""
-        found: dict[tuple[int, int], list[Entry]] = {}
+    def spent(self, before: int | None = None) -> dict[int, list[Entry]]:
+        """The releases of each client, in order, in reply to requests ``before`` this one; to all by default.
+
+        Of two replies to one request, after a crash, the later one counts.
+        """
+        if self._releases is None:
+            self._releases = self._read_spent()
+        ledgers: dict[int, list[Entry]] = {}
+        for (client, exchange), entries in sorted(self._releases.items()):
+            if before is None or exchange < before:
+                ledgers.setdefault(client, []).extend(entries)
+        return ledgers
+
+    def _read_spent(self) -> dict[tuple[int, int], list[Entry]]:
+        releases: dict[tuple[int, int], list[Entry]] = {}
         for line in files.read_json_lines(self._spent):
             try:
-                found[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
+                releases[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
             except (KeyError, TypeError, ValueError, ValidationError) as error:
                 raise self._damaged(self._spent) from error
-        ledgers: dict[int, list[Entry]] = {}
-        for (client, _), entries in sorted(found.items()):
-            ledgers.setdefault(client, []).extend(entries)
-        return ledgers
+        return releases
 
     # --------------------------------------------------------------------------------------------------------- replies
 

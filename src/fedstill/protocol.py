@@ -13,6 +13,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
+from fedstill.privacy.events import Event, Unit
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.released import Released, map_released
 from fedstill.records import Records
@@ -298,6 +299,30 @@ class Federation(ABC):
 
         Raises:
             TooFewReplies: when fewer clients than the run requires gave a usable reply.
+        """
+
+    @abstractmethod
+    def able(self, event: Event, *, adaptive: bool = False, unit: Unit = "record") -> list[int]:
+        """The clients whose budget covers one more release; all in a run without a budget.
+
+        A client's ledger gives the same answer when it charges the release, as both call
+        `fedstill.privacy.ledger.covers`. The server knows the releases that replies to earlier requests list, so a
+        resumed run gets the same answer.
+
+        Args:
+            event: the cost of the release, as the mechanism's ``event``.
+            adaptive: as in `Client.release`.
+            unit: the mechanism's unit.
+
+        Raises:
+            ValueError: ``adaptive`` without a budget, as only a budget can bound noise that is chosen adaptively.
+        """
+
+    @abstractmethod
+    def spent(self, unit: Unit = "record") -> float | None:
+        """The epsilon of the client that has released most so far, to be logged; None where nothing bounds it.
+
+        Where noise was chosen adaptively it is the epsilon of the filter.
         """
 
     @abstractmethod

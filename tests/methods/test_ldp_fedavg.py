@@ -15,8 +15,9 @@ from small import run
 from fedstill import seeds
 from fedstill.data.sources import DataSet
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.ldp_fedavg import ClippedUpdate, LDPFedAvg
+from fedstill.methods.ldp_fedavg import LDPFedAvg
 from fedstill.privacy import accounting
+from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.events import Gaussian
 from fedstill.protocol import parameters
 

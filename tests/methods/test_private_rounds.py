@@ -15,24 +15,33 @@ from fedstill.engines.server import ServerFederation
 from fedstill.methods import find
 from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.fedkadp import FedKADP, taught_loss
-from fedstill.methods.fedkd import FedKD, mutual_loss
-from fedstill.methods.private_rounds import PrivateRounds
+from fedstill.methods.fedkd import mutual_loss
+from fedstill.methods.private_rounds import PrivateRounds, claimed
 from fedstill.privacy import accounting
+from fedstill.privacy.batch_clipping import BatchClippedSGD
 from fedstill.privacy.events import Gaussian
+from fedstill.privacy.ledger import covers, total_epsilon
 from fedstill.protocol import parameters
+from fedstill.train.feedback import PublicLoss
 
 LOCAL = {"steps": 2, "supposed_records": 400, "lr": 0.05}
 NAMES = ("dp-fl", "adap-dp-fl", "fedkd", "fedkadp")
+ADAPTIVE = ("adap-dp-fl", "fedkadp")
+LOUD: dict[str, Any] = {
+    "adap-dp-fl": {"patience": 1, "decay": 0.5, "noise_multiplier": 2.0, "local": {**LOCAL, "clip": 5.0}},
+    "fedkadp": {"feedback": {"noise_from": 0.0, "decay": 0.9}},
+}
+"""Settings with which the noise falls within three rounds."""
 
 
-def make(name: str, **changes: Any) -> PrivateRounds:
+def make(name: str, **changes: Any) -> Any:
     method = find(name)(**{"rounds": 3, "participation": 1.0, "local": LOCAL, **changes})
     assert isinstance(method, PrivateRounds)
     return method
 
 
 def run(
-    method: PrivateRounds, data: DataSet, folder: Path, *, budget: float | None, clients: int = 4, **options: Any
+    method: Any, data: DataSet, folder: Path, *, budget: float | None, clients: int = 4, **options: Any
 ) -> tuple[nn.Module, ServerFederation, list[dict[str, float]]]:
     make_site = small.site(method, data.train, folder, clients, public=noise_images(data))
     agreement = small.agreement(method, data.train)
@@ -58,11 +67,12 @@ def spent_by(fed: ServerFederation) -> dict[int, list[Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_server_reckons_is_what_the_ledgers_say(name: str, digits: DataSet, tmp_path: Path) -> None:
+def test_the_log_states_the_largest_epsilon_of_a_client(name: str, digits: DataSet, tmp_path: Path) -> None:
     method = make(name, participation=0.5, rounds=4)
     _, fed, lines = run(method, digits, tmp_path, budget=None if name in ("dp-fl", "fedkd") else 20.0)
     events = spent_by(fed)
-    if method.adaptive:
+    assert {entry.adaptive for each in fed.journal.spent().values() for entry in each} == {name in ADAPTIVE}
+    if name in ADAPTIVE:
         account = accounting.rdp_filter(20.0, 1e-5)
         worst = max(account.epsilon(each) for each in events.values())
     else:
@@ -80,43 +90,41 @@ def test_what_the_server_reckons_is_what_the_ledgers_say(name: str, digits: Data
 def test_nobody_is_asked_beyond_the_budget_and_the_run_ends(name: str, digits: DataSet, tmp_path: Path) -> None:
     method = make(name, rounds=50, participation=0.5)
     event = Gaussian(noise_multiplier=5.0, sampling=32 / 400, count=2)
-    if method.adaptive:
-        free = accounting.rdp_filter(1.0, 1e-5)
+    if name in ADAPTIVE:
         budget = 1.0
-        assert free.allows([event] * 3)
+        assert accounting.rdp_filter(budget, 1e-5).allows([event] * 3)
         method = make(name, rounds=200, participation=1.0, noise_multiplier=2.0)
     else:
         budget = accounting.epsilon([event] * 3, 1e-5, "record") * 1.0001  # three rounds, not four
     _, fed, lines = run(method, digits, tmp_path, budget=budget)
     assert fed.journal.refusals() == []  # no site had to refuse
     assert len(lines) < method.rounds
-    for events in spent_by(fed).values():
-        assert accounting.fits(events, budget, 1e-5, "record", adaptive=method.adaptive)
-        cheapest = Gaussian(noise_multiplier=5.0, sampling=32 / 400, count=2)
-        more = [*events, events[-1] if method.adaptive else cheapest]
-        assert not accounting.fits(more, budget, 1e-5, "record", adaptive=method.adaptive)  # and none is left over
-    if not method.adaptive:
+    for entries in fed.journal.spent().values():
+        assert total_epsilon(entries, 1e-5, budget) <= budget
+        assert not covers(entries, entries[-1], budget, 1e-5)  # and none is left over
+    if name not in ADAPTIVE:
         assert {len(events) for events in spent_by(fed).values()} == {3}
     assert lines[-1]["epsilon"] <= budget
     assert fed.guarantee().holds
 
 
-@pytest.mark.parametrize("name", ["fedkadp", "fedkd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_goes_on_with_what_it_had_spent(
     name: str, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = make(name, rounds=4, participation=0.5)
+    method = make(name, rounds=4, participation=0.5, **LOUD.get(name, {}))
     whole, _, lines = run(method, digits, tmp_path / "whole", budget=20.0)
-    kind = type(method)
-    exchange = kind.exchange
+    assert (lines[2]["noise"] < lines[0]["noise"]) == (name in ADAPTIVE)
+    ask, asked = ServerFederation.ask, []
 
-    def killed(self: Any, fed: Any, chosen: Any, model: Any, controls: Any, now: int) -> Any:
-        if now == 3:
+    def killed(self: ServerFederation, *words: Any, **payload: Any) -> Any:
+        asked.append(words)
+        if len(asked) == 3:
             raise KeyboardInterrupt
-        return exchange(self, fed, chosen, model, controls, now)
+        return ask(self, *words, **payload)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "exchange", killed)
+        patch.setattr(ServerFederation, "ask", killed)
         with pytest.raises(KeyboardInterrupt):
             run(method, digits, tmp_path / "run", budget=20.0)
     model, _, again = run(method, digits, tmp_path / "run", budget=20.0)
@@ -136,15 +144,12 @@ def test_noise_follows_the_feedback(digits: DataSet, tmp_path: Path) -> None:
 
 def test_adap_dp_fl_lowers_noise_after_three_falls(digits: DataSet, tmp_path: Path) -> None:
     method = make("adap-dp-fl", patience=1, decay=0.5, noise_multiplier=4.0, least_noise=1.5)
-    controls = method.controls()
-    from fedstill.train.feedback import Course
-
-    course = Course(5)
+    seen, noise = PublicLoss(5), [4.0]
     for number, loss in enumerate([3.0, 2.0, 2.5, 2.0]):
-        course.note(number, change=1.0, loss=loss, accuracy=0.1)
+        seen.record(number, loss=loss)
         if number:
-            method.adapt(course, number, controls)
-    assert float(controls["noise"]) == 1.5  # 4 -> 2 -> 2 -> 1, but not below
+            noise.append(method.next_noise(noise[-1], seen["loss"][number - 1 : number + 1]))
+    assert noise == [4.0, 2.0, 2.0, 1.5]  # the last would be 1, which is below the least
 
 
 def test_the_paper_s_account_ends_a_run_as_printed_and_guarantees_nothing(digits: DataSet, tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_the_paper_s_account_ends_a_run_as_printed_and_guarantees_nothing(digits
         "fedkadp", privacy="published", rounds=6, feedback={"noise_from": 0.0, "decay": 0.5, "least_noise": 0.1}
     )
     _, fed, lines = run(method, digits, tmp_path, budget=None)
-    planned = method.claimed(fed, torch.full((6,), 5.0), torch.ones(6, 4, dtype=torch.bool))
+    planned = claimed(fed, method, [5.0] * 6)
     assert planned is not None
     assert len(lines) < 6
     assert lines[-1]["claimed"] > planned >= lines[-2]["claimed"]  # one round too late
@@ -182,6 +187,19 @@ def test_a_budget_that_covers_no_round_is_said_so(digits: DataSet, tmp_path: Pat
 def test_no_noise_fits_no_budget(digits: DataSet, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not cover one round with noise multiplier 0"):
         run(make("dp-fl", noise_multiplier=0.0), digits, tmp_path, budget=1.0)
+
+
+def test_no_budget_covers_rounds_as_printed_and_nobody_is_asked(digits: DataSet, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"budget of 5.0 does not cover one round .* batch's gradient .* out --budget"):
+        run(make("fedkadp", privacy="published"), digits, tmp_path, budget=5.0)
+    assert not list((tmp_path / "journal").glob("0*"))
+
+
+def test_the_event_that_a_server_asks_about_is_that_of_the_release() -> None:
+    local, model = make("dp-fl").local, nn.Linear(3, 2)
+    for noise in (0.0, 5.0):
+        assert local.event(noise) == local.mechanism(model, noise).event
+    assert FedKADP(privacy="published").event(5.0) == BatchClippedSGD(local.mechanism(model, 5.0)).event
 
 
 def test_without_noise_there_is_no_guarantee(digits: DataSet, tmp_path: Path) -> None:
@@ -286,17 +304,15 @@ def test_an_adaptation_that_fails_says_nothing(
     from fedstill.methods.fedrd_records import FedRDRecords
     from fedstill.train.sgd import Diverged
 
-    def diverge(_: nn.Module) -> None:
+    failed = []
+
+    def diverge(*_: Any) -> None:
+        failed.append(True)
         raise Diverged("the records did this")
 
     method = FedRDRecords(dpc=1, nets=2, fitting={"steps": 2}, training={"epochs": 1})  # type: ignore[arg-type]
-    monkeypatch.setattr("fedstill.methods.fedrd_records.UnderTask", diverge)
+    monkeypatch.setattr("fedstill.methods.fedrd_records.train_projection", diverge)
     _, fed = small.run(method, digits, tmp_path)
+    assert len(failed) == 4
     assert fed.journal.refusals() == []
     assert fed.guarantee().holds
-
-
-def test_classes_of_methods_are_told_apart() -> None:
-    assert FedKADP().adaptive
-    assert not FedKADP(privacy="published").adaptive
-    assert not FedKD().adaptive

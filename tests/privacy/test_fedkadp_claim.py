@@ -2,12 +2,12 @@ import math
 
 import pytest
 
-from fedstill.privacy.fedkadp_claim import amplified, published_epsilon
+from fedstill.privacy.fedkadp_claim import amplified, claimed_epsilon
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(5, 8.26), (10, 7.84), (15, 4.97)])
 def test_the_paper_s_account(sigma: float, epsilon: float) -> None:
-    found = published_epsilon([float(sigma)] * 100, rate=0.1, steps=20, clients=10, delta=1e-5)
+    found = claimed_epsilon([float(sigma)] * 100, rate=0.1, steps=20, clients=10, delta=1e-5)
     assert found == pytest.approx(epsilon, abs=0.005)
 
 
@@ -15,8 +15,8 @@ def test_the_paper_s_account(sigma: float, epsilon: float) -> None:
 def test_without_other_clients_noise_and_with_the_sensitivity_of_a_replaced_record(
     sigma: float, single: float, replaced: float
 ) -> None:
-    half = published_epsilon([float(sigma)] * 100, rate=0.1, steps=20, clients=1, delta=1e-5)
-    whole = published_epsilon([sigma / 2] * 100, rate=0.1, steps=20, clients=1, delta=1e-5)
+    half = claimed_epsilon([float(sigma)] * 100, rate=0.1, steps=20, clients=1, delta=1e-5)
+    whole = claimed_epsilon([sigma / 2] * 100, rate=0.1, steps=20, clients=1, delta=1e-5)
     assert (half, whole) == (pytest.approx(single, abs=0.05), pytest.approx(replaced, abs=0.05))
 
 
@@ -30,11 +30,11 @@ def test_the_bound_by_hand() -> None:
 
 def test_rounds_with_other_noise_add_up() -> None:
     def epsilon(noise: list[float]) -> float:
-        return published_epsilon(noise, rate=0.1, steps=5, clients=4, delta=1e-5, orders=[4])
+        return claimed_epsilon(noise, rate=0.1, steps=5, clients=4, delta=1e-5, orders=[4])
 
     free = math.log(1e5) / 3
     assert epsilon([3.0, 2.0, 3.0]) - free == pytest.approx(2 * (epsilon([3.0]) - free) + epsilon([2.0]) - free)
 
 
 def test_next_to_no_noise_overflows_nothing() -> None:
-    assert 500 < published_epsilon([0.03], rate=0.1, steps=1, clients=1, delta=1e-5) < 5000
+    assert 500 < claimed_epsilon([0.03], rate=0.1, steps=1, clients=1, delta=1e-5) < 5000

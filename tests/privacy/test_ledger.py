@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,37 +11,37 @@ from releases import ONE, entry
 
 from fedstill import files
 from fedstill.privacy import accounting, guarantee
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, covers, open_ledger, total_epsilon
 
 
 def test_a_ledger_refuses_before_it_is_overdrawn_and_charges_nothing_then(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.2)
+    ledger = open_ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.2)
     ledger.charge(entry(ONE))
     with pytest.raises(
         BudgetExceeded, match=r"above the budget of 1.2 at delta 1e-05; it would come to 1\.\d+.*--budget"
     ):
         ledger.charge(entry(ONE, index=1))
     assert len(ledger.entries) == 1
-    assert len(Ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.2).entries) == 1
+    assert len(open_ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.2).entries) == 1
     with pytest.raises(BudgetExceeded):
         ledger.charge(entry(Unbounded(reason="no noise"), index=1))
 
 
 def test_a_ledger_survives_a_restart_and_refuses_when_it_is_damaged(tmp_path: Path) -> None:
     place = tmp_path / "ledger.jsonl"
-    Ledger(place, delta=1e-5).charge(entry(ONE))
+    open_ledger(place, delta=1e-5).charge(entry(ONE))
     with place.open("a") as file:
         file.write('{"half a li')  # a crash before the release: nothing was released
-    assert Ledger(place, delta=1e-5).entries == [entry(ONE)]
+    assert open_ledger(place, delta=1e-5).entries == [entry(ONE)]
     place.write_text('{"exchange": 0}\n')
     with pytest.raises(files.Damaged, match="nothing more is released"):
-        Ledger(place, delta=1e-5)
+        open_ledger(place, delta=1e-5)
 
 
 def test_simulated_noise_repeats_and_costs_once_but_real_noise_costs_again(tmp_path: Path) -> None:
     for repeatable, count in ((True, 1), (False, 2)):
-        ledger = Ledger(tmp_path / f"{repeatable}", delta=1e-5, repeatable=repeatable)
+        ledger = open_ledger(tmp_path / f"{repeatable}", delta=1e-5, repeatable=repeatable)
         ledger.charge(entry(ONE))
         ledger.charge(entry(ONE))
         assert len(ledger.entries) == count
@@ -47,10 +49,78 @@ def test_simulated_noise_repeats_and_costs_once_but_real_noise_costs_again(tmp_p
         assert len(ledger.entries) == count + 1
 
 
+class Remembered:
+    """A store in memory, with what another process wrote meanwhile."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.entries = list(entries)
+        self.locked = 0
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        self.locked += 1
+        try:
+            yield
+        finally:
+            self.locked -= 1
+
+    def read(self) -> list[Entry]:
+        return list(self.entries)
+
+    def append(self, entry: Entry) -> None:
+        assert self.locked
+        self.entries.append(entry)
+
+
+def test_a_ledger_is_any_store_and_any_rule() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def at_most_three(entries: Sequence[Entry], entry: Entry) -> None:
+        assert store.locked
+        asked.append((len(entries), entry.index))
+        if len(entries) == 3:
+            raise BudgetExceeded("three are enough")
+
+    store = Remembered(entry(index=0))
+    ledger = Ledger(store, at_most_three)
+    ledger.charge(entry(index=1))
+    store.entries.append(entry(index=9))
+    with pytest.raises(BudgetExceeded, match="three are enough"):
+        ledger.charge(entry(index=2))
+    assert asked == [(1, 1), (3, 2)]  # the rule sees what another process charged
+    assert [e.index for e in store.entries] == [e.index for e in ledger.entries] == [0, 1, 9]
+    assert not store.locked
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("unit", ["record", "label"])
+def test_a_ledger_charges_what_its_budget_covers(tmp_path: Path, adaptive: bool, unit: Unit) -> None:
+    for number, budget in enumerate((0.5, 1.1, 2.0, 6.0)):
+        ledger = open_ledger(tmp_path / f"{number}", delta=1e-5, budget=budget)
+        for index in range(8):
+            event = Pure(epsilon=0.5) if unit == "label" else Gaussian(noise_multiplier=4.0 + index)
+            following = entry(event, index=index, unit=unit, adaptive=adaptive)
+            if covers(ledger.entries, following, budget, 1e-5):
+                ledger.charge(following)
+                assert total_epsilon(ledger.entries, 1e-5, budget) <= budget
+            else:
+                with pytest.raises(BudgetExceeded):
+                    ledger.charge(following)
+    assert len(ledger.entries) > 1
+
+
+def test_releases_that_no_accountant_can_add_up_are_not_covered() -> None:
+    made_up, following = [entry(Pure(epsilon=1.0)), entry(ONE)], entry(ONE, index=1)
+    with pytest.raises(ValueError, match="no accountant"):
+        total_epsilon(made_up, 1e-5, 100.0)
+    assert not covers(made_up, following, 100.0, 1e-5)
+    assert covers([], following, 100.0, 1e-5)
+
+
 def test_adaptive_noise_goes_through_a_filter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a --budget"):
-        Ledger(tmp_path / "a", delta=1e-5).charge(entry(ONE, adaptive=True))
-    ledger = Ledger(tmp_path / "b", delta=1e-5, budget=2.0)
+        open_ledger(tmp_path / "a", delta=1e-5).charge(entry(ONE, adaptive=True))
+    ledger = open_ledger(tmp_path / "b", delta=1e-5, budget=2.0)
     releases = 0
     with pytest.raises(BudgetExceeded):
         while True:
@@ -70,7 +140,12 @@ def test_the_guarantee_is_that_of_the_client_who_spent_most() -> None:
     assert found.epsilon == pytest.approx(2.0, rel=1e-3)
     assert found.delta == 1e-5
     assert "simulation" in found.reason
-    assert "simulation" not in guarantee.derive([], {0: [entry(ONE)]}, 1e-5, simulated=False).reason
+    assert found.simulated
+    real = guarantee.derive([], {0: [entry(ONE)]}, 1e-5, simulated=False)
+    assert "simulation" not in real.reason
+    assert not real.simulated
+    assert not guarantee.derive([], {0: []}, 1e-5).simulated  # there was no noise
+    assert guarantee.derive(["field 'x'"], {0: [entry(ONE)]}, 1e-5).simulated
 
 
 def test_no_guarantee_and_why() -> None:
@@ -119,10 +194,10 @@ def test_of_disjoint_parts_the_costliest_counts() -> None:
 
 
 def test_a_budget_holds_for_each_part(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.0)
+    ledger = open_ledger(tmp_path / "ledger.jsonl", delta=1e-5, budget=1.0)
     ledger.charge(label(Pure(epsilon=1.0), 0, "first"))
     ledger.charge(label(Pure(epsilon=1.0), 1, "second"))
-    assert Ledger(tmp_path / "ledger.jsonl", delta=1e-5).entries == ledger.entries
+    assert open_ledger(tmp_path / "ledger.jsonl", delta=1e-5).entries == ledger.entries
     for part in ("first", "second", None):
         with pytest.raises(BudgetExceeded):
             ledger.charge(label(Pure(epsilon=0.1), 2, part))
@@ -131,7 +206,7 @@ def test_a_budget_holds_for_each_part(tmp_path: Path) -> None:
 
 def test_a_filter_watches_over_each_part(tmp_path: Path) -> None:
     def number(parts: tuple[str | None, ...]) -> int:
-        ledger = Ledger(tmp_path / f"{len(parts)}", delta=1e-5, budget=3.0)
+        ledger = open_ledger(tmp_path / f"{len(parts)}", delta=1e-5, budget=3.0)
         for index in range(1000):
             try:
                 ledger.charge(label(Pure(epsilon=0.2), index, parts[index % len(parts)], adaptive=True))

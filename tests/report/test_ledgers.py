@@ -32,6 +32,7 @@ def test_the_ledger_of_a_private_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "together, per record of one client: epsilon 2.0" in text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["guarantee"]
     assert summary["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert summary["simulated"] is True
     lines = [json.loads(line) for line in (tmp_path / "run" / "journal" / "spent.jsonl").read_text().splitlines()]
     assert [len(line["spent"]) for line in lines] == [2, 2, 2]
     assert not (tmp_path / "run" / "clients").exists()
@@ -75,7 +76,7 @@ def test_a_plan_shows_the_noise_that_a_run_would_add(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(("epsilon", "sampling", "steps"), [(1.0, 0.05, 200), (8.0, 1.0, 1), (0.3, 0.01, 1000)])
 def test_planned_noise_of_dp_sgd_fits_and_hardly_less_does(epsilon: float, sampling: float, steps: int) -> None:
-    noise = accounting.sampled_noise(epsilon, 1e-5, sampling, steps)
+    noise = accounting.dp_sgd_noise(epsilon, 1e-5, sampling, steps)
 
     def cost(multiplier: float) -> float:
         event = Gaussian(noise_multiplier=multiplier, sampling=sampling, count=steps)

@@ -333,6 +333,18 @@ def test_a_printed_guarantee_is_never_smaller_than_the_true_one(value: float, wo
     assert float(words) >= value
 
 
+def test_a_simulation_is_told_by_the_guarantee_s_field_and_in_older_runs_by_its_words() -> None:
+    words = (
+        "A theorem. Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
+    )
+    for simulated in (True, False):
+        assert tables.is_simulated(PRIVATE | {"simulated": simulated}) == simulated
+        assert tables.is_simulated(PRIVATE | {"reason": words, "simulated": simulated}) == simulated
+    assert tables.is_simulated(PRIVATE | {"reason": words})  # written before there was a field
+    assert not tables.is_simulated(PRIVATE)
+    assert not tables.is_simulated(NONE | {"simulated": True})
+
+
 def test_the_weakest_guarantee_of_the_seeds_is_shown(tmp_path: Path) -> None:
     larger = PRIVATE | {"epsilon": 2.0, "unit": "label", "delta": None}
     infinite = PRIVATE | {"epsilon": math.inf}

@@ -24,7 +24,7 @@ from fedstill.data.sources import DataSet  # noqa: E402
 from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.run import Job, run  # noqa: E402
 from fedstill.experiment.task import share_out  # noqa: E402
-from fedstill.sites.ledger import SiteLedger  # noqa: E402
+from fedstill.sites.ledger import create_ledger  # noqa: E402
 from fedstill.sites.loopback import Loopback, certificates, loopback, site_key  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -115,7 +115,7 @@ def governed(here: Loopback, name: str, **policy: Any) -> Iterator[list[Path]]:
     states = [place.parent / name for place in places]
     try:
         for place, text, state in zip(places, before, states, strict=True):
-            SiteLedger.create(state / "ledger")
+            create_ledger(state / "ledger")
             place.write_text(tomli_w.dumps({**tomllib.loads(text), "state": name, **policy}))
         yield states
     finally:

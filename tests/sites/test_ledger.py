@@ -17,8 +17,8 @@ from releases import ONE, entry
 from fedstill import files
 from fedstill.privacy import accounting
 from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
-from fedstill.privacy.ledger import BudgetExceeded, Entry, touching
-from fedstill.sites.ledger import HEAD, KEY, LINES, LOCK, SiteLedger
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, by_part
+from fedstill.sites.ledger import HEAD, KEY, LINES, LOCK, create_ledger, open_ledger
 
 DELTA = 1e-5
 
@@ -27,13 +27,13 @@ def label(epsilon: float, part: str | None = None, exchange: int = 0) -> Entry:
     return entry(Pure(epsilon=epsilon), unit="label", part=part, exchange=exchange)
 
 
-def opened(folder: Path, run: str = "run", budget: float | None = None, allow_unbounded: bool = False) -> SiteLedger:
-    return SiteLedger(folder, run, delta=DELTA, budget=budget, allow_unbounded=allow_unbounded)
+def opened(folder: Path, run: str = "run", budget: float | None = None, allow_unbounded: bool = False) -> Ledger:
+    return open_ledger(folder, run, delta=DELTA, budget=budget, allow_unbounded=allow_unbounded)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    SiteLedger.create(tmp_path / "ledger")
+    create_ledger(tmp_path / "ledger")
     return tmp_path / "ledger"
 
 
@@ -48,7 +48,7 @@ def sample(folder: Path) -> Path:
 
 def test_a_ledger_is_made_once_and_for_the_site_alone(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "ledger"
-    SiteLedger.create(place)
+    create_ledger(place)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (place, *place.iterdir())}
     assert modes == {"ledger": 0o700, KEY: 0o600, LINES: 0o600, HEAD: 0o600}
     assert len((place / KEY).read_bytes()) == 32
@@ -58,7 +58,7 @@ def test_a_ledger_is_made_once_and_for_the_site_alone(tmp_path: Path) -> None:
         other.mkdir()
         shutil.copy(place / name, other)
         with pytest.raises(ValueError, match=f"has a {name} already"):
-            SiteLedger.create(other)
+            create_ledger(other)
         assert [path.name for path in other.iterdir()] == [name]
 
 
@@ -206,11 +206,11 @@ def test_a_filter_watches_where_noise_is_on_samples_since_servers_choose_what_co
 
 
 def test_what_a_run_announced_is_kept_as_well(folder: Path) -> None:
-    ledger = SiteLedger(folder, "run", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
+    ledger = open_ledger(folder, "run", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
     with pytest.raises(BudgetExceeded, match="budget of 1 at delta 1e-06; it would come to"):
         ledger.charge(entry(Gaussian(noise_multiplier=2.0)))
     ledger.charge(entry(Gaussian(noise_multiplier=8.0)))
-    other = SiteLedger(folder, "other", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
+    other = open_ledger(folder, "other", delta=DELTA, budget=10.0, run_limit=(1.0, 1e-6))
     other.charge(entry(Gaussian(noise_multiplier=8.0)))  # the limit is each run's own
 
 
@@ -225,7 +225,7 @@ def test_what_is_admitted_never_costs_more_than_the_budget(
     tmp_path_factory: pytest.TempPathFactory, wanted: list[tuple[str, str | None, float]]
 ) -> None:
     place = tmp_path_factory.mktemp("site") / "ledger"
-    SiteLedger.create(place)
+    create_ledger(place)
     for run, part, epsilon in wanted:
         try:
             opened(place, run, 1.5).charge(label(epsilon, part))
@@ -234,7 +234,7 @@ def test_what_is_admitted_never_costs_more_than_the_budget(
     # every way in which a label may lie in one part of each run
     together: list[list[Event]] = [[]]
     for run in "xyz":
-        paths = [[e.event for e in path] for path in touching(opened(place, run).entries)]
+        paths = [[e.event for e in path] for path in by_part(opened(place, run).entries)]
         together = [[*before, *path] for before in together for path in paths]
     assert max(accounting.epsilon(events, DELTA, "label") for events in together) <= 1.5
 
@@ -298,9 +298,9 @@ def test_a_missing_file_stops_everything(sample: Path, tmp_path: Path) -> None:
 
 
 def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> None:
-    SiteLedger.create(tmp_path / "other")
+    create_ledger(tmp_path / "other")
     opened(tmp_path / "other", "first").charge(entry())
-    SiteLedger.create(tmp_path / "empty")
+    create_ledger(tmp_path / "empty")
     for source in (tmp_path / "other", tmp_path / "empty"):
         for names in ([KEY], [LINES], [HEAD], [KEY, LINES], [KEY, HEAD], [LINES, HEAD]):
             mixed = tmp_path / "mixed"
@@ -311,7 +311,7 @@ def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> Non
                 opened(mixed)
             shutil.rmtree(mixed)
     # two empty ledgers differ in their keys alone
-    SiteLedger.create(tmp_path / "another")
+    create_ledger(tmp_path / "another")
     shutil.copy(tmp_path / "another" / KEY, tmp_path / "empty" / KEY)
     with pytest.raises(files.Damaged, match=HEAD):
         opened(tmp_path / "empty")
@@ -320,7 +320,7 @@ def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> Non
 def test_a_key_that_only_counts_as_the_same_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("secrets.token_bytes", lambda n: b"k" * (n - 1) + b"\0")
-        SiteLedger.create(tmp_path / "ledger")
+        create_ledger(tmp_path / "ledger")
     (tmp_path / "ledger" / KEY).write_bytes(b"k" * 31)  # HMAC fills keys up with zeros
     with pytest.raises(files.Damaged, match="has 31 bytes in place of 32"):
         opened(tmp_path / "ledger")
@@ -407,14 +407,14 @@ import sys
 from pathlib import Path
 from fedstill.privacy.events import Gaussian
 from fedstill.privacy.ledger import BudgetExceeded, Entry
-from fedstill.sites.ledger import SiteLedger
+from fedstill.sites.ledger import open_ledger
 
 folder, run, noise = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 for index in range(100):
     event = Gaussian(noise_multiplier=noise)
     facts = {"exchange": 0, "step": "s", "index": index, "mechanism": "m", "unit": "record", "theorem": "t"}
     try:
-        SiteLedger(folder, run, delta=1e-5, budget=2.0).charge(Entry(event=event, **facts))
+        open_ledger(folder, run, delta=1e-5, budget=2.0).charge(Entry(event=event, **facts))
     except BudgetExceeded:
         break
 """

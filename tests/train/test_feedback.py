@@ -2,13 +2,13 @@ import math
 
 import pytest
 
-from fedstill.train.feedback import Course, Feedback
+from fedstill.train.feedback import Feedback, PublicLoss
 
 
-def course(changes: list[float], losses: list[float], accuracies: list[float]) -> Course:
-    made = Course(10)
+def course(changes: list[float], losses: list[float], accuracies: list[float]) -> PublicLoss:
+    made = PublicLoss(10)
     for number, (change, loss, accuracy) in enumerate(zip(changes, losses, accuracies, strict=True)):
-        made.note(number, change=change, loss=loss, accuracy=accuracy)
+        made.record(number, change=change, loss=loss, accuracy=accuracy)
     return made
 
 

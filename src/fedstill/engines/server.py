@@ -1,6 +1,7 @@
 """The server's side, the same in every engine: questions out, checked and journalled replies in."""
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedstill import files, schema, seeds, wire
 from fedstill.engines import checkpoint as kept
@@ -20,7 +22,8 @@ from fedstill.engines.transport import Arrival, Transport, Watcher
 from fedstill.evaluate import accuracies, confusion
 from fedstill.journal import CHECKPOINT, JUDGING, Journal, Refusal
 from fedstill.privacy import guarantee
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.events import Event, Unit
+from fedstill.privacy.ledger import UNCOUNTABLE, Entry, covers, total_epsilon
 from fedstill.protocol import Federation, Reply, Round, Step, shared_part
 from fedstill.records import Records
 
@@ -201,6 +204,33 @@ class ServerFederation(Federation):
         """Why a reply must not be used, or None; and what the client says it released."""
         reason, spent = check(arrival, exchange, step, facts, at_most)
         return (None if reason is None else Refusal(arrival.client, step.name, self._round, reason)), spent
+
+    # ---------------------------------------------------------------------------------------------------------- budget
+
+    @override
+    def able(self, event: Event, *, adaptive: bool = False, unit: Unit = "record") -> list[int]:
+        following = Entry(
+            exchange=self._exchange,
+            step="next",
+            index=0,
+            mechanism=type(self.agreement.method).__name__,
+            unit=unit,
+            event=event,
+            theorem="",
+            adaptive=adaptive,
+        )
+        spent = self.journal.spent(before=self._exchange)
+        return [k for k in self.clients if covers(spent.get(k, []), following, self.budget, self.delta)]
+
+    @override
+    def spent(self, unit: Unit = "record") -> float | None:
+        spent = self.journal.spent(before=self._exchange).values()
+        each = ([entry for entry in entries if entry.unit == unit] for entries in spent)
+        try:
+            most = max((total_epsilon(entries, self.delta, self.budget) for entries in each), default=0.0)
+        except UNCOUNTABLE:
+            return None
+        return most if math.isfinite(most) else None
 
     # ---------------------------------------------------------------------------------------------------------- rounds
 

@@ -18,7 +18,7 @@ from fedstill.engines.agreement import Agreement
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.request_results import RequestResults
 from fedstill.journal import JUDGING
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, open_ledger
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Released
 from fedstill.records import Records
@@ -76,7 +76,7 @@ class Site:
         self._steps = steps_of(agreement.method)
 
     def _ledger(self, folder: Path) -> Ledger:
-        return Ledger(
+        return open_ledger(
             folder / "ledger.jsonl",
             delta=self.agreement.delta,
             budget=self.agreement.budget,

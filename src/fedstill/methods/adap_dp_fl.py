@@ -4,63 +4,91 @@ Fu, Chen, Han, "Adap DP-FL: differentially private federated learning with adapt
 
 Differs from the paper (docs/methods/adap-dp-fl.md has the whole list):
 
-* the length of the last *noisy* gradient is mostly noise; what noise adds to its square is taken off first;
-* the loss is that on public records, not on anybody's private ones;
+* the length of the last *noisy* gradient is mostly noise; the expected square of the noise is subtracted first;
+* the loss is that on public records, not on private ones;
 * a privacy filter bounds the sum, since noise follows releases.
 """
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt, Le
+from jaxtyping import Float64
 from pydantic import PositiveFloat, PositiveInt
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
-from fedstill.methods.dp_fl import DPFL, Trained
-from fedstill.protocol import Client, Parameters, step
-from fedstill.train.feedback import Course
+from fedstill.methods.averaging import sample, weighted_mean
+from fedstill.methods.private_rounds import (
+    PrivateRounds,
+    Trained,
+    claimed,
+    end_early,
+    finite,
+    public_scores,
+    schedule,
+)
+from fedstill.protocol import Client, Federation, Method, Parameters, load, parameters, step
+from fedstill.train.feedback import PublicLoss
 
-_LENGTH = "clip"
+_CLIP = "clip"
 
 
-class AdapDPFL(DPFL):
+class AdapDPFL(PrivateRounds, Method):
     """DP-SGD with a clipping length of each client's own and noise that falls."""
 
-    looks: ClassVar[bool] = True
     factor: PositiveFloat = 1.0
     """The next round clips at this times the length of the client's mean gradient (alpha_c)."""
     threshold: Literal["debiased", "published"] = "debiased"
-    """That length with the noise's share taken off, or as it comes out, which grows with the noise."""
+    """That length without the part that noise adds, or with it, so that it grows with the noise."""
     least_clip: PositiveFloat = 0.1
-    """Clipping length that is not gone below, nor above its inverse: lengths are guesses where noise is strong."""
+    """Smallest clipping length, and inverse of the largest: lengths are guesses where noise is strong."""
     decay: Annotated[float, Gt(0), Le(1)] = 0.98
     """Factor of the noise (beta)."""
     patience: PositiveInt = 3
-    """After this many rounds in a row in which the loss fell."""
+    """Number of rounds in a row in which the loss must fall before the noise does."""
     least_noise: PositiveFloat = 1.0
-    """Noise multiplier that is not fallen below."""
+    """Smallest noise multiplier."""
 
-    @property
-    def adaptive(self) -> bool:
-        """See `PrivateRounds.adaptive`."""
-        return True
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        model = fed.new_model()
+        seen, sigma = PublicLoss(self.rounds), schedule(self.rounds, self.noise_multiplier)
+        seen.record(0, **public_scores(fed, model, self))
+        for round in fed.rounds(self.rounds, model, seen.tensors, {"sigma": sigma}):
+            t, noise = round.number, float(sigma[round.number - 1])
+            event = self.local.event(noise)
+            able = fed.able(event, adaptive=True)
+            if not able:
+                end_early(fed, round, event, noise)
+                break
+            chosen = sample(fed, self.participation, round, able)
+            replies = fed.ask(self.update, to=chosen, weights=parameters(model), noise=noise)
+            load(model, weighted_mean((1, reply.weights.value) for reply in replies))
+            seen.record(t, **public_scores(fed, model, self))
+            sigma[t] = self.next_noise(noise, seen["loss"][max(0, t - self.patience) : t + 1])
+            round.log(
+                accuracy=fed.evaluate(model),
+                epsilon=fed.spent(),
+                claimed=claimed(fed, self, sigma[:t].tolist()),
+                **finite(noise=noise, loss=float(seen["loss"][t])),
+            )
+        return model
 
-    def adapt(self, course: Course, now: int, controls: dict[str, Tensor]) -> dict[str, float]:
-        """``sigma_{t+1} = beta sigma_t`` after three checks in a row at which the public loss had fallen."""
-        losses = course["loss"][max(0, now - self.patience) : now + 1]
+    def next_noise(self, noise: float, losses: Float64[Tensor, " rounds"]) -> float:
+        """``sigma_{t+1} = beta sigma_t`` after `patience` checks in a row at which the public loss had fallen."""
         if len(losses) > self.patience and bool((losses.diff() < 0).all()):
-            noise = float(controls["noise"])
-            controls["noise"].fill_(max(self.decay * noise, min(noise, self.least_noise)))
-        return {"loss": float(course["loss"][now])}
+            return max(self.decay * noise, min(noise, self.least_noise))
+        return noise
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
-        """E steps of DP-SGD, clipped at C_k^t; what is released tells C_k^{t+1}."""
-        clip = float(client.state[_LENGTH]) if _LENGTH in client.state else self.local.clip
+        """E steps of DP-SGD, clipped at C_k^t; the released weights determine C_k^{t+1}."""
+        clip = float(client.state[_CLIP]) if _CLIP in client.state else self.local.clip
         mechanism = self.local.mechanism(client.new_model(weights), noise, clip=clip)
         released = client.release(mechanism, client.train, adaptive=True)
-        client.state[_LENGTH] = torch.tensor(self.next_clip(weights, released.value, noise, clip), dtype=torch.float64)
+        client.state[_CLIP] = torch.tensor(self.next_clip(weights, released.value, noise, clip), dtype=torch.float64)
         return Trained(weights=released)
 
     def next_clip(self, before: Parameters, after: Parameters, noise: float, clip: float) -> float:

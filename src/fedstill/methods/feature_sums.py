@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.distill.embedding import embed
-from fedstill.privacy.accounting import share_noise
+from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.mechanisms import ClassSums
 from fedstill.protocol import Client, Federation, Public, Records, Released, Reply
 from fedstill.settings import Epsilon, Settings, Share
@@ -59,7 +59,7 @@ def summed(client: Client, rows: Tensor, centre: Tensor, radius: float, settings
     near = rows - centre.to(client.device)
     constant = near.new_full((len(near), 1), radius * math.sqrt(settings.count_share))
     near = torch.cat([near * math.sqrt(1 - settings.count_share), constant], 1)
-    mechanism = ClassSums(client.train.num_classes, radius, share_noise(settings.epsilon, client.delta))
+    mechanism = ClassSums(client.train.num_classes, radius, release_noise(settings.epsilon, client.delta))
     sums = client.release(mechanism, (near, client.train.labels))
     return Embedding(sums=sums.map(Tensor.float))
 

@@ -1,4 +1,4 @@
-"""FedKADP: DP-SGD that also listens to the last global model; temperature and noise follow how stable training is.
+"""FedKADP: DP-SGD with the last global model as teacher; temperature and noise follow a metric of stable training.
 
 Jiang, Zhao, Li, Xue, "A personalized federated learning method based on knowledge distillation and differential
 privacy", Electronics 2024, 13(17), 3538, Algorithms 1 and 2.
@@ -12,55 +12,85 @@ Differs from the paper (docs/methods/fedkadp.md has the whole list):
 """
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from typing_extensions import override
 
 from fedstill.evaluate import mode_of
-from fedstill.methods.dp_fl import DPFL, Trained
-from fedstill.privacy.batch_clipping import BatchClippedSGD
-from fedstill.protocol import Client, Federation, Parameters, step
-from fedstill.train.feedback import Course, Feedback
+from fedstill.methods.averaging import sample, weighted_mean
+from fedstill.methods.private_rounds import (
+    PrivateRounds,
+    Trained,
+    claimed,
+    end_early,
+    finite,
+    public_scores,
+    replace_weights,
+    schedule,
+)
+from fedstill.privacy.batch_clipping import UNBOUNDED, BatchClippedSGD
+from fedstill.privacy.events import Event
+from fedstill.protocol import Client, Federation, Method, Parameters, parameters, step
+from fedstill.train.feedback import Feedback, PublicLoss
 
 
-class FedKADP(DPFL):
+class FedKADP(PrivateRounds, Method):
     """Private training with the global model as teacher, and feedback between distillation and noise."""
 
-    looks: ClassVar[bool] = True
     feedback: Feedback = Feedback()
-    """How temperature and noise follow the metric."""
+    """Rules by which temperature and noise follow the metric."""
     privacy: Literal["sound", "published"] = "sound"
     """Every record's gradient clipped, or the batch's as printed, whose noise is B times too little."""
 
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        model = fed.new_model()  # w_0
+        seen = PublicLoss(self.rounds)
+        seen.record(0, change=0.0, **public_scores(fed, model, self))
+        sigma, rho = schedule(self.rounds, self.noise_multiplier), schedule(self.rounds, self.feedback.coldest)
+        for round in fed.rounds(self.rounds, model, seen.tensors, {"sigma": sigma, "rho": rho}):
+            t = round.number
+            noise, temperature = float(sigma[t - 1]), float(rho[t - 1])
+            event = self.event(noise)
+            able = fed.able(event, adaptive=self.adaptive)
+            if not able:
+                end_early(fed, round, event, noise)
+                break
+            if not self.adaptive and self.is_over(fed, sigma[: t - 1].tolist()):
+                break
+            chosen = sample(fed, self.participation, round, able)  # S_t
+            replies = fed.ask(self.update, to=chosen, weights=parameters(model), noise=noise, temperature=temperature)
+            change = replace_weights(model, weighted_mean((1, r.weights.value) for r in replies))  # w_t = 1/N sum_k w_k
+            seen.record(t, change=change, **public_scores(fed, model, self))
+            metric = self.feedback.metric(seen, t, self.rounds)
+            rho[t] = self.feedback.temperature(metric)  # equation 17
+            sigma[t] = self.feedback.noise(noise, metric)  # equation 20
+            round.log(
+                accuracy=fed.evaluate(model),
+                epsilon=fed.spent(),
+                claimed=claimed(fed, self, sigma[:t].tolist()),
+                **finite(noise=noise, temperature=temperature, metric=metric, loss=float(seen["loss"][t])),
+            )
+        return model
+
     @property
     def adaptive(self) -> bool:
-        """See `PrivateRounds.adaptive`."""
+        """Whether noise is chosen from earlier releases, so that a filter has to bound their sum."""
         return self.privacy == "sound"
 
-    def over(self, fed: Federation, noises: Tensor, asked: Tensor, done: int) -> bool:
-        """As printed: once the paper's epsilon is above that of all rounds with sigma_0."""
-        if self.privacy == "sound" or not done:
+    def event(self, noise: float) -> Event:
+        """The cost of one round."""
+        return self.local.event(noise) if self.privacy == "sound" else UNBOUNDED
+
+    def is_over(self, fed: Federation, noises: list[float]) -> bool:
+        """Whether the paper's epsilon of these rounds is above that of T rounds with sigma_0; ends a published run."""
+        if not noises:
             return False
-        spent = self.claimed(fed, noises[:done], asked)
-        planned = self.claimed(fed, torch.full((self.rounds,), self.noise_multiplier), asked)
+        spent, planned = (claimed(fed, self, each) for each in (noises, [self.noise_multiplier] * self.rounds))
         return spent is not None and planned is not None and spent > planned
-
-    def spent(self, fed: Federation, noises: Tensor, asked: Tensor) -> float | None:
-        """See `PrivateRounds.spent`; None as printed."""
-        return super().spent(fed, noises, asked) if self.privacy == "sound" else None
-
-    def controls(self) -> dict[str, Tensor]:
-        """sigma_0 and rho_0."""
-        return {**super().controls(), "temperature": torch.tensor(self.feedback.coldest, dtype=torch.float64)}
-
-    def adapt(self, course: Course, now: int, controls: dict[str, Tensor]) -> dict[str, float]:
-        """sigma_t and rho_t from the metric."""
-        metric = self.feedback.metric(course, now, self.rounds)
-        controls["temperature"].fill_(self.feedback.temperature(metric))
-        controls["noise"].fill_(self.feedback.noise(float(controls["noise"]), metric))
-        return {"metric": metric, "loss": float(course["loss"][now])}
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float, temperature: float) -> Trained:

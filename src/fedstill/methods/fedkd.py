@@ -1,4 +1,4 @@
-"""FedKD with DP: every client has a mentor of its own, only a mentee travels, its update as thin matrices.
+"""FedKD with DP: every client keeps a mentor; only the mentee's update travels, as thin matrices.
 
 Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation", Nature Communications
 13, 2032 (2022); with DP-SGD it is a baseline of FedKADP.
@@ -7,10 +7,10 @@ Differs from the paper (docs/methods/fedkd.md has the whole list):
 
 * mentor and mentee are trained by one DP-SGD whose clipping spans both: each enters the other's loss;
 * no term for hidden states and attention, which are a transformer's; networks for images have the run's architecture;
-* the server sends the whole mentee, since a client that is asked now and then lacks what others were sent between.
+* the server sends the whole mentee, since a client that is asked in some rounds only has not seen the updates between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Annotated
 
 import torch
@@ -18,56 +18,65 @@ from annotated_types import Gt, Lt
 from jaxtyping import Float32, Int32
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from typing_extensions import override
 
 from fedstill.distill.low_rank import LowRank, compress, expand, matrices
-from fedstill.methods.averaging import weighted_sum
-from fedstill.methods.private_rounds import PrivateRounds
-from fedstill.protocol import Client, Federation, Parameters, Released, Reply, parameters, step
+from fedstill.methods.averaging import sample, weighted_sum
+from fedstill.methods.private_rounds import PrivateRounds, claimed, end_early
+from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 
 Energy = Annotated[float, Gt(0), Lt(1)]
 
 _LEAST_LOSS = 1e-3
-"""The sum of both cross-entropies that the divergences are divided by is not taken to be less."""
+"""Smallest divisor of the divergences in place of the sum of both cross-entropies."""
 
 
 class Factors(Reply):
-    """What a client's training added to the mentee, see `fedstill.distill.low_rank`."""
+    """A client's update of the mentee as thin matrices (see `fedstill.distill.low_rank`)."""
 
     ranks: Released[Int32[Tensor, " matrices"]]
     values: Released[Float32[Tensor, " n"]]
 
 
-class FedKD(PrivateRounds):
+class FedKD(PrivateRounds, Method):
     """Mutual distillation under DP, and compressed updates."""
 
     energy_first: Energy = 0.95
     """Share of a matrix's squared singular values that is sent in the first round (T_min)."""
     energy_last: Energy = 0.98
-    """And in the last (T_max); it grows evenly between."""
+    """Share that is sent in the last round (T_max); it grows evenly between."""
 
-    def exchange(
-        self, fed: Federation, chosen: Sequence[int], model: nn.Module, controls: dict[str, Tensor], now: int
-    ) -> dict[str, Tensor]:
-        """See `PrivateRounds.exchange`."""
-        weights = parameters(model)
-        replies = fed.ask(
-            self.update,
-            to=chosen,
-            at_most={"n": sum(w.numel() for w in weights.values())},
-            exactly={"matrices": len(matrices(weights))},
-            weights=weights,
-            noise=float(controls["noise"]),
-            energy=self.energy_first + (self.energy_last - self.energy_first) * now / self.rounds,
-        )
-        expanded = (expand(LowRank(r.ranks.value, r.values.value), weights) for r in replies)
-        total, sums = weighted_sum((1.0, update) for update in expanded if update is not None)
-        if not total:
-            raise ValueError("no client's update has the form of the model; nothing can be averaged")
-        return {name: w + (sums[name] / total).to(w.device) for name, w in weights.items()}
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        model, noise = fed.new_model(), self.noise_multiplier  # the mentee
+        event = self.local.event(noise)
+        for round in fed.rounds(self.rounds, model):
+            able = fed.able(event)
+            if not able:
+                end_early(fed, round, event, noise)
+                break
+            weights = parameters(model)
+            replies = fed.ask(
+                self.update,
+                to=sample(fed, self.participation, round, able),
+                at_most={"n": sum(w.numel() for w in weights.values())},
+                exactly={"matrices": len(matrices(weights))},
+                weights=weights,
+                noise=noise,
+                energy=self.energy_first + (self.energy_last - self.energy_first) * round.number / self.rounds,
+            )
+            load(model, mean_update(replies, weights))
+            round.log(
+                accuracy=fed.evaluate(model),
+                epsilon=fed.spent(),
+                claimed=claimed(fed, self, [noise] * round.number),
+                noise=noise,
+            )
+        return model
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float, energy: float) -> Factors:
-        """E noisy steps for mentee and mentor together; the mentor stays."""
+        """E noisy steps for mentee and mentor together; the mentor stays at the client."""
         mentor = client.new_model(client.state or None, draw=1)
         mechanism = self.local.mechanism(_Pair(client.new_model(weights), mentor), noise, loss=mutual_loss)
         released = client.release(mechanism, client.train)
@@ -76,6 +85,19 @@ class FedKD(PrivateRounds):
             lambda both: compress({n: w - weights[n].to(w.device) for n, w in _named(both, "mentee.").items()}, energy)
         )
         return Factors(ranks=factors.map(lambda f: f.ranks), values=factors.map(lambda f: f.values))
+
+
+def mean_update(replies: Iterable[Factors], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``weights`` plus the plain mean of the updates, expanded; updates that don't fit the model are left out.
+
+    Raises:
+        ValueError: none fits.
+    """
+    expanded = (expand(LowRank(r.ranks.value, r.values.value), weights) for r in replies)
+    total, sums = weighted_sum((1.0, update) for update in expanded if update is not None)
+    if not total:
+        raise ValueError("no client's update has the form of the model; nothing can be averaged")
+    return {name: w + (sums[name] / total).to(w.device) for name, w in weights.items()}
 
 
 class _Pair(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedstill.distill.public_map import PublicFeatures, PublicMap
 from fedstill.models.head import HeadModel
-from fedstill.privacy.accounting import share_noise
+from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.logistic import BinaryHead, LogisticHead, PublishedBinaryHead, PublishedLogisticHead, extend
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Federation, Records, Released, Reply, load
@@ -96,7 +96,7 @@ def class_head(
             bias=head.bias,
             scaling=head.scaling,
         )
-    multiplier = share_noise(settings.epsilon, client.delta, share)
+    multiplier = release_noise(settings.epsilon, client.delta, precision_share=share)
     return LogisticHead(
         num_classes=classes,
         penalty=head.penalty or max(0.3, math.sqrt(2) * multiplier / head.logit_noise),
@@ -130,7 +130,7 @@ def score_head(
     return BinaryHead(
         penalty=penalty,
         radius=features.radius,
-        noise_multiplier=share_noise(settings.epsilon, client.delta, share),
+        noise_multiplier=release_noise(settings.epsilon, client.delta, precision_share=share),
         bias=settings.head.bias,
         negatives=negatives,
     )

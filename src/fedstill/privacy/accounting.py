@@ -1,7 +1,11 @@
-"""What releases cost together: events, their composition and the noise that meets a target.
+"""Composition of releases, and the noise that meets a target.
 
-Composition is dp-accounting's: privacy loss distributions (Doroshenko et al. 2022), which are exact up to a
-discretisation that is rounded to the safe side. Single Gaussians have a closed form.
+Events compose by dp-accounting's privacy loss distributions (Doroshenko et al. 2022), which are exact up to a
+discretisation that is rounded to the safe side; single Gaussians have a closed form. A filter bounds adaptive noise.
+
+Four functions turn an epsilon into a noise multiplier: `gaussian_noise` is the theorem for one Gaussian release,
+`release_noise` is for a method's sound releases, `dp_sgd_noise` for training by DP-SGD, and `published_noise` for
+mechanisms that reproduce a paper.
 """
 
 import math
@@ -11,10 +15,10 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
-from fedstill.privacy.events import Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 
 
-def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: Unit) -> float:
+def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
     """The epsilon of all ``events`` together at ``delta``; infinite when one of them is unbounded.
 
     Neighbours differ by one record that is added or removed for ``unit`` "record" (noise multipliers are then relative
@@ -27,13 +31,13 @@ def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: U
 
 
 _LEAST_NOISE = 0.05
-"""One release with this has an epsilon above 200; more of it is not composed with anything else."""
+"""Smallest noise multiplier that is composed with other events; its epsilon alone is above 200."""
 _LEAST_ON_SAMPLES = 0.3
-"""Noise on a sample that an epsilon is found for."""
+"""Smallest noise multiplier on Poisson samples that gets an epsilon."""
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit: Unit) -> float:
+def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
     _check_delta(delta)
     if any(isinstance(event, Unbounded) for event in events):
         return math.inf
@@ -50,18 +54,18 @@ def _epsilon(events: tuple[Gaussian | Pure | Unbounded, ...], delta: float, unit
     return loss_distributions.epsilon(_merged(events), delta, unit)
 
 
-def _merged(events: Iterable[Gaussian | Pure | Unbounded]) -> list[Gaussian | Pure | Unbounded]:
-    """The same events, equal Gaussians counted instead of repeated: far fewer convolutions."""
+def _merged(events: Iterable[Event]) -> list[Event]:
+    """The same events with equal Gaussians counted instead of repeated: far fewer convolutions."""
     counts: dict[tuple[float, float], int] = {}
-    others: list[Gaussian | Pure | Unbounded] = []
+    others: list[Event] = []
     for event in events:
         if isinstance(event, Gaussian):
             kind = event.noise_multiplier, event.sampling
             counts[kind] = counts.get(kind, 0) + event.count
         else:
             others.append(event)
-    made = (Gaussian(noise_multiplier=noise, sampling=q, count=many) for (noise, q), many in counts.items())
-    return [*made, *others]
+    gaussians = (Gaussian(noise_multiplier=noise, sampling=q, count=many) for (noise, q), many in counts.items())
+    return [*gaussians, *others]
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -73,6 +77,17 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     first = math.exp(log_ndtr(mu / 2 - epsilon / mu))
     second = math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
     return max(0.0, first - second)
+
+
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """The smallest epsilon of one Gaussian release at ``delta``; the inverse of `gaussian_noise`."""
+    _check_delta(delta)
+    if gaussian_delta(noise_multiplier, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(noise_multiplier, high) > delta:
+        high *= 2
+    return _root(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high)
 
 
 def gaussian_noise(epsilon: float, delta: float) -> float:
@@ -89,68 +104,49 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
         return gaussian_delta(math.exp(log_noise), epsilon) - delta
 
     low, high = -10.0, 25.0
-    found = math.exp(_root(excess, low, high))
-    while gaussian_delta(found, epsilon) > delta:  # the root, on its safe side
-        found *= 1 + 1e-12
-    return float(found)
+    noise = math.exp(_root(excess, low, high))
+    while gaussian_delta(noise, epsilon) > delta:  # the root, on its safe side
+        noise *= 1 + 1e-12
+    return float(noise)
 
 
-def sampled_noise(epsilon_: float, delta: float, sampling: float, steps: int) -> float:
-    """The noise multiplier, to 1 %, at which so many steps on Poisson samples of records cost at most ``epsilon_``."""
+def release_noise(epsilon: float | None, delta: float, precision_share: float = 1.0) -> float:
+    """The noise multiplier of one of a method's Gaussian releases under an (epsilon, delta) budget.
 
-    def fits_in(multiplier: float) -> bool:
-        return (
-            epsilon([Gaussian(noise_multiplier=multiplier, sampling=sampling, count=steps)], delta, "record")
-            <= epsilon_
-        )
+    Gaussians compose by ``1/sigma^2 = sum_i 1/sigma_i^2`` (Dong, Roth, Su 2019, arXiv:1905.02383, corollary 3.3), so
+    releases whose shares sum to 1 cost the budget together. The noise is a trifle above the formula's: accountants
+    round to the safe side, and a ledger with a budget of epsilon must accept the releases.
+
+    Args:
+        epsilon: the budget of all releases; None for no noise.
+        delta: where epsilon is stated.
+        precision_share: this release's share of the precision ``1/sigma^2``, in (0, 1]; not a share of epsilon.
+    """
+    return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) * (1 + 1e-5) / math.sqrt(precision_share)
+
+
+def dp_sgd_noise(target: float, delta: float, sampling: float, steps: int) -> float:
+    """The noise multiplier, to 1 %, at which so many steps on Poisson samples of records cost epsilon ``target``."""
+
+    def is_enough(noise: float) -> bool:
+        event = Gaussian(noise_multiplier=noise, sampling=sampling, count=steps)
+        return epsilon([event], delta, "record") <= target
 
     low, high = 0.1, 1.0
-    while not fits_in(high):
+    while not is_enough(high):
         low, high = high, 2 * high
     while high > 1.01 * low:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits_in(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
-def share_noise(epsilon: float | None, delta: float, share: float = 1.0) -> float:
-    """The noise multiplier of a release that takes ``share`` of ``1 / sigma^2`` of an (epsilon, delta) budget.
+def published_noise(epsilon: float, delta: float) -> float:
+    """``sqrt(2 ln(1.25 / delta)) / epsilon``, the formula that papers use (Dwork, Roth 2014, theorem A.1).
 
-    A trifle more than the formula's: accountants round to the safe side, and a budget of epsilon must be enough. No
-    noise for an epsilon of None.
+    It is proved for an epsilon below 1 only, so no sound mechanism is calibrated by it.
     """
-    return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) * (1 + 1e-5) / math.sqrt(share)
-
-
-def classic_noise(epsilon: float, delta: float) -> float:
-    """``sqrt(2 ln(1.25 / delta)) / epsilon`` (Dwork, Roth 2014, theorem A.1): proved for an epsilon below 1 only."""
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-
-
-def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """The smallest epsilon of one Gaussian release at ``delta``; the inverse of `gaussian_noise`."""
-    _check_delta(delta)
-    if gaussian_delta(noise_multiplier, 0.0) <= delta:
-        return 0.0
-    high = 1.0
-    while gaussian_delta(noise_multiplier, high) > delta:
-        high *= 2
-    return _root(lambda e: gaussian_delta(noise_multiplier, e) - delta, 0.0, high)
-
-
-def split_gaussian(noise_multiplier: float, shares: Iterable[float]) -> tuple[float, ...]:
-    """Noise multipliers of several Gaussian releases that cost together what one of ``noise_multiplier`` costs.
-
-    Gaussians compose by ``1/s^2 = sum_i 1/s_i^2`` (Dong, Roth, Su 2019, arXiv:1905.02383, corollary 3.3); release i
-    takes ``shares[i]`` of ``1/s^2``.
-
-    Raises:
-        ValueError: the shares are not positive or sum to more than 1.
-    """
-    found = tuple(shares)
-    if min(found) <= 0 or sum(found) > 1 + 1e-12:
-        raise ValueError(f"shares {found} must be positive and sum to at most 1")
-    return tuple(noise_multiplier / math.sqrt(share) for share in found)
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
@@ -162,23 +158,6 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta}; it must lie between 0 and 1")
-
-
-def fits(
-    events: Iterable[Gaussian | Pure | Unbounded], budget: float, delta: float, unit: Unit, adaptive: bool
-) -> bool:
-    """Whether all ``events`` may be released within (budget, delta).
-
-    Args:
-        events: see `epsilon`.
-        budget: the largest epsilon.
-        delta: where it is stated.
-        unit: see `epsilon`.
-        adaptive: whether the noise of some was chosen from releases before; an `RdpFilter` judges then.
-    """
-    if adaptive:
-        return rdp_filter(budget, delta).allows(events)
-    return epsilon(events, delta, unit) <= budget
 
 
 class RdpFilter:
@@ -201,17 +180,19 @@ class RdpFilter:
             ((order, _room(order, epsilon, delta)) for order in range(2, 1025)), key=lambda pair: pair[1] / pair[0]
         )
 
-    def allows(self, events: Iterable[Gaussian | Pure | Unbounded]) -> bool:
+    def allows(self, events: Iterable[Event]) -> bool:
         """Whether all ``events`` together stay within the bound."""
-        return self._spent(events) <= self.bound
+        return self._divergence(events) <= self.bound
 
-    def epsilon(self, events: Iterable[Gaussian | Pure | Unbounded]) -> float:
-        """What the filter holds ``events`` to have cost; 0 for none."""
-        spent = self._spent(events)
+    def epsilon(self, events: Iterable[Event]) -> float:
+        """The epsilon of ``events`` by the filter's order; 0 for none."""
+        spent = self._divergence(events)
         return max(0.0, spent - _room(self.order, 0.0, self._delta)) if spent else 0.0
 
-    def _spent(self, events: Iterable[Gaussian | Pure | Unbounded]) -> float:
-        return sum(renyi(event, self.order) for event in events)
+    def _divergence(self, events: Iterable[Event]) -> float:
+        # in the order of their noise, so that rounding does not depend on the order of releases
+        merged = sorted(_merged(events), key=lambda event: getattr(event, "noise_multiplier", 0.0))
+        return sum(renyi(event, self.order) for event in merged)
 
 
 rdp_filter = lru_cache(maxsize=64)(RdpFilter)
@@ -224,7 +205,7 @@ def _room(order: int, epsilon: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def renyi(event: Gaussian | Pure | Unbounded, order: int) -> float:
+def renyi(event: Event, order: int) -> float:
     """The Renyi divergence of an event at an integer order of 2 or more.
 
     Gaussian: ``a / 2s^2`` (Mironov 2017, arXiv:1702.07476, proposition 7). On a Poisson sample (Mironov, Talwar, Zhang

@@ -5,12 +5,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedstill.privacy.dp_sgd import DPSGD
 from fedstill.privacy.events import Event, Unbounded
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.records import Examples
 from fedstill.seeds import Noise
+
+UNBOUNDED = Unbounded(
+    reason="the batch's gradient is clipped, not each record's, so one record may turn it round; the noise is for a "
+    "B-th of that"
+)
+"""The cost of `BatchClippedSGD`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,16 +33,13 @@ class BatchClippedSGD(Mechanism[Examples, dict[str, Tensor]]):
     settings: DPSGD
 
     @property
+    @override
     def event(self) -> Event:
-        """See `Mechanism.event`."""
-        return Unbounded(
-            reason="the batch's gradient is clipped, not each record's, so one record may turn it round; the noise is "
-            "for a B-th of that"
-        )
+        return UNBOUNDED
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return "none"
 
     def __call__(self, rows: Examples, noise: Noise) -> dict[str, Tensor]:

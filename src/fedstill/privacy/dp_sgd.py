@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from typing_extensions import override
 
 from fedstill.privacy.events import Event
 from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive, gaussian_event
@@ -67,13 +68,13 @@ class DPSGD(Mechanism[Examples, dict[str, Tensor]]):
         check_alone(self._copy())
 
     @property
+    @override
     def event(self) -> Event:
-        """See `Mechanism.event`."""
         return gaussian_event(self.noise_multiplier, self.sampling, self.steps)
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return (
             f"one record adds to each of {self.steps} sums, with probability {self.sampling:g}, a gradient of length "
             f"at most {self.clip:g}, the sensitivity; Gaussian mechanism on Poisson samples, composed (Abadi et al. "

@@ -39,7 +39,7 @@ def amplified(order: int, rate: float, base: Callable[[int], float]) -> float:
     return min(float(logsumexp(np.array([0.0, pairs, *rest]))) / (order - 1), base(order))
 
 
-def published_epsilon(
+def claimed_epsilon(
     noise: Sequence[float], *, rate: float, steps: int, clients: int, delta: float, orders: Iterable[int] = ORDERS
 ) -> float:
     """FedKADP's epsilon after ``len(noise)`` rounds, which does not hold (section 4.2).

@@ -1,19 +1,19 @@
-"""What a run guarantees, derived from what its clients sent and released; nobody can type an epsilon in."""
+"""The guarantee of a run, derived from what its clients sent and released; nobody can type an epsilon in."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from fedstill.privacy import accounting
 from fedstill.privacy.events import Pure, Unbounded, Unit
-from fedstill.privacy.ledger import Entry, is_unbounded, touching
+from fedstill.privacy.ledger import UNCOUNTABLE, Entry, by_part, total_epsilon
 
 ADJACENCY = {
     "record": "one record of one client is added or removed",
     "label": "one record's label is replaced, everything else about it being public",
 }
-"""What the neighbouring data sets of each unit differ by."""
+"""The difference between neighbouring data sets, by unit."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Guarantee:
         adversary: against whom it holds.
         accountant: how the releases were added up.
         reason: the field or release that breaks it, or the theorems it rests on.
+        simulated: whether the noise of the releases came from the run's seed, which whoever knows it can take off.
     """
 
     holds: bool
@@ -39,9 +40,10 @@ class Guarantee:
     adversary: str | None
     accountant: str | None
     reason: str
+    simulated: bool
 
 
-def none(reason: str) -> Guarantee:
+def none(reason: str, *, simulated: bool) -> Guarantee:
     """No guarantee, and why."""
     return Guarantee(
         holds=False,
@@ -52,6 +54,7 @@ def none(reason: str) -> Guarantee:
         adversary=None,
         accountant=None,
         reason=reason,
+        simulated=simulated,
     )
 
 
@@ -67,62 +70,68 @@ def derive(
 
     Args:
         unprotected: the fields that clients sent and that are neither released nor public, as "field F of step S".
-        spent: what each client released.
+        spent: each client's releases.
         delta: where epsilon is stated.
-        budget: what the clients' ledgers allowed; the epsilon of releases whose noise was chosen adaptively.
+        budget: the budget of the clients' ledgers; the epsilon of releases whose noise was chosen adaptively.
         simulated: whether the noise came from the run's seed.
     """
+    entries = [entry for each in spent.values() for entry in each]
+    simulated = simulated and bool(entries)
+    no = partial(none, simulated=simulated)
     if unprotected:
         *others, last = unprotected
         if others:
-            return none(f"{', '.join(others)} and {last} are released unprotected")
-        return none(f"{last} is released unprotected")
-    entries = [entry for each in spent.values() for entry in each]
-    broken = next((entry for entry in entries if is_unbounded(entry)), None)
-    if broken is not None and isinstance(broken.event, Unbounded):
-        return none(f"{broken.mechanism} of step '{broken.step}': {broken.event.reason}")
+            return no(f"{', '.join(others)} and {last} are released unprotected")
+        return no(f"{last} is released unprotected")
+    for entry in entries:
+        if isinstance(entry.event, Unbounded):
+            return no(f"{entry.mechanism} of step '{entry.step}': {entry.event.reason}")
     units = {entry.unit for entry in entries}
     if len(units) > 1:
-        return none("some releases protect records, others labels only; costs of different adjacencies don't add up")
+        return no("some releases protect records, others labels only; costs of different adjacencies don't add up")
     unit: Unit = units.pop() if units else "record"
     epsilon, accountant = 0.0, "none needed"
     for client, each in spent.items():
         try:
-            found, how = of_client(each, delta, unit, budget)
-        except (ArithmeticError, MemoryError, ValueError) as error:  # a client may list what it likes
-            return none(f"the releases that client {client} lists can't be added up ({type(error).__name__})")
-        if found >= epsilon and each:
-            epsilon, accountant = found, how
+            own, how = of_client(each, delta, budget)
+        except UNCOUNTABLE as error:  # a client may list what it likes
+            return no(f"the releases that client {client} lists can't be added up ({type(error).__name__})")
+        if own >= epsilon and each:
+            epsilon, accountant = own, how
     theorems = list(dict.fromkeys(f"{entry.mechanism}: {entry.theorem}" for entry in entries))
     reason = "; ".join(theorems) or "every field that the clients sent is declared public"
-    if simulated and entries:
+    if simulated:
         reason += ". Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
     if not math.isfinite(epsilon):
-        return none(f"the releases together have no finite epsilon at delta {delta:g}")
+        return no(f"the releases together have no finite epsilon at delta {delta:g}")
     pure = all(entry.event.kind == "pure" for entry in entries)
     return Guarantee(
         holds=True,
         unit=unit,
         adjacency=ADJACENCY[unit],
         epsilon=epsilon,
-        delta=0.0 if pure and all(len(path) <= 1 for each in spent.values() for path in touching(each)) else delta,
+        delta=0.0 if pure and all(len(group) <= 1 for each in spent.values() for group in by_part(each)) else delta,
         adversary="the server, and whoever sees what it makes of the replies",
         accountant=accountant,
         reason=reason,
+        simulated=simulated,
     )
 
 
-def of_client(entries: Sequence[Entry], delta: float, unit: Unit, budget: float | None) -> tuple[float, str]:
-    """One client's epsilon at ``delta``, and how it was found."""
-    paths = [[entry.event for entry in path] for path in touching(entries)]
+def of_client(entries: Sequence[Entry], delta: float, budget: float | None) -> tuple[float, str]:
+    """One client's epsilon at ``delta``, of releases of one unit, and the accountant that found it.
+
+    Where noise was chosen adaptively, the epsilon is the budget: the filter promises that and no less.
+    """
+    epsilon = total_epsilon(entries, delta, budget)
     if any(entry.adaptive for entry in entries):
-        kept = budget is not None and all(map(accounting.rdp_filter(budget, delta).allows, paths))
+        kept = budget is not None and epsilon <= budget
         return (budget if kept and budget is not None else math.inf), "Renyi filter (Feldman, Zrnic 2021)"
-    epsilon = max(accounting.epsilon(events, delta, unit) for events in paths)
-    if any(len(events) > 1 or not isinstance(events[0], Pure) for events in paths if events):
+    groups = by_part(entries)
+    if any(len(group) > 1 or not isinstance(group[0].event, Pure) for group in groups if group):
         how = "privacy loss distributions (dp-accounting)"
     else:
         how = "a single release"
-    if len(paths) > 1:
-        how += f", the costliest of {len(paths)} disjoint parts of the records (parallel composition)"
+    if len(groups) > 1:
+        how += f", the costliest of {len(groups)} disjoint parts of the records (parallel composition)"
     return epsilon, how

@@ -12,8 +12,9 @@ from typing import ClassVar, Literal
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from typing_extensions import override
 
-from fedstill.privacy.accounting import classic_noise
+from fedstill.privacy.accounting import published_noise
 from fedstill.privacy.events import Event, Unbounded
 from fedstill.privacy.mechanisms import (
     ROUNDING,
@@ -80,8 +81,8 @@ class _Head(GaussianMechanism[Rows, Value]):
         return (self.steepness + 2 * self.tolerance) / self.penalty * ROUNDING
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return (
             f"one record adds a loss of slope at most {self.steepness:.4g} to a {self.penalty:g}-strongly convex "
             f"objective and so moves its minimiser, the solver's residual included, by at most {self.sensitivity:.4g}, "
@@ -166,8 +167,8 @@ class _PublishedHead(Mechanism[Rows, Value]):
         _check_bias(self.bias)
 
     @property
+    @override
     def event(self) -> Event:
-        """See `Mechanism.event`."""
         scaled = "the penalty lacks its factor n, so one record moves the head about 20 times the claimed bound; "
         return Unbounded(
             reason=("" if self.scaling == "paper" else scaled)
@@ -178,8 +179,8 @@ class _PublishedHead(Mechanism[Rows, Value]):
     _leaks: ClassVar[str] = ""
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return f"none holds: {self.event.reason}" if isinstance(self.event, Unbounded) else ""
 
     def _released(self, h: Tensor, labels: Tensor, classes: int | None, claimed: float, noise: Noise) -> Tensor:
@@ -190,7 +191,7 @@ class _PublishedHead(Mechanism[Rows, Value]):
         longest = max(float(h.norm(dim=1).max()), 1e-300)
         x, penalty = extend(h, longest, self.bias), self.lam * (len(h) if self.scaling == "paper" else 1)
         beta = solve_binary(x, labels, penalty) if classes is None else solve(x, labels, classes, penalty)
-        std = claimed / (self.lam * len(h)) * classic_noise(self.epsilon, self.delta)  # for every epsilon, as there
+        std = claimed / (self.lam * len(h)) * published_noise(self.epsilon, self.delta)  # for every epsilon, as there
         beta = beta + std * noise.gaussian(beta.shape).to(beta.device)
         return torch.cat([beta[..., :-1] * (math.sqrt(1 - self.bias**2) / longest), beta[..., -1:]], -1)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
-from fedstill.privacy.events import Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.events import Event, Pure, Unbounded, Unit
 
 
-def dp_event(event: Gaussian | Pure | Unbounded) -> dp_accounting.DpEvent:
+def dp_event(event: Event) -> dp_accounting.DpEvent:
     """The event in dp-accounting's terms.
 
     A pure mechanism stands as binary randomised response of its epsilon, which dominates every epsilon-DP mechanism
@@ -25,7 +25,7 @@ def dp_event(event: Gaussian | Pure | Unbounded) -> dp_accounting.DpEvent:
     return once if event.count == 1 else dp_accounting.SelfComposedDpEvent(once, event.count)
 
 
-def epsilon(events: Iterable[Gaussian | Pure | Unbounded], delta: float, unit: Unit) -> float:
+def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
     """The epsilon of all ``events`` together at ``delta``.
 
     Raises:

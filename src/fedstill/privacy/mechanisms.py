@@ -13,6 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from typing_extensions import override
 
 from fedstill.privacy.events import Event, Gaussian, Unbounded, Unit
 from fedstill.seeds import Noise
@@ -59,13 +60,13 @@ class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     inner: Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]] | None = None
 
     @property
+    @override
     def event(self) -> Event:
-        """See `Mechanism.event`."""
         return Unbounded(reason=self.reason)
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return "none"
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
@@ -107,8 +108,8 @@ class GaussianMechanism(Mechanism[Rows, Value]):
         """How far neighbouring data sets move the release at most, in Euclidean length."""
 
     @property
+    @override
     def event(self) -> Event:
-        """See `Mechanism.event`."""
         return gaussian_event(self.noise_multiplier)
 
     def noised(self, exact: Tensor, noise: Noise) -> Tensor:
@@ -154,8 +155,8 @@ class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
         return self.radius * ROUNDING
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return (
             f"one record adds one row of length at most {self.radius:g}, the sensitivity; Gaussian mechanism "
             "(Balle, Wang 2018, theorem 8)"
@@ -192,8 +193,8 @@ class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
         return self.radius * ROUNDING
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return (
             f"one record adds one row of length at most {self.radius:g} to one class, the sensitivity; Gaussian "
             "mechanism (Balle, Wang 2018, theorem 8)"
@@ -230,8 +231,8 @@ class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes
         return 1.0
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return "one record changes one count by 1, the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)"
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Float64[Tensor, " classes"]:

@@ -23,6 +23,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from typing_extensions import override
 
 from fedstill.privacy.events import Pure, Unit
 from fedstill.privacy.mechanisms import Mechanism
@@ -95,13 +96,13 @@ class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
             raise ValueError(f"num_classes is {self.num_classes}; it must be at least 1")
 
     @property
+    @override
     def event(self) -> Pure:
-        """See `Mechanism.event`."""
         return Pure(epsilon=self.epsilon)
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         return (
             f"{_ONCE}, by {self.num_classes}-ary randomised response, which is {self.epsilon:g}-DP ({_SOURCE}, "
             "algorithm 1 and lemma 1 with k = K; parallel composition over records)"
@@ -140,13 +141,13 @@ class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
         _sizes(self.prior, self.epsilon, self.k)
 
     @property
+    @override
     def event(self) -> Pure:
-        """See `Mechanism.event`."""
         return Pure(epsilon=self.epsilon)
 
     @property
+    @override
     def theorem(self) -> str:
-        """See `Mechanism.theorem`."""
         how, proved = "RRWithPrior", "algorithms 1-2, lemma 1 and corollary 2"
         if self.k is not None:
             how, proved = f"RRTop-k with k = {self.k}", "algorithm 1 and lemma 1"

@@ -78,7 +78,7 @@ def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any]) -> Iterator
         for entries in spent.values():
             same = [entry for entry in entries if entry.unit == unit]
             if same:
-                totals.append(guarantee.of_client(same, delta, unit, budget)[0])
+                totals.append(guarantee.of_client(same, delta, budget)[0])
         if totals:
             low, high = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
@@ -130,7 +130,7 @@ class Plan(Settings):
 def plan(settings: Plan) -> Iterator[Table | Text]:
     """The noise of every mechanism at this budget, and what it does to accuracy on a reference task."""
     noise = accounting.gaussian_noise(settings.epsilon, settings.delta)
-    classic = accounting.classic_noise(settings.epsilon, settings.delta)
+    classic = accounting.published_noise(settings.epsilon, settings.delta)
     keep = 1 / (1 + (settings.classes - 1) * math.exp(-settings.epsilon))
     yield Text(
         f"epsilon {settings.epsilon:g}, delta {settings.delta:g}, one record added or removed: Gaussian noise of "
@@ -145,7 +145,7 @@ def plan(settings: Plan) -> Iterator[Table | Text]:
     per_class = settings.records / settings.classes
     head = math.sqrt(2) / settings.penalty
     heads = "fedauxfdp, fedavg-p, fedd-p"
-    by_step = accounting.sampled_noise(settings.epsilon, settings.delta, settings.sampling, settings.steps)
+    by_step = accounting.dp_sgd_noise(settings.epsilon, settings.delta, settings.sampling, settings.steps)
     gradients = f"sums of {settings.records * settings.sampling:.4g} gradients of at most 1"
     rows = (
         ("class head, a logit", f"sqrt(2)/{settings.penalty:g} = {head:.3g}", head * noise, "logits of 1 to 10", heads),

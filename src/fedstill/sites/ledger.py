@@ -1,4 +1,8 @@
-"""The ledger of a real site: it outlasts runs and restarts, and whoever loses or changes it stops all releases."""
+"""The ledger of a real site: it outlasts runs and restarts, and whoever loses or changes it stops all releases.
+
+`create_ledger` makes it once, `open_ledger` opens it for a run. The store is a chain of MACs on disk; the rule composes
+the releases of all runs.
+"""
 
 import hashlib
 import hmac
@@ -8,18 +12,19 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import RdpFilter
 from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, check_budget, touching
+from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, by_part, check_budget, refuse_unbudgeted
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
 _START = bytes(32)  # stands where the first line would have the MAC of the one before
@@ -27,87 +32,94 @@ _TAIL = len(',"mac":""}') + 2 * len(_START)
 _renyi = lru_cache(maxsize=4096)(accounting.renyi)
 
 
-class SiteLedger(Ledger):
+def create_ledger(folder: Path) -> None:
+    """Make an empty ledger; once, as a new one knows of no earlier release.
+
+    Raises:
+        ValueError: when a file of one is there already.
+    """
+    if there := [name for name in (KEY, LINES, HEAD) if (folder / name).exists()]:
+        raise ValueError(f"{folder} has a {there[0]} already; a new ledger would forget what was released")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    key = secrets.token_bytes(32)
+    for name, data in ((KEY, key), (LINES, b""), (HEAD, _head(key, 0, _START))):
+        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        _flush(folder / name)
+    _flush(folder)
+    _flush(folder.parent)
+
+
+def open_ledger(
+    folder: Path,
+    run: str,
+    *,
+    delta: float,
+    budget: float | None,
+    allow_unbounded: bool = False,
+    run_limit: tuple[float, float] | None = None,
+) -> Ledger:
+    """The ledger of a site, for one of its runs; ``entries`` are those of this run.
+
+    Its `charge` raises `Damaged` when the ledger is not what was written, and TimeoutError when another process keeps
+    it for a minute.
+
+    Args:
+        folder: where `create_ledger` made it.
+        run: a name that no other run has.
+        delta: the delta that the budget is stated at, in (0, 1).
+        budget: the largest epsilon (of each unit) that the releases of all runs may cost together; None for no limit.
+        allow_unbounded: whether releases that no epsilon bounds may be made, where there is no budget.
+        run_limit: epsilon and delta that the run's own releases stay within, as it was announced; None for no limit.
+
+    Raises:
+        Damaged: when the ledger is not what was written.
+        ValueError: the budget is not a number of 0 or more.
+    """
+    if budget is not None and not 0 <= budget < math.inf:
+        raise ValueError(f"budget is {budget}; it must be a number of 0 or more, or None")
+    store = SiteStore(folder, run)
+    rule = partial(
+        _check, store=store, delta=delta, budget=budget, allow_unbounded=allow_unbounded, run_limit=run_limit
+    )
+    return Ledger(store, rule)
+
+
+class SiteStore:
     """The releases of one site in all its runs, on its disk before anything is released.
 
     A line holds the run, the entry and the HMAC-SHA256 of both and of the MAC of the line before; the head holds how
     many lines there are. One line more is a crash before the release: it is charged. Half a line is a crash as well and
-    is not charged, as `charge` had not returned. Anything else is damage and stops everything. So does an older copy
-    that is put back while this object lives; between two openings nobody can notice one without a counter kept
+    is not charged, as `Ledger.charge` had not returned. Anything else is damage and stops everything. So does an older
+    copy that is put back while this object lives; between two openings nobody can notice one without a counter kept
     elsewhere. Whoever may read the key can write any ledger, so the folder is the site's alone.
 
-    Runs may share records whatever their parts are, so each other run counts with what its costliest part cost. Where
-    an entry is adaptive, or noise is on samples of the records, a Renyi filter judges, as servers choose what to ask
-    next; for Gaussian noise on all records that makes no difference. Releases that protect records do not count
-    against the budget of labels, nor the other way round.
-
     Args:
-        folder: where `create` made it.
-        run: a name that no other run has; ``entries`` are those of this run.
-        delta: the delta that the budget is stated at, in (0, 1).
-        budget: the largest epsilon (of each unit) that the releases of all runs may cost together; None for no limit.
-        run_limit: epsilon and delta that the run's own releases stay within, as it was announced; None for no limit.
-        allow_unbounded: whether releases that no epsilon bounds may be made, where there is no budget.
-
-    Raises:
-        Damaged: when the ledger is not what was written.
+        folder: where `create_ledger` made it.
+        run: the run whose entries `read` returns and `append` writes.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        run: str,
-        *,
-        delta: float,
-        budget: float | None,
-        allow_unbounded: bool = False,
-        run_limit: tuple[float, float] | None = None,
-    ) -> None:
-        if budget is not None and not 0 <= budget < math.inf:
-            raise ValueError(f"budget is {budget}; it must be a number of 0 or more, or None")
-        self._folder, self._run, self._allow_unbounded, self._run_limit = folder, run, allow_unbounded, run_limit
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run = folder, run
         self._lock = FileLock(folder / LOCK, timeout=60)
         self._macs = [_START]
         self._runs: dict[str, list[Entry]] = {}
-        super().__init__(folder / LINES, delta=delta, budget=budget)
 
-    @staticmethod
-    def create(folder: Path) -> None:
-        """Make an empty ledger; once, as a new one knows of no earlier release.
+    def lock(self) -> AbstractContextManager[Any]:
+        """Keep other processes from charging meanwhile."""
+        return self._lock
 
-        Raises:
-            ValueError: when a file of one is there already.
-        """
-        if there := [name for name in (KEY, LINES, HEAD) if (folder / name).exists()]:
-            raise ValueError(f"{folder} has a {there[0]} already; a new ledger would forget what was released")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        key = secrets.token_bytes(32)
-        for name, data in ((KEY, key), (LINES, b""), (HEAD, _head(key, 0, _START))):
-            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-            _flush(folder / name)
-        _flush(folder)
-        _flush(folder.parent)
+    def other_runs(self) -> list[list[Entry]]:
+        """The entries of every other run, as last read."""
+        return [entries for run, entries in self._runs.items() if run != self._run]
 
-    def charge(self, entry: Entry) -> None:
-        """As `Ledger.charge`, with all runs under one budget.
+    def read(self) -> list[Entry]:
+        """The run's entries, after every line on the disk was verified.
 
         Raises:
-            BudgetExceeded: when the budget does not cover the release; nothing is charged then.
             Damaged: when the ledger is not what was written.
-            TimeoutError: when another process keeps the ledger for a minute.
         """
-        if isinstance(entry.event, Unbounded) and not self._allow_unbounded:
-            what = f"{entry.mechanism} in step '{entry.step}' ({entry.event.reason})"
-            raise BudgetExceeded(f"no epsilon bounds {what}, which this site does not allow; nothing was released")
-        with self._lock:  # other processes may have charged since this one looked
-            self.entries = self._read()
-            if self._run_limit is not None:
-                check_budget(self.entries, entry, *self._run_limit)
-            super().charge(entry)
-
-    def _read(self) -> list[Entry]:
         self._key = self._bytes(KEY)
         with self._lock:
             (lines, macs), known = self._verified(), len(self._macs)
@@ -140,10 +152,11 @@ class SiteLedger(Ledger):
             self._write_head(len(lines), macs[-1])
         return lines, macs
 
-    def _write(self, entry: Entry) -> None:
+    def append(self, entry: Entry) -> None:
+        """Write one more entry of the run; it is on the disk for sure when this returns."""
         text = json.dumps({"run": self._run, "entry": entry.model_dump(mode="json")}, separators=(",", ":"))
         line, mac = _signed(self._key, self._macs[-1], text.encode())
-        with self._place.open("r+b") as file:
+        with (self._folder / LINES).open("r+b") as file:
             file.truncate(self._end)  # what a crash left of a line
             file.seek(self._end)
             file.write(line + b"\n")
@@ -152,28 +165,9 @@ class SiteLedger(Ledger):
         self._macs.append(mac)
 
     def _write_head(self, count: int, mac: bytes) -> None:
-        _flush(self._place)
+        _flush(self._folder / LINES)
         files.write_bytes(self._folder / HEAD, _head(self._key, count, mac))
         _flush(self._folder)
-
-    def _check(self, entry: Entry, budget: float) -> None:
-        ours = _paths([*self.entries, entry], entry.unit)
-        others = [_paths(entries, entry.unit) for run, entries in self._runs.items() if run != self._run]
-        filter, total = RdpFilter(budget, self._delta), math.inf
-        spent = sum(max(_divergence(path, entry.unit, filter.order) for path in paths) for paths in [ours, *others])
-        if spent <= filter.bound:  # enough for any noise, and quicker to find than the exact sum
-            return
-        if not any(_wants_filter(e) for path in chain(ours, *others) for e in path):
-            rest = list(chain(*map(_ceiling, others)))
-            sums = (_fewer([e.event for e in path] + rest) for path in ours)
-            total = max(accounting.epsilon(events, self._delta, entry.unit) for events in sums)
-        if total > budget:
-            what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
-            raise BudgetExceeded(
-                f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
-                f"site's budget of {budget:g} at delta {self._delta:g}{what}, as earlier runs count; nothing was "
-                "released (raise the site's budget or the noise)"
-            )
 
     def _bytes(self, name: str) -> bytes:
         try:
@@ -185,6 +179,49 @@ class SiteLedger(Ledger):
         return files.Damaged(f"{self._folder} is damaged: {what}; nothing is released until its newest copy is back")
 
 
+def _check(
+    entries: Sequence[Entry],
+    entry: Entry,
+    *,
+    store: SiteStore,
+    delta: float,
+    budget: float | None,
+    allow_unbounded: bool,
+    run_limit: tuple[float, float] | None,
+) -> None:
+    """The rule of a site's ledger: the run keeps its limit, and all runs together the site's budget.
+
+    Runs may share records whatever their parts are, so each other run counts with the cost of its costliest part. Where
+    an entry is adaptive, or noise is on samples of the records, a Renyi filter decides, as servers choose their next
+    request by earlier replies; for Gaussian noise on all records that makes no difference. Releases that protect
+    records do not count against the budget of labels, nor the other way round.
+    """
+    if isinstance(entry.event, Unbounded) and not allow_unbounded:
+        what = f"{entry.mechanism} in step '{entry.step}' ({entry.event.reason})"
+        raise BudgetExceeded(f"no epsilon bounds {what}, which this site does not allow; nothing was released")
+    if run_limit is not None:
+        check_budget(entries, entry, *run_limit)
+    if budget is None:
+        return refuse_unbudgeted(entry)
+    ours = _paths([*entries, entry], entry.unit)
+    others = [_paths(run, entry.unit) for run in store.other_runs()]
+    filter, total = accounting.rdp_filter(budget, delta), math.inf
+    spent = sum(max(_divergence(path, entry.unit, filter.order) for path in paths) for paths in [ours, *others])
+    if spent <= filter.bound:  # enough for any noise, and quicker to find than the exact sum
+        return
+    if not any(_wants_filter(e) for path in chain(ours, *others) for e in path):
+        rest = list(chain(*map(_ceiling, others)))
+        sums = (_fewer([e.event for e in path] + rest) for path in ours)
+        total = max(accounting.epsilon(events, delta, entry.unit) for events in sums)
+    if total > budget:
+        what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
+        raise BudgetExceeded(
+            f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
+            f"site's budget of {budget:g} at delta {delta:g}{what}, as earlier runs count; nothing was "
+            "released (raise the site's budget or the noise)"
+        )
+
+
 def _wants_filter(entry: Entry) -> bool:
     """Whether adding up what was spent bounds nothing, since a server may choose a release by what came before.
 
@@ -194,10 +231,10 @@ def _wants_filter(entry: Entry) -> bool:
 
 
 def _paths(entries: Sequence[Entry], unit: Unit) -> list[list[Entry]]:
-    # see `touching`; but a step that is asked again may split the records another way, and parts overlap
+    # see `by_part`; but a step that is asked again may split the records another way, and parts overlap
     same = [e for e in entries if e.unit == unit]
     asked = {(e.part, e.exchange) for e in same if e.part is not None}
-    return [same] if len(asked) > len({part for part, _ in asked}) else touching(same)
+    return [same] if len(asked) > len({part for part, _ in asked}) else by_part(same)
 
 
 def _divergence(path: Sequence[Entry], unit: Unit, order: int) -> float:

@@ -22,7 +22,7 @@ from fedstill.engines.terms import Terms
 from fedstill.privacy.ledger import Ledger
 from fedstill.records import Records
 from fedstill.settings import Settings
-from fedstill.sites.ledger import SiteLedger
+from fedstill.sites.ledger import open_ledger
 
 log = logging.getLogger("fedstill")
 
@@ -91,7 +91,7 @@ class PolicySite:
 
     @property
     def ledger(self) -> Path:
-        """The folder of the ledger; made once, by `SiteLedger.create`."""
+        """The folder of the ledger; made once, by `create_ledger`."""
         return self.policy.state / "ledger"
 
     def answer(self, terms: str, request: bytes) -> bytes:
@@ -168,7 +168,7 @@ class PolicySite:
             raise schema.Refused(f"its policy lets nothing out unprotected, and '{bare[0]}' would be (unprotected)")
 
     def _open_ledger(self, run: str, agreement: Agreement, _: Path) -> Ledger:
-        return SiteLedger(
+        return open_ledger(
             self.ledger,
             run,
             delta=self.policy.delta,

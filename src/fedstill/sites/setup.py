@@ -14,7 +14,7 @@ from fedstill import files
 from fedstill.data import sources
 from fedstill.experiment import config
 from fedstill.report import ledgers
-from fedstill.sites.ledger import SiteLedger
+from fedstill.sites.ledger import create_ledger
 from fedstill.sites.policy import Policy, PolicySite
 
 _APP = Path(__file__).parent / "flower_app" / "pyproject.toml"
@@ -42,7 +42,7 @@ def site(folder: Path, settings: Mapping[str, Any]) -> Policy:
     plain = {name: _plain(value) for name, value in settings.items() if value is not None}
     files.write_bytes(place, tomli_w.dumps(plain).encode())
     policy = Policy.read(place)
-    SiteLedger.create(PolicySite(policy).ledger)
+    create_ledger(PolicySite(policy).ledger)
     return policy
 
 

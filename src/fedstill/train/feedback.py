@@ -1,4 +1,4 @@
-"""FedKADP's feedback: how stable training is, and what that means for temperature and noise.
+"""FedKADP's feedback: a metric of stable training, and the temperature and noise that follow it.
 
 Jiang, Zhao, Li, Xue 2024 (Electronics 13(17), 3538), section 3.2 and equations 17 and 20. The constants are ours: the
 paper prints neither weights, thresholds nor factors.
@@ -19,11 +19,11 @@ _LEAST_GAIN = 0.005
 """Gains in accuracy below this don't count as a denominator."""
 
 
-class Course:
-    """What the server has seen of its model, round after round; round 0 is the random start.
+class PublicLoss:
+    """A record of the model's loss and accuracy on public records, and of its change, by round; round 0 is w_0.
 
     Attributes:
-        tensors: all of it, to be kept from round to round (`fedstill.protocol.Federation.rounds`).
+        tensors: the numbers by name, float64 ``(rounds + 1,)``, to be carried through `Federation.rounds`.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -31,13 +31,13 @@ class Course:
         unknown = torch.full((rounds + 1,), math.nan, dtype=torch.float64)
         self.tensors = {name: unknown.clone() for name in ("change", "loss", "accuracy")}
 
-    def note(self, number: int, *, change: float, loss: float, accuracy: float) -> None:
-        """Put down a round: ``|theta_t - theta_{t-1}|``, loss and accuracy (in [0, 1]); infinite ones as 1e300."""
-        for name, value in (("change", change), ("loss", loss), ("accuracy", accuracy)):
+    def record(self, number: int, **numbers: float) -> None:
+        """Set a round's ``change`` (``|theta_t - theta_{t-1}|``), ``loss`` or ``accuracy``; 1e300 where not finite."""
+        for name, value in numbers.items():
             self.tensors[name][number] = value if math.isfinite(value) else 1e300
 
     def __getitem__(self, name: str) -> Tensor:
-        """The numbers of all rounds, not a number where there are none yet."""
+        """The numbers of all rounds called ``name``; NaN for rounds to come."""
         return self.tensors[name]
 
 
@@ -69,7 +69,7 @@ class Feedback(Settings):
             raise ValueError(f"coldest is {self.coldest}, hottest {self.hottest}; it must not be above that")
         return self
 
-    def metric(self, course: Course, now: int, rounds: int) -> float:
+    def metric(self, seen: PublicLoss, now: int, rounds: int) -> float:
         """How stable training is after round ``now`` of ``rounds``, from 0 to 100 where the weights sum to 1.
 
         ``M_g = max(100 (1 - |g_t - g_avg| / g_avg), 0)`` with ``g_avg`` the mean of g_1 to g_{t-1};
@@ -77,7 +77,7 @@ class Feedback(Settings):
         ``M_a = 100 |(a_t - a_{t-1}) / (a_{t-1} - a_{t-2})|``; ``M_t = 100 / (1 + exp(-slope (t / T - 1/2)))``. Each is
         brought into [0, 100]; one that lacks its past is 0.
         """
-        change, loss, accuracy = (course[name] for name in ("change", "loss", "accuracy"))
+        change, loss, accuracy = (seen[name] for name in ("change", "loss", "accuracy"))
         parts = [0.0, 0.0, 0.0, 100 * float(expit(self.time_slope * (now / rounds - 0.5)))]
         if now >= 2 and (usual := float(change[1:now].mean())) > 0:
             parts[0] = 100 * (1 - abs(float(change[now]) - usual) / usual)

@@ -1,4 +1,4 @@
-"""A client's training by DP-SGD, in terms that a server may know."""
+"""A client's training by DP-SGD, in public settings."""
 
 from typing import Annotated
 
@@ -7,6 +7,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import nn
 
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
+from fedstill.privacy.events import Event
+from fedstill.privacy.mechanisms import gaussian_event
 from fedstill.privacy.per_record import PerRecordLoss
 from fedstill.settings import Settings
 
@@ -29,6 +31,10 @@ class PrivateSGD(Settings):
     def sampling(self) -> float:
         """q, the probability that a record is in a step's batch."""
         return min(1.0, self.batch_size / self.supposed_records)
+
+    def event(self, noise_multiplier: float) -> Event:
+        """The cost of one round with this noise, for a server to ask `Federation.able`; that of `mechanism`."""
+        return gaussian_event(noise_multiplier, self.sampling, self.steps)
 
     def mechanism(
         self,
