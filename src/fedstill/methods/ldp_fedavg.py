@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedstill.methods.averaging import weighted_mean
 from fedstill.privacy.accounting import classic_noise, share_noise
 from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive, clipped
-from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
+from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.seeds import Noise
 from fedstill.train.sgd import SGD, Diverged
 
@@ -69,7 +69,7 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
 class NoisyUpdate(Reply):
     """What a client's training added to the model, clipped and noised."""
 
-    update: Released[Parameters]
+    update: Released[Change]
 
 
 class LDPFedAvg(Method):
