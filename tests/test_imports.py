@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import fedstill
@@ -18,6 +19,7 @@ LAYERS = [
     {"train"},
     {"distill"},
     {"steps", "protocol", "journal"},
+    {"runs"},
     {"methods"},
     {"engines"},
     {"experiment"},
@@ -65,6 +67,14 @@ def test_no_module_imports_from_a_layer_above_its_own() -> None:
         if LEVEL[part] > LEVEL[own_part(path)]
     ]
     assert wrong == []
+
+
+def test_no_two_parts_need_each_other() -> None:
+    """No circle of parts, and so no two on one layer that import each other."""
+    graph: dict[str, set[str]] = {}
+    for path in modules():
+        graph.setdefault(own_part(path), set()).update(parts(imported(path)) & LEVEL.keys() - {own_part(path)})
+    list(TopologicalSorter(graph).static_order())
 
 
 def test_methods_know_no_engine_and_no_data_source() -> None:

@@ -113,14 +113,3 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             raise Damaged(f"{path} is damaged (line {number} is no JSON object); delete {path.parent} and run again")
         found.append(value)
     return found
-
-
-def folder_of_run(place: Path) -> Path:
-    """``place``, where it is a folder.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not place.is_dir():
-        raise ValueError(f"There is no folder {place}; give a folder that `fedstill run` or `compare` wrote.")
-    return place

@@ -17,12 +17,13 @@ from fedstill.privacy.events import Event, Unit
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.released import Released, map_released
 from fedstill.records import Records
-from fedstill.schema import Count, Labels, OwnState, Parameters, Public, Shared, State
+from fedstill.schema import Change, Count, Labels, OwnState, Parameters, Public, Shared, State
 from fedstill.settings import Settings
 from fedstill.steps import Reply, Step, step
 from fedstill.weights import load, parameters, state
 
 __all__ = [
+    "Change",
     "Client",
     "Count",
     "Federation",

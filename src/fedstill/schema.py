@@ -10,6 +10,7 @@ annotation                                what may cross
                                           size, any other name must agree within the message
 ``Labels``                                integers ``(n,)``, each below the number of classes
 ``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
+``Change``                                named tensors like the parameters: trained minus received
 ``Shared``                                the entries of the state that the method keeps at no client
 ``OwnState``                              named tensors exactly like the state of the model that the field
                                           ``architecture`` of the same message names, one of the run's
@@ -63,10 +64,17 @@ class Public:
     """The field says nothing about any record, or is agreed to be public; it costs no privacy."""
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The named tensors are a model's change, trained minus received, not the model; attacks read them so."""
+
+
 State = Annotated[dict[str, Tensor], Like("state")]
 """Every entry of the model's state, buffers included."""
 Parameters = Annotated[dict[str, Tensor], Like("parameters")]
 """The model's trainable parameters only."""
+Change = Annotated[dict[str, Tensor], Like("parameters"), Difference()]
+"""The change of the model's trainable parameters in a client's training."""
 Shared = Annotated[dict[str, Tensor], Like("shared")]
 """The model's state without what the method keeps at the clients (`fedstill.protocol.Method.own`)."""
 OwnState = Annotated[dict[str, Tensor], Like("state", of="architecture")]

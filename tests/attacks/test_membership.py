@@ -262,9 +262,10 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished(tmp_path / "run")
     capsys.readouterr()
-    main(["attack", str(folder), "--shadows", "4", "--client", "1", "--flip", "True"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "client 1's 60 records are found" in told and "attack.html" in told
+    for name in ([], ["membership"]):
+        main(["attack", str(folder), *name, "--shadows", "4", "--client", "1", "--flip", "True"])
+        told = " ".join(capsys.readouterr().out.split())
+        assert "client 1's 60 records are found" in told and "attack.html" in told
 
     def fails(*words: str) -> str:
         with pytest.raises(SystemExit) as stop:

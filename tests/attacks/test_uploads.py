@@ -5,12 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor
 
+from fedstill.attacks import uploads as attack
 from fedstill.attacks.uploads import Uploads, uploads
 from fedstill.cli import main
+from fedstill.data.sources import DataSet
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.run import Job, run
+from fedstill.experiment.run import Job, agreement_of, run
+from fedstill.experiment.task import share_out
 from fedstill.methods import find
+from fedstill.protocol import Labels, Reply, client_steps
+from fedstill.weights import parameters
 
 QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 25})  # type: ignore[arg-type]
 
@@ -44,6 +52,42 @@ def test_a_model_gives_away_the_classes_of_a_client_that_has_few(tmp_path: Path)
 def test_an_update_under_a_field_of_its_own_is_read_the_right_way_round(tmp_path: Path) -> None:
     found = uploads(finished(tmp_path, "fednova", rounds=1, local={"lr": 0.05, "epochs": 3}), QUICK)
     assert sum(line["held_accuracy"] for line in found["labels"]) / 4 > 0.9
+
+
+def test_a_change_of_the_model_is_read_as_one(tmp_path: Path) -> None:
+    """Against the model that it was added to, a small change would say nothing."""
+    task = Experiment(data="digits", clients=4, model="convnet:width=8,depth=2")
+    method = find("ldp-fedavg")()
+    agreement = agreement_of(Job(task, "ldp-fedavg", method, tmp_path), share_out(task, None))
+    change = {name: torch.zeros_like(value) for name, value in parameters(agreement.new_model()).items()}
+    change["classifier.bias"][3] = 1e-9
+    (step,) = client_steps(type(method)).values()
+    shares, source = attack._shares(attack._Reply(0, step.reply.schema, {"update": change}), agreement)
+    assert shares is not None and shares.argmax() == 3 and shares[3] == 1 and source == "the last layer"
+
+
+class Pictures(Reply):
+    """Images under names that no method uses."""
+
+    tags: Labels
+    pictures: UInt8[Tensor, "n channels height width"]
+
+
+class Maps(Reply):
+    """No images, although the name and the shape are those of some."""
+
+    labels: Labels
+    values: Float32[Tensor, "n 1 height width"]
+
+
+@pytest.mark.parametrize(("kind", "images"), [(Pictures, True), (Maps, False)])
+def test_declared_types_and_not_names_say_what_a_field_holds(kind: type[Reply], images: bool, digits: DataSet) -> None:
+    part = digits.train[:3]
+    pixels = part.images if images else part.inputs()
+    values = dict(zip((f.name for f in kind.schema), (part.labels.to(torch.uint8), pixels), strict=True))
+    reply = attack._Reply(0, kind.schema, values)
+    assert reply.labels is not None and torch.equal(reply.labels, part.labels)
+    assert (reply.images is not None) is images
 
 
 def test_private_sums_have_nothing_to_read(tmp_path: Path) -> None:

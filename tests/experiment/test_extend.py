@@ -113,7 +113,7 @@ def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     assert "is not empty" in refusal(finished)
     (tmp_path / "out" / "thesis.tex").unlink()
     (finished / "summary.json").unlink()
-    assert "has no summary.json" in refusal(finished)
+    assert "summary.json is missing" in refusal(finished)
     twice = job(tmp_path / "twice")
     run(twice._replace(method=find(twice.name)(**{**MODELS, "rounds": 2})))
     assert "asked its clients 2 times; only a one-shot run can be extended" in refusal(tmp_path / "twice")

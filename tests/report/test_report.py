@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedstill.report import html, plots, tables
+from fedstill.report import guarantees, html, plots, tables
 from fedstill.report.record import RunRecord, find_runs, read_run
 
 NONE = {
@@ -218,7 +218,7 @@ def test_a_pickle_among_the_images_is_not_run(tmp_path: Path) -> None:
 def test_an_unfinished_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "summary.json").unlink()
-    with pytest.raises(ValueError, match="missing, so the run has not finished; repeat its command"):
+    with pytest.raises(ValueError, match="no finished run .summary.json is missing.; repeat its command to resume"):
         read_run(folder)
 
 
@@ -329,7 +329,7 @@ def test_bytes_have_three_digits_and_decimal_units(count: float, words: str) -> 
     + [(1.0001e-5, "1.01e-5"), (123.4, "124"), (1234.0, "1240"), (0.125, "0.125"), (0.1251, "0.126")],
 )
 def test_a_printed_guarantee_is_never_smaller_than_the_true_one(value: float, words: str) -> None:
-    assert tables.round_up(value) == words
+    assert guarantees.round_up(value) == words
     assert float(words) >= value
 
 
@@ -352,9 +352,9 @@ def test_the_weakest_guarantee_of_the_seeds_is_shown(tmp_path: Path) -> None:
         write_run(tmp_path / f"{i}", seed=i, guarantee=g) for i, g in enumerate((PRIVATE, larger, NONE, infinite))
     ]
     runs = [read_run(folder) for folder in folders]
-    assert tables.guarantee_words(tables.weakest_guarantee(runs[:2])) == "eps 2.0 per label"
-    assert tables.guarantee_words(tables.weakest_guarantee(runs[:3])) == "none"
-    assert tables.guarantee_words(tables.weakest_guarantee([runs[0], runs[3]])) == "none"
+    assert guarantees.words(guarantees.weakest(runs[:2])) == "eps 2.0 per label"
+    assert guarantees.words(guarantees.weakest(runs[:3])) == "none"
+    assert guarantees.words(guarantees.weakest([runs[0], runs[3]])) == "none"
 
 
 def test_the_finding_names_the_best_the_smallest_exchange_and_doubt(tmp_path: Path) -> None:

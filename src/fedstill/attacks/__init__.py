@@ -1,1 +1,25 @@
-"""What somebody who sees uploads can learn from them of the records behind."""
+"""Privacy attacks: what an observer of a run can infer about the training records; one file each, and this table."""
+
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedstill.attacks.attack import Attack
+
+ATTACKS = {
+    "membership": "fedstill.attacks.membership:Membership",
+    "uploads": "fedstill.attacks.uploads:Uploads",
+}
+"""Name on the command line -> class. A new attack is one file, one line here and a section of docs/attacks.md."""
+
+
+def find(name: str) -> type["Attack"]:
+    """The class of an attack.
+
+    Raises:
+        ValueError: there is no attack of that name.
+    """
+    if name not in ATTACKS:
+        raise ValueError(f"there is no attack '{name}'; choose {', '.join(ATTACKS)}")
+    attack: type[Attack] = resolve_name(ATTACKS[name])
+    return attack

@@ -1,4 +1,4 @@
-"""Whether images that were sent give away the records behind them.
+"""Closeness of sent images to the training records that they were made from.
 
 The checks of FedGM (Chen, Zhou, Jiang, Electronics 2024, 13(10), 1815, section 3.3.1): the real images nearest to each
 synthetic one (figure 2), and whether a network that knows real images can tell its class (figure 3). A distance alone
@@ -112,7 +112,7 @@ def compare(
     confidence: float = 0.95,
     chunk: int = _CHUNK,
 ) -> Closeness:
-    """How often a synthetic image is nearer to a record of the client than to any of as many that it doesn't hold.
+    """Share of synthetic images that are nearer to a record of the client than to any of as many other records.
 
     If the images say nothing about which records were the client's, the two sets could be exchanged: each record is a
     member by the throw of a coin. So are images, but those that share their nearest record share its coin. With ``c_j``

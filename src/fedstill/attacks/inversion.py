@@ -61,7 +61,7 @@ def labels_of(gradient: Mapping[str, Tensor], count: int, num_classes: int) -> I
 
 
 class GradientInversion(Settings):
-    """How images are fitted to a gradient."""
+    """Fit of images to a gradient."""
 
     steps: PositiveInt = 4800
     """Steps of Adam on the pixels, along the signs of their gradient."""
@@ -137,7 +137,7 @@ class GradientInversion(Settings):
 
 
 class ModelInversion(Settings):
-    """How images are fitted to the classes of a trained model."""
+    """Fit of images to the classes of a trained model."""
 
     steps: PositiveInt = 1000
     """Steps of Adam on the pixels."""

@@ -1,9 +1,6 @@
-"""Which classes a client holds, and what share of its records each has, read off what it uploaded.
+"""The classes of a client's records and their shares, inferred from the last layer of its update or gradient.
 
-From labels, in clear or randomised, and from labelled images: every image's tag and what a classifier makes of its
-pixels are evidence about its class, independent given the class, so their log-likelihoods add up. From a model update:
-the last layer's change, by
-
+After
 * Zhao, Mopuri, Bilen 2020 (iDLG, arXiv:2001.02610), section 3, for the gradient of one record;
 * Wainakh et al. 2021 (LLG and LLG+, arXiv:2105.09369) for whole updates.
 
@@ -17,18 +14,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float64, Int64
-from torch import Tensor, nn
-
-from fedstill.evaluate import outputs
-from fedstill.privacy.randomized_response import probabilities
-from fedstill.records import Records
-
-_LEAST = 1e-12
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class LastLayer:
-    """What an update or a gradient says about the layer that gives the logits.
+    """The part of an update or a gradient that belongs to the layer of the logits.
 
     Attributes:
         weight: ``(classes, d)``.
@@ -50,7 +41,7 @@ class LastLayer:
 
 @dataclass(frozen=True)
 class LabelLeak:
-    """How much an attack got right about one client.
+    """Accuracy of an attack on one client's classes.
 
     Attributes:
         held_accuracy: share of the classes for which "holds it" or "doesn't" is right, in [0, 1].
@@ -61,88 +52,6 @@ class LabelLeak:
     held_accuracy: float
     distance: float
     uniform_distance: float
-
-
-# --- from tags and images
-
-
-def response(num_classes: int, epsilon: float | None) -> Float64[Tensor, "input output"]:
-    """``P[tag | label]``: of labels in clear (None), or of randomised response.
-
-    The latter keeps a label with probability ``e^epsilon / (e^epsilon + num_classes - 1)``. That of RRWithPrior is
-    `fedstill.privacy.randomized_response.probabilities`, one matrix for each record.
-    """
-    if epsilon is None:
-        return torch.eye(num_classes, dtype=torch.float64)
-    return probabilities(torch.ones(1, num_classes), epsilon, num_classes)[0]
-
-
-def evidence_of_tags(
-    tags: Int64[Tensor, " n"], channel: Float64[Tensor, "input output"] | Float64[Tensor, "n input output"]
-) -> Float64[Tensor, "n classes"]:
-    """``log P[tag | class]`` for every tag and class; impossible ones count as 1e-12.
-
-    Args:
-        tags: labels as they were sent, each in ``[0, output)``.
-        channel: as `response` gives it, one for all tags or one for each.
-    """
-    each = channel.expand(len(tags), -1, -1)
-    return each[torch.arange(len(tags), device=tags.device), :, tags].clamp_min(_LEAST).log()
-
-
-def evidence_of_images(model: nn.Module, images: Records, *, temperature: float = 1.0) -> Float64[Tensor, "n classes"]:
-    """``log P[class | image]`` by ``model``: up to a constant the likelihoods, if its classes were trained on alike.
-
-    Args:
-        model: trained on other records of the task; judges in eval mode.
-        images: their labels are not looked at.
-        temperature: divides the logits; above 1 for a model that is surer than it is right, below 1 for one that isn't
-            sure enough, whose evidence that of tags would drown.
-
-    Raises:
-        ValueError: the temperature is not above 0.
-    """
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; it must be above 0")
-    logits = torch.cat([torch.empty(0, images.num_classes), *(out.cpu() for out in outputs(model, images))])
-    return (logits.double() / temperature).log_softmax(1)
-
-
-def vote(
-    evidence: Float64[Tensor, "n classes"], groups: Int64[Tensor, " n"] | None = None
-) -> Float64[Tensor, "groups classes"]:
-    """The posterior of every group's class, where all of a group have the same one and all classes are as likely.
-
-    Of randomised response alone its largest entry is the majority vote.
-
-    Args:
-        evidence: log-likelihoods; a sum of several is evidence of all of them.
-        groups: which group each row is in, from 0; one for all without it.
-    """
-    groups = torch.zeros(len(evidence), dtype=torch.int64) if groups is None else groups
-    number = int(groups.max()) + 1 if len(groups) else 0
-    return evidence.new_zeros(number, evidence.shape[1]).index_add(0, groups, evidence).softmax(1)
-
-
-def shares_of_evidence(evidence: Float64[Tensor, "n classes"], iterations: int = 300) -> Float64[Tensor, " classes"]:
-    """The likeliest shares of the classes: expectation maximisation for a mixture's weights, from equal ones.
-
-    Args:
-        evidence: log-likelihoods, a row for each image or record.
-        iterations: of EM; the likelihood has one maximum, which is reached slowly where evidence is weak.
-
-    Raises:
-        ValueError: there is no row.
-    """
-    if not len(evidence):
-        raise ValueError("there are 0 rows of evidence; shares need at least 1")
-    shares = evidence.new_full((evidence.shape[1],), 1 / evidence.shape[1])
-    for _ in range(iterations):
-        shares = (evidence + shares.clamp_min(_LEAST).log()).softmax(1).mean(0)
-    return shares
-
-
-# --- from updates
 
 
 def descent(start: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> dict[str, Float64[Tensor, "*shape"]]:
@@ -184,38 +93,24 @@ def single_label(gradient: LastLayer) -> int:
     return int((products.sum(1) - products.diagonal()).argmin())
 
 
-def offsets(alone: Float64[Tensor, "classes classes"]) -> Float64[Tensor, " classes"]:
-    """What the drift of each class is for clients that don't hold it (LLG+'s s): means over the other classes' clients.
+def shares_of_update(drift: Float64[Tensor, " classes"]) -> Float64[Tensor, " classes"]:
+    """Estimated shares of the classes, in proportion to each one's negative drift.
 
-    Args:
-        alone: row c is the `LastLayer.drift` of an update that the attacker made as a client would, from the same
-            start, on other records that are all of class c.
-    """
-    classes = len(alone)
-    return (alone.sum(0) - alone.diagonal()) / (classes - 1)
-
-
-def shares_of_update(
-    drift: Float64[Tensor, " classes"], offset: Float64[Tensor, " classes"] | None = None
-) -> Float64[Tensor, " classes"]:
-    """Estimated shares of the classes: in proportion to how far each is below its offset.
+    Only classes with a larger share than the model expected of them are found: enough for a client with few classes.
 
     Args:
         drift: of `last_layer`.
-        offset: as `offsets` gives them; 0 without. Without them only classes with more than the share that the model
-            expected of them are found: enough for a client with few classes. With them all classes of a balanced client
-            are found, but after many epochs of training also some that a client of few classes doesn't hold.
 
     Returns:
-        Shares that add up to 1; all alike where no class is below its offset.
+        Shares that add up to 1; all alike where no class drifts below 0.
     """
-    below = ((0 if offset is None else offset) - drift).clamp_min(0)
+    below = (-drift).clamp_min(0)
     total = below.sum()
     return below / total if total > 0 else torch.full_like(drift, 1 / len(drift))
 
 
 def counts_of(shares: Float64[Tensor, " classes"], records: int) -> Int64[Tensor, " classes"]:
-    """How many of a few records each class has, as LLG counts: one of each class found, then the furthest below.
+    """Counts of the classes of a few records, as in LLG: one of each class found, then the furthest below.
 
     Args:
         shares: of `shares_of_update`.

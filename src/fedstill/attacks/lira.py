@@ -1,4 +1,4 @@
-"""The likelihood-ratio attack on membership: was a record among those that a model was trained on?
+"""The likelihood-ratio attack on membership: tell whether a model was trained on a record.
 
 Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership inference attacks from first principles", IEEE S&P 2022
 (arXiv:2112.03570), Algorithm 1 (online) and its offline form.
@@ -20,9 +20,9 @@ from scipy.stats import beta
 from torch import Tensor
 
 PER_RECORD = 64
-"""From so many shadow models on every record has standard deviations of its own."""
+"""Fewest shadow models with which every record has standard deviations of its own."""
 _LEAST = 1e-6
-"""Of a standard deviation."""
+"""Lower bound of a standard deviation."""
 
 
 def phi(logits: Float[Tensor, "*views n classes"], labels: Int64[Tensor, " n"]) -> Float64[Tensor, "*views n"]:
@@ -42,12 +42,12 @@ class Gaussian(NamedTuple):
     std: Float64[Tensor, " n"]
 
     def log_density(self, score: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-        """Without the constant ``-ln(2 pi) / 2``."""
+        """The log-density, without the constant ``-ln(2 pi) / 2``."""
         return -(((score - self.mean) / self.std) ** 2) / 2 - self.std.log()
 
 
 class Fitted(NamedTuple):
-    """How records score in worlds with them and without them."""
+    """Scores of records in worlds with them and without them."""
 
     present: Gaussian
     absent: Gaussian
@@ -124,7 +124,7 @@ def auc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> float:
 
 
 class Rate(NamedTuple):
-    """True positives at a rate of false ones that was asked for.
+    """Rate of true positives at a given rate of false ones.
 
     Attributes:
         fpr: the rate asked for; the threshold is the lowest that keeps it on these records.
@@ -163,7 +163,7 @@ def interval(successes: float, trials: float, confidence: float = 0.95) -> tuple
 
 
 def bound(fpr: float, epsilon: float, delta: float) -> float:
-    """The most true positives that (epsilon, delta)-DP allows any test at ``fpr``.
+    """Largest rate of true positives that (epsilon, delta)-DP allows any test at ``fpr``.
 
     ``min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR))`` and at most 1: Kairouz, Oh, Viswanath 2015
     (arXiv:1311.0776), theorem 2.1. The region below is convex, so it holds for means over records too.

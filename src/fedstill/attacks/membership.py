@@ -1,4 +1,4 @@
-"""``fedstill attack``: was a record a client's? A finished run is repeated in worlds that differ in just that.
+"""Membership inference: whether a record was a client's, told from a finished run repeated with and without it.
 
 ::
 
@@ -21,9 +21,10 @@ gets to use it could.
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,24 +33,27 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64
 from pydantic import NonNegativeInt, field_validator
+from rich.console import Console, RenderableType
 from torch import Tensor, nn
+from typing_extensions import override
 
 import fedstill
 from fedstill import files, seeds, wire
 from fedstill.attacks import lira
-from fedstill.attacks.report import allowed, page
+from fedstill.attacks.attack import Attack
+from fedstill.attacks.report import allowed, page, show
 from fedstill.attacks.shadow import ShadowAttack
 from fedstill.data import sources
 from fedstill.engines.site import last_state
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
-from fedstill.experiment import config, extend
-from fedstill.experiment.run import Job, read_json, run
+from fedstill.experiment import config, extend, progress
+from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import Task, share_out
-from fedstill.journal import JUDGING, Journal
+from fedstill.privacy.guarantee import Guarantee
 from fedstill.protocol import Method, load_own
 from fedstill.records import Records
-from fedstill.settings import Settings
+from fedstill.runs.folder import RunFolder
 
 FPRS = (0.001, 0.01)
 """Rates of false positives at which true ones are reported."""
@@ -64,7 +68,7 @@ Watch = Callable[[str], AbstractContextManager[Watcher]]
 """Opens a watcher for the world of that name."""
 
 
-class Membership(Settings):
+class Membership(Attack):
     """Membership inference: repeat a run with and without each of a client's records, and tell from its model."""
 
     client: NonNegativeInt | None = None
@@ -80,6 +84,12 @@ class Membership(Settings):
         if shadows < 4 or shadows % 2:
             raise ValueError("it must be an even number of 4 or more, as each record is in half of these runs")
         return shadows
+
+    @override
+    def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
+        found = membership(folder, self, watch=lambda world: progress.Bars(console, world), command=command)
+        yield from show(found)
+        yield f"report: {place_of(folder, found['client']) / 'attack.html'}"
 
 
 class _Victim(NamedTuple):
@@ -114,18 +124,18 @@ def membership(
     Raises:
         ValueError: there is no finished run, or none that can be repeated so; one sentence.
     """
-    job = extend.read_simulated(folder, command)
+    job, attacked = extend.read_simulated(folder, command), RunFolder(folder)
     task = share_out(job.experiment, data)
-    if task.fingerprint != read_json(folder / "config.json", {"fingerprint"})["fingerprint"]:
+    if task.fingerprint != attacked.read_config().fingerprint:
         raise ValueError(f"{job.experiment.data} is not what it was when {folder} ran; run that again elsewhere")
     victim = _victim(job, task, settings)
     place = place_of(folder, victim.client)
-    once = _asked_once(folder)
+    once = _asked_once(attacked)
     said = []
     for world in range(len(victim.member)):
         with watch(f"world {world + 1} of {len(victim.member)}") as watcher:
             said.append(_world(folder, place, job, task, victim, world, once, watcher))
-    guarantee = read_json(folder / "summary.json", {"guarantee"})["guarantee"]
+    guarantee = attacked.read_summary().guarantee
     ratios = _ratios(said, victim, settings, place / "scores.npz")
     found = {
         "client": victim.client,
@@ -133,14 +143,14 @@ def membership(
         "members": int(victim.member[0].sum()),
         "shadows": settings.shadows,
         "flip": settings.flip,
-        "guarantee": guarantee,
+        "guarantee": asdict(guarantee),
         "likelihood_ratio": {form: _judged(ratio, victim.member[0], guarantee) for form, ratio in ratios.items()},
         "posteriors": {
             name: _shadow_attack(ShadowAttack(top=top), said, victim.member, job.experiment.seed)
             for name, top in (("whole", None), ("three largest", 3))
         },
     }
-    results = read_json(place / "attack.json", set()) if (place / "attack.json").exists() else {}
+    results = attacked.read_json(place / "attack.json") if (place / "attack.json").exists() else {}
     files.write_json(place / "attack.json", {**results, "membership": found})
     curves = {form: lira.roc(ratio, victim.member[0]) for form, ratio in ratios.items()}
     files.write_bytes(place / "attack.html", page(job, found, curves).encode())
@@ -148,8 +158,8 @@ def membership(
 
 
 def place_of(folder: Path, client: int) -> Path:
-    """Where the attacks on a client of a run are."""
-    return folder / "attack" / f"client-{client:05d}"
+    """The folder of the attacks on a client of a run."""
+    return RunFolder(folder).attack / f"client-{client:05d}"
 
 
 def _victim(job: Job, task: Task, settings: Membership) -> _Victim:
@@ -184,7 +194,7 @@ def design(seed: int, client: int, n: int, shadows: int) -> Bool[Tensor, "worlds
 def _world(
     folder: Path, place: Path, job: Job, task: Task, victim: _Victim, number: int, once: bool, watcher: Watcher
 ) -> Float32[Tensor, "2 n classes"]:
-    """What the model of a world says of the victim's records and of their mirror images."""
+    """Logits of a world's model on the victim's records and on their mirror images."""
     out = place / f"world-{number:03d}"
     changes: dict[str, Any] = {"noise": "entropy", "evaluate_every": _NEVER}
     if once:
@@ -208,16 +218,14 @@ def _keep(out: Path, method: Method, victim: _Victim, model: nn.Module) -> None:
     """Ask the model, with the parts that the victim has kept to itself."""
     if method.own(model):
         model = deepcopy(model)
-        load_own(method, model, last_state(out / "clients", victim.client))
+        load_own(method, model, last_state(RunFolder(out).clients, victim.client))
     views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(3)))
     logits = torch.stack([torch.cat(view).float().cpu() for view in views])
     files.write_checked(out / _SAID, wire.pack({"logits": logits}, {}))
 
 
-def _asked_once(folder: Path) -> bool:
-    asked = {exchange for exchange, _ in Journal(folder / "journal").times() if exchange < JUDGING}
-    same = read_json(folder / "config.json", {"version"})["version"] == fedstill.__version__
-    return asked == {0} and same
+def _asked_once(run: RunFolder) -> bool:
+    return run.exchanges == {0} and run.read_config().version == fedstill.__version__
 
 
 # --- what they tell
@@ -241,7 +249,7 @@ def _ratios(said: list[Tensor], victim: _Victim, settings: Membership, place: Pa
     return ratios
 
 
-def _judged(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: dict[str, Any]) -> dict[str, Any]:
+def _judged(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: Guarantee) -> dict[str, Any]:
     limit = allowed(guarantee)
     rates = []
     for fpr in FPRS:

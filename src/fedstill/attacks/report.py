@@ -1,4 +1,4 @@
-"""What an attack on membership found, for a terminal and as a page."""
+"""Results of a membership attack, for a terminal and as a page."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,14 +14,16 @@ from torch import Tensor
 
 from fedstill.attacks import lira
 from fedstill.experiment.run import Job
-from fedstill.report import html, plots, tables
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.report import figures, guarantees, html
 
 
-def allowed(guarantee: dict[str, Any]) -> Callable[[float], float] | None:
-    """True positives that the run's guarantee allows, where it is about records."""
-    if not guarantee["holds"] or guarantee["unit"] != "record":
+def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
+    """The largest TPR at an FPR that the guarantee allows; None where it does not protect records."""
+    if not guarantee.holds or guarantee.unit != "record":
         return None
-    return partial(lira.bound, epsilon=guarantee["epsilon"], delta=guarantee["delta"])
+    assert guarantee.epsilon is not None and guarantee.delta is not None
+    return partial(lira.bound, epsilon=guarantee.epsilon, delta=guarantee.delta)
 
 
 def show(found: dict[str, Any]) -> Iterator[Table | Text]:
@@ -60,15 +62,15 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _verdict(found: dict[str, Any]) -> str:
-    guarantee = found["guarantee"]
+    guarantee = Guarantee(**found["guarantee"])
     rates = [rate for form in found["likelihood_ratio"].values() for rate in form["rates"]]
     others = found["records"] - found["members"]
     least = rates[0]["fpr"]
     note = f" {100 * least:g} % of {others} others is none." if others * least < 1 else ""
     if rates[0]["bound"] is None:
-        why = guarantee["reason"] if not guarantee["holds"] else "the guarantee is about labels, not about records"
+        why = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
         return f"There is no bound to compare with: {why}.{note}"
-    promise = tables.guarantee_words(guarantee)
+    promise = guarantees.words(guarantee)
     if any(rate["refuted"] for rate in rates):
         return f"REFUTED: more is found than {promise} allows, beyond the intervals.{note}"
     return f"Not refuted: what is found is within what {promise} allows.{note}"
@@ -111,16 +113,16 @@ _CAPTION = "Up and to the left is worse for the client. Both axes are logarithmi
 
 
 def _figure(found: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Any:
-    figure = plots.axes("false positives, share of the others", "true positives, share of the members")
+    figure = figures.axes("false positives, share of the others", "true positives, share of the members")
     low = 0.5 / max(found["members"], found["records"] - found["members"])  # a log axis has no 0
-    for colour, (form, rates) in zip(plots.PALETTE, curves.items(), strict=False):
+    for colour, (form, rates) in zip(figures.PALETTE, curves.items(), strict=False):
         false, true = (rate.clamp_min(low).tolist() for rate in rates)
         line = {"color": colour, "width": 2, "shape": "hv"}
         figure.add_scatter(x=false, y=true, mode="lines", line=line, name=form)
     xs = np.geomspace(low, 1, 200)
-    figure.add_scatter(x=xs, y=xs, mode="lines", line={"color": plots.PALETTE[-1], "dash": "dot"}, name="guessing")
-    if limit := allowed(found["guarantee"]):
-        line = {"color": plots.PALETTE[2], "dash": "dash"}
+    figure.add_scatter(x=xs, y=xs, mode="lines", line={"color": figures.PALETTE[-1], "dash": "dot"}, name="guessing")
+    if limit := allowed(Guarantee(**found["guarantee"])):
+        line = {"color": figures.PALETTE[2], "dash": "dash"}
         figure.add_scatter(x=xs, y=[limit(x) for x in xs], mode="lines", line=line, name="allowed by the guarantee")
     span = [math.log10(low), 0.02]
     figure.update_xaxes(type="log", range=span)

@@ -41,14 +41,14 @@ class ShadowAttack(Settings):
     """The attack network and its training."""
 
     top: PositiveInt | None = None
-    """Sees only so many entries of a posterior, largest first; the whole, by class, where None."""
+    """Number of largest entries of a posterior that it sees; None for the whole posterior, by class."""
     hidden: PositiveInt = 128
     """Width of the hidden layer."""
     training: Adam = Adam(lr=0.001, weight_decay=1e-7, batch_size=10, epochs=50)
-    """On posteriors of shadow models."""
+    """Training on posteriors of shadow models."""
 
     def fit(self, logits: Float[Tensor, "m classes"], member: Bool[Tensor, " m"], rng: torch.Generator) -> nn.Module:
-        """The attack network, from what shadow models say of records that they had or not."""
+        """Train the attack network on shadow models' logits of members and of others."""
         rows = self._rows(logits, member)
         with isolated(draw_seed(rng)):
             layers = nn.Linear(rows.x.shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, len(KINDS))

@@ -1,35 +1,40 @@
-"""``fedstill attack RUN uploads``: what a curious server reads off the messages of a finished run.
+"""Reading of uploads: a curious server looks at the replies to the first request of a finished run.
 
-Which classes a client holds, from labels in clear, or else from how its training moved the last layer; whether the
-images it sent are nearer to its own records than to others; and what the finished model shows of a class. Everything is
-about the replies to the run's first question, whose start everybody knows.
+It infers the classes that a client holds, from labels or from the change of the last layer; compares the images that a
+client sent with the client's records; and draws images of the classes from the finished model. The declared types of a
+reply's fields (`fedstill.schema`) decide what is read: `Labels`, images ``"n channels height width"``, and the named
+tensors of a model (`State`, `Parameters`, ...), which a mark `Difference` declares to be a change of it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedstill import files, wire
 from fedstill.attacks import images, labels
+from fedstill.attacks.attack import Attack
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
 from fedstill.data import sources
 from fedstill.distill.synthetic import Synthetic
 from fedstill.engines.agreement import Agreement
 from fedstill.experiment import extend
-from fedstill.experiment.run import MODEL, agreement_of
+from fedstill.experiment.run import agreement_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
 from fedstill.protocol import client_steps, returns_run_model
 from fedstill.records import Records
+from fedstill.runs.folder import RunFolder
+from fedstill.schema import Below, Difference, Field, Schema
 from fedstill.seeds import stream
-from fedstill.settings import Settings
 from fedstill.train.sgd import SGD
 from fedstill.weights import state
 
@@ -37,20 +42,44 @@ _REFERENCE = 5_000
 """Records that no client holds, of those the run was judged on, that the attacker knows."""
 
 
-class Uploads(Settings):
+class Uploads(Attack):
     """Read a finished run's uploads as a curious server would."""
 
     least_share: float = 0.01
     """Share of a client's records from which a class counts as found."""
     inversion: ModelInversion = ModelInversion()
-    """How images of the classes are drawn from the finished model."""
+    """Drawing of images of the classes from the finished model."""
     judge: SGD = SGD(lr=0.05, epochs=5)
-    """How the network is trained, on records of no client, that says whether images are recognisable."""
+    """Training, on records of no client, of the network that says whether images are recognisable."""
+
+    @override
+    def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
+        with console.status("reading uploads") as status:
+            found = uploads(folder, self, progress=lambda what: status.update(f"reading uploads: {what}"))
+        yield from show(found)
+        yield f"numbers: {RunFolder(folder).attack / 'uploads.json'}"
 
 
 class _Reply(NamedTuple):
+    """A client's reply; ``labels``, ``images`` and ``tensors`` are the names of the fields declared as such."""
+
     client: int
+    schema: Schema
     values: dict[str, Any]
+
+    def field(self, declared: Callable[[Field], bool]) -> Field | None:
+        """The first field of a kind."""
+        return next((f for f in self.schema if declared(f)), None)
+
+    @property
+    def labels(self) -> Tensor | None:
+        f = self.field(lambda f: Below("classes") in f.marks)
+        return None if f is None else self.values[f.name].long()
+
+    @property
+    def images(self) -> Tensor | None:
+        f = self.field(lambda f: f.is_tensor and f.annotation.dim_str.split()[1:] == ["channels", "height", "width"])
+        return None if f is None else self.values[f.name]
 
 
 def uploads(
@@ -78,14 +107,15 @@ def uploads(
     known = task.test[torch.randperm(len(task.test), generator=stream(job.experiment.seed, "attack"))[:_REFERENCE]]
     found: dict[str, Any] = {"records_known": len(known), "labels": [], "images": []}
     judge: nn.Module | None = None
-    for client, values in replies:
+    for reply in replies:
+        client = reply.client
         progress(f"client {client}")
         own = task.train[torch.from_numpy(task.parts[client][0])]
-        shares, source = _shares(values, agreement, client)
+        shares, source = _shares(reply, agreement)
         if shares is not None:
             leak = labels.leak(shares, own.class_counts(), settings.least_share)
             found["labels"].append({"client": client, "from": source, "shares": shares.tolist(), **asdict(leak)})
-        sent = _images(values, task)
+        sent = _images(reply, task)
         if sent is not None and len(sent):
             if judge is None:
                 judge = agreement.new_model()
@@ -103,54 +133,56 @@ def uploads(
             )
     progress("the finished model")
     found["inversion"] = _inverted(folder, settings, agreement, task)
-    files.write_json(folder / "attack" / "uploads.json", found)
+    files.write_json(RunFolder(folder).attack / "uploads.json", found)
     return found
 
 
 def _replies(folder: Path, agreement: Agreement) -> Iterator[_Reply]:
-    journal, steps = Journal(folder / "journal"), client_steps(type(agreement.method))
-    kept = [place for place in (folder / "journal").glob("000000-*") if any(place.glob("*.reply"))]
+    journal, steps = Journal(RunFolder(folder).journal), client_steps(type(agreement.method))
+    kept = [place for place in journal.folder.glob("000000-*") if any(place.glob("*.reply"))]
     if not kept:
         raise ValueError(
             f"{folder} has kept no replies to its first question; run it again with --keep-replies, or with one round"
         )
     name = kept[0].name.partition("-")[2]
+    schema = steps[name].reply.schema
     for client in journal.answered(0, name)[0]:
-        values, _ = wire.decode(journal.read_reply(0, name, client), steps[name].reply.schema, agreement.facts)
-        yield _Reply(client, values)
+        values, _ = wire.decode(journal.read_reply(0, name, client), schema, agreement.facts)
+        yield _Reply(client, schema, values)
 
 
-def _shares(values: Mapping[str, Any], agreement: Agreement, client: int) -> tuple[Tensor | None, str]:
-    """Estimated shares of the classes, and from what; None where a reply says nothing about them."""
+def _shares(reply: _Reply, agreement: Agreement) -> tuple[Tensor | None, str]:
+    """Estimated shares of the classes, and the field they are read from; None where no field tells."""
     classes = agreement.num_classes
-    if "labels" in values:
-        if not len(values["labels"]):
+    if (tags := reply.labels) is not None:
+        if not len(tags):
             return None, ""
-        return torch.bincount(values["labels"].long(), minlength=classes).double() / len(values["labels"]), "labels"
-    start = agreement.new_model(architecture=agreement.architecture(client))
-    for name, value in values.items():
-        if isinstance(value, dict) and {key for key, _ in start.named_parameters()} <= value.keys():
-            change = labels.descent(state(start), value) if name == "weights" else {k: -v for k, v in value.items()}
-            try:
-                drift = labels.last_layer(change, classes).drift
-            except ValueError:
-                return None, ""
-            return labels.shares_of_update(drift), "the last layer"
-    return None, ""
+        return torch.bincount(tags, minlength=classes).double() / len(tags), "labels"
+    start = agreement.new_model(architecture=agreement.architecture(reply.client))
+    names = {name for name, _ in start.named_parameters()}
+    f = reply.field(lambda f: f.like is not None and names <= reply.values[f.name].keys())
+    if f is None:
+        return None, ""
+    value = reply.values[f.name]
+    change = {k: -v for k, v in value.items()} if Difference() in f.marks else labels.descent(state(start), value)
+    try:
+        return labels.shares_of_update(labels.last_layer(change, classes).drift), "the last layer"
+    except ValueError:
+        return None, ""
 
 
-def _images(values: Mapping[str, Any], task: Task) -> Records | None:
-    like = task.train
-    if "images" in values:
-        return Records(values["images"], values["labels"].long(), like.num_classes, like.normalisation)
-    if "values" in values and "labels" in values and values["values"].shape[1:] == like.images.shape[1:]:
-        return Synthetic(values["values"], values["labels"].long()).rounded(like.num_classes, like.normalisation)
-    return None
+def _images(reply: _Reply, task: Task) -> Records | None:
+    images, tags, like = reply.images, reply.labels, task.train
+    if images is None or tags is None:
+        return None
+    if images.is_floating_point():
+        return Synthetic(images, tags).rounded(like.num_classes, like.normalisation)
+    return Records(images, tags, like.num_classes, like.normalisation)
 
 
 def _inverted(folder: Path, settings: Uploads, agreement: Agreement, task: Task) -> dict[str, Any] | None:
-    """What the finished model shows of the classes; None for a model that was put together at the server."""
-    tensors, header = wire.unpack((folder / MODEL).read_bytes())
+    """Closeness of images drawn from the model to records; None for a model that was put together at the server."""
+    tensors, header = RunFolder(folder).read_model(lambda tensors, header: (tensors, header))
     if not returns_run_model(type(agreement.method)) or header.get("model") != agreement.model:
         return None
     model = agreement.new_model(tensors)

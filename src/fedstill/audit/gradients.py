@@ -1,4 +1,4 @@
-"""Gradient canaries: an attacker of DP-SGD who asks how far the weights went along each record's own gradient."""
+"""Gradient canaries: an attack on DP-SGD by the weights' change along each record's own gradient."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Chosen:
     labels: Tensor
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """What the model sees."""
+        """Normalised inputs of the chosen records."""
         return self.images[index]
 
 

@@ -48,7 +48,7 @@ class Canaries(Generic[V]):
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What one run proved: a lower bound on epsilon, from how many guesses and right ones."""
+    """Lower bound on epsilon from one run, with the numbers of guesses and of right ones."""
 
     epsilon: float
     guesses: int
@@ -57,14 +57,14 @@ class AuditResult:
 
 @dataclass(frozen=True)
 class ManyRunsResult:
-    """What many runs proved: lower bounds for any mechanism, and for one that claims to be a Gaussian one."""
+    """Lower bounds on epsilon from many runs: for any mechanism, and for one that claims to be Gaussian."""
 
     epsilon: float
     gaussian: float
 
 
 def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """How likely an (epsilon, delta)-DP mechanism lets ``correct`` or more of ``guesses`` on ``m`` canaries be right.
+    """Largest probability of ``correct`` right ``guesses`` on ``m`` canaries of an (epsilon, delta)-DP mechanism.
 
     Steinke, Nasr, Jagielski 2023 (arXiv:2305.08846), theorem 5.2: with ``W ~ Bin(r, e^epsilon / (1 + e^epsilon))`` at
     most ``P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i``. Not capped at 1.

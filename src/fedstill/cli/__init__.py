@@ -1,4 +1,4 @@
-"""The command ``fedstill``: this file knows the words, and imports what is heavy only once a word needs it."""
+"""The command ``fedstill``: the table of its commands, which import heavy modules only when they run."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fedstill.cli.common import Bad
 from fedstill.cli.deploy import deployment
-from fedstill.cli.inspect import attack_run, data, list_methods, privacy
+from fedstill.cli.inspect import attack, data, list_methods, privacy
 from fedstill.cli.run import compare, report, run_one
 
 HELP = """usage: fedstill COMMAND ...
@@ -23,7 +23,7 @@ commands:
   data list | show           data sets, and who would hold what
   deploy site | app | check  real clients over TLS on Flower: what it needs, and a trial on this machine
   privacy RUN | plan         what a run's clients released at what cost, or what a release would cost
-  attack RUN                 whose records can be told from a run's model  fedstill attack --help
+  attack RUN [ATTACK]        what an observer of a run can infer     fedstill attack --help
   --version
 
 example:
@@ -89,5 +89,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "data": data,
     "deploy": deployment,
     "privacy": privacy,
-    "attack": attack_run,
+    "attack": attack,
 }

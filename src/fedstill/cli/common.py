@@ -1,16 +1,16 @@
-"""What the commands share."""
+"""Shared parts of the commands."""
 
 import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.console import Console
 
 
 class Bad(Exception):
-    """Something the user can mend: printed as one sentence, exit code 2."""
+    """A mistake of the user: printed as one sentence, exit code 2."""
 
 
 def terminal() -> "Console":
@@ -26,7 +26,7 @@ def line_of(words: Sequence[str]) -> str:
 
 
 def usage(words: Sequence[str], text: str) -> bool:
-    """Print how a command is used where that was asked for; where there is nothing else to do, that is a mistake.
+    """Print a command's usage if ``words`` ask for it; returns whether they do.
 
     Raises:
         SystemExit: with code 2, where there are no words.
@@ -41,6 +41,6 @@ def usage(words: Sequence[str], text: str) -> bool:
 
 
 def no_more(words: Sequence[str]) -> None:
-    """Refuse what is left over."""
+    """Refuse further words."""
     if words:
         raise Bad(f"'{words[0]}' is one word too many here")

@@ -2,12 +2,8 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedstill.cli.common import Bad, no_more, terminal, usage
-
-if TYPE_CHECKING:
-    pass
 
 
 def deployment(words: list[str]) -> None:

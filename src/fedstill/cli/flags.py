@@ -26,7 +26,7 @@ _OUT = Annotated[Path | None, tyro.conf.arg(help="Folder of the results; a run t
 
 @dataclass(frozen=True)
 class RunFlags:
-    """What ``fedstill run METHOD`` was told."""
+    """The flags of ``fedstill run METHOD``."""
 
     experiment: Experiment
     method: Method
@@ -35,7 +35,7 @@ class RunFlags:
 
 @dataclass(frozen=True)
 class CompareFlags:
-    """What ``fedstill compare`` was told: label -> (method's name, method)."""
+    """The flags of ``fedstill compare``; ``methods`` maps a label to a method's name and the method."""
 
     experiment: Experiment
     methods: dict[str, tuple[str, Method]]
@@ -45,7 +45,7 @@ class CompareFlags:
 
 @dataclass(frozen=True)
 class ShowFlags:
-    """What ``fedstill data show`` was told."""
+    """The flags of ``fedstill data show``."""
 
     experiment: Experiment
     out: Path | None
@@ -147,18 +147,11 @@ def parse_show(program: str, words: Sequence[str]) -> ShowFlags:
     return ShowFlags(_settings(Experiment(), found.experiment, "--"), found.out)
 
 
-def parse_plan(program: str, words: Sequence[str], settings: S) -> S:
-    """Flags of ``fedstill privacy plan``."""
-    usage = "What a release would cost, before anybody makes one."
-    found = _parse(program, usage, words, {"plan": (_plain(settings), "")}, [])
-    return _settings(settings, found.plan, "--")
-
-
-def parse_attack(program: str, words: Sequence[str], settings: S) -> S:
-    """The flags of an attack on a run."""
+def parse_settings(program: str, words: Sequence[str], settings: S) -> S:
+    """Flags of a command whose flags are ``settings``."""
     usage = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
-    found = _parse(program, usage, words, {"attack": (_plain(settings), "")}, [])
-    return _settings(settings, found.attack, "--")
+    given = _parse(program, usage, words, {"settings": (_plain(settings), "")}, [])
+    return _settings(settings, given.settings, "--")
 
 
 def parse_site(program: str, words: Sequence[str]) -> tuple[Path, dict[str, Any]]:

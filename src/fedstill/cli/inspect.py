@@ -1,12 +1,8 @@
-"""``fedstill methods``, ``data``, ``privacy`` and ``attack``: what there is, and what became of it."""
+"""``fedstill methods``, ``data``, ``privacy`` and ``attack``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedstill.cli.common import Bad, line_of, no_more, terminal, usage
-
-if TYPE_CHECKING:
-    pass
 
 
 def list_methods(words: list[str]) -> None:
@@ -54,44 +50,38 @@ def privacy(words: list[str]) -> None:
     )
     if usage(words, text):
         return
-    from fedstill.report import ledgers
-
     if words[0] == "plan":
         from fedstill.cli import flags
+        from fedstill.report.plan import Plan, plan
 
-        settings = flags.parse_plan("fedstill privacy plan", words[1:], ledgers.Plan())
-        terminal().print(*ledgers.plan(settings), sep="\n")
+        settings = flags.parse_settings("fedstill privacy plan", words[1:], Plan())
+        terminal().print(*plan(settings), sep="\n")
     else:
+        from fedstill.report import privacy as ledger
+
         no_more(words[1:])
-        terminal().print(*ledgers.show(Path(words[0])), sep="\n")
+        terminal().print(*ledger.show(Path(words[0])), sep="\n")
 
 
-def attack_run(words: list[str]) -> None:
+def attack(words: list[str]) -> None:
     """``fedstill attack``."""
-    from fedstill.attacks import membership as attack
-    from fedstill.attacks import report as attack_report
-    from fedstill.attacks import uploads as attack_uploads
-    from fedstill.cli import flags
-    from fedstill.experiment.progress import Bars
+    from fedstill import attacks
 
+    lines = [f"  {name:<11} {(attacks.find(name).__doc__ or '').splitlines()[0]}" for name in attacks.ATTACKS]
     text = (
-        "usage: fedstill attack RUN           membership inference by shadow runs; more: fedstill attack RUN --help\n"
-        "       fedstill attack RUN uploads   what a curious server reads off labels, images and updates"
+        "usage: fedstill attack RUN [ATTACK] [flags]   more: fedstill attack RUN [ATTACK] --help\n\n"
+        "attacks (membership by default):\n" + "\n".join(lines)
     )
     if usage(words, text):
         return
+    from fedstill.cli import flags
+
     if words[0].startswith("-"):
         raise Bad(f"the run comes first: fedstill attack RUN {' '.join(words)}")
-    console, run = terminal(), Path(words[0])
-    if words[1:2] == ["uploads"]:
-        what = flags.parse_attack("fedstill attack RUN uploads", words[2:], attack_uploads.Uploads())
-        with console.status("reading uploads") as status:
-            read = attack_uploads.uploads(run, what, progress=lambda what: status.update(f"reading uploads: {what}"))
-        console.print(*attack_uploads.show(read), sep="\n")
-        console.print(f"numbers: {run / 'attack' / 'uploads.json'}", soft_wrap=True)
-        return
-    settings = flags.parse_attack("fedstill attack RUN", words[1:], attack.Membership())
-    command = line_of(["attack", *words])
-    found = attack.membership(run, settings, watch=lambda world: Bars(console, world), command=command)
-    console.print(*attack_report.show(found), sep="\n")
-    console.print(f"report: {attack.place_of(run, found['client']) / 'attack.html'}", soft_wrap=True)
+    run, *rest = words
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    program = "fedstill attack RUN" + (f" {name}" if name else "")
+    settings = flags.parse_settings(program, rest, attacks.find(name or "membership")())
+    console = terminal()
+    for line in settings.attack(Path(run), console, line_of(["attack", *words])):
+        console.print(line, soft_wrap=isinstance(line, str))

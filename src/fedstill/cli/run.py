@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedstill.cli.common import Bad, line_of, terminal, usage
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.console import Console
+
+    from fedstill.experiment.run import Job
+    from fedstill.report.record import RunRecord
 
 
 def run_one(words: list[str]) -> None:
@@ -41,30 +44,33 @@ def run_one(words: list[str]) -> None:
     _make_and_show(Job(parsed.experiment, name, parsed.method, out, command=line_of(["run", *words])))
 
 
-def _make_and_show(job: "Any") -> None:
-    from fedstill.report import tables
+def _make_and_show(job: "Job") -> None:
+    from fedstill.report import guarantees, tables
+    from fedstill.report.html import write_report
     from fedstill.report.record import read_run
+    from fedstill.runs.folder import RunFolder
 
     console = terminal()
     _make(job, console)
-    record = read_run(job.out)
-    _page([record], job.out / "report.html", None)
+    record, page = read_run(job.out), RunFolder(job.out).report
+    write_report([record], page)
     console.print(tables.terminal([record]))
-    if tables.is_simulated(record.summary["guarantee"]):
+    if guarantees.is_simulated(record.guarantee):
         console.print("The noise came from the seed: a simulation, which --noise entropy is not.", soft_wrap=True)
-    console.print(f"report: {job.out / 'report.html'}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 def _extend(words: list[str]) -> None:
     from fedstill.cli import flags
     from fedstill.experiment import extend
+    from fedstill.runs.folder import RunFolder
 
     if not words or words[0].startswith("-"):
         raise Bad("--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...")
     run = Path(words[0])
     out = run.with_name(f"{run.name}-extended")
     job = extend.read_job(run, out, line_of(["run", "--extend", *words]))
-    if extend.asked_sites(run):
+    if RunFolder(run).asked_sites:
         raise Bad(
             f"{run} asked real sites; ask the late ones with flwr run APP CONNECTION --run-config "
             f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
@@ -75,7 +81,7 @@ def _extend(words: list[str]) -> None:
     _make_and_show(job)
 
 
-def _make(job: "Any", console: "Console") -> None:
+def _make(job: "Job", console: "Console") -> None:
     from fedstill.experiment.progress import Bars
     from fedstill.experiment.run import run
 
@@ -87,12 +93,6 @@ def _make(job: "Any", console: "Console") -> None:
 
 def _slug(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(text).stem) or "data"
-
-
-def _page(records: "Sequence[Any]", path: Path, command: str | None) -> None:
-    from fedstill.report.html import write_report
-
-    write_report(records, path, command=command)
 
 
 def compare(words: list[str]) -> None:
@@ -121,16 +121,18 @@ def compare(words: list[str]) -> None:
     _show([read_run(folder) for folder in folders], out, command, console)
 
 
-def _show(records: "Sequence[Any]", out: Path, command: str | None, console: "Console") -> None:
+def _show(records: "Sequence[RunRecord]", out: Path, command: str | None, console: "Console") -> None:
     from fedstill import files
     from fedstill.report import tables
+    from fedstill.report.html import write_report
 
-    _page(records, out / "report.html", command)
+    page = out / "report.html"
+    write_report(records, page, command=command)
     files.write_json(out / "table.json", tables.rows(records))
     files.write_bytes(out / "table.csv", tables.csv_text(records).encode())
     files.write_bytes(out / "table.md", tables.markdown(records).encode())
     console.print(tables.terminal(records))
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 def report(words: list[str]) -> None:

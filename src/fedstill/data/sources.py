@@ -88,6 +88,10 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
     return DataSet(source.name, train, test, class_names, columns, fingerprint)
 
 
+load_data = load
+"""The name of `load` in the package `fedstill`."""
+
+
 class Part(NamedTuple):
     """What one site holds of a task: not every class need occur.
 

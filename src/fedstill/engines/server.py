@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill import files, schema, seeds, wire
+from fedstill import schema, seeds, wire
 from fedstill.engines import checkpoint as kept
 from fedstill.engines.agreement import Agreement
 from fedstill.engines.client_evaluation import JUDGE, Judgement, steps_of
@@ -26,12 +26,11 @@ from fedstill.privacy.events import Event, Unit
 from fedstill.privacy.ledger import UNCOUNTABLE, Entry, covers, total_epsilon
 from fedstill.protocol import Federation, Reply, Round, Step, shared_part
 from fedstill.records import Records
+from fedstill.runs.folder import RunFolder
 
 R = TypeVar("R", bound=Reply)
 EPOCHS = "epochs"
 """The checkpoint within a round, or without one."""
-METRICS = "metrics.jsonl"
-"""What a method logs after each round, with the bytes and the seconds until then."""
 SAVE_EVERY = 20.0
 """Seconds between two of these at least: what a killed run loses at most, beside the epoch it was in."""
 
@@ -109,10 +108,10 @@ class ServerFederation(Federation):
         self.num_classes = agreement.num_classes
         self.like = test[:0]
         self.device = torch.device(device)
-        self.journal = Journal(folder / "journal")
+        self._folder = RunFolder(folder)
+        self.journal = Journal(self._folder.journal)
         self.min_clients = num_clients if min_clients is None else min_clients
         self.asked_steps: dict[str, Step[Any]] = {}
-        self._folder = folder
         self._transport = transport
         self._test = test.to(device)
         self._keep_replies = keep_replies
@@ -238,7 +237,7 @@ class ServerFederation(Federation):
         """See `Federation.rounds`."""
         self._rounds = number
         done = self._restore(carry)
-        kept.metrics_until(done, self._folder / METRICS)
+        self._folder.drop_metrics_after(done)
         for index in range(done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
@@ -290,7 +289,7 @@ class ServerFederation(Federation):
     def last(self, model: nn.Module) -> Judgement:
         """How good the finished model is; the line of ``metrics.jsonl`` of a method that logged none."""
         judgement = self.judge(model)
-        if not (self._folder / METRICS).exists():
+        if not self._folder.metrics.exists():
             self._log(self._rounds, accuracy=judgement.accuracy)
         return judgement
 
@@ -301,7 +300,7 @@ class ServerFederation(Federation):
         line: dict[str, float] = {"round": index, **values}
         journal = self.journal
         line |= {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
-        files.append_json(self._folder / METRICS, line)
+        self._folder.append_metrics(line)
         self._watcher.logged(index, self._rounds, values)
 
     # ------------------------------------------------------------------------------------------------------------ rest
@@ -366,4 +365,4 @@ class ServerFederation(Federation):
 
     def show(self, name: str, images: Records) -> None:
         """See `Federation.show`."""
-        kept.save_images(self._folder / "images" / f"{name}.npz", images)
+        self._folder.write_images(name, images)

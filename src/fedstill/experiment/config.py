@@ -1,6 +1,7 @@
-"""What a run is: the experiment around a method, checked on construction, read from flags or from a YAML file."""
+"""The settings of a run besides the method's, checked on construction, and the YAML file that holds both."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +18,12 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 
 
 class Experiment(Settings):
-    """The task that a method is run on, and how."""
+    """The task of a run, and the resources it may use."""
 
     data: str = "mnist"
     """A known name (see `fedstill data list`), a folder, a .npz file or a Hugging Face id."""
     partition: str = "iid"
-    """Who holds what: iid, dirichlet:A, dirichlet-capped:A, classes:C, shards:S, balanced-dirichlet:A or by:COLUMN."""
+    """The partition: iid, dirichlet:A, dirichlet-capped:A, classes:C, shards:S, balanced-dirichlet:A or by:COLUMN."""
     clients: PositiveInt = 10
     """Number of clients."""
     model: str = "convnet"
@@ -34,35 +35,35 @@ class Experiment(Settings):
     limit: PositiveInt | None = None
     """Use this many of the training records only, drawn at random: for a quick try."""
     validation: Fraction = 0.0
-    """Hold this share of the training records back and judge on them instead of the test set: for tuning."""
+    """Share of the training records to evaluate on in place of the test set, for tuning; clients don't hold them."""
     local_test: Fraction = 0.0
-    """Share of each client's records that it keeps for its own test, on which models are then judged."""
+    """Share of each client's records that it keeps as test records, on which models are then evaluated."""
     public: str | None = None
-    """Public records: a data set as for --data, with :unlabeled behind it to drop the labels; or noise, made up."""
+    """Public records: a data set as for --data, followed by :unlabeled to drop the labels; or noise; or held=N."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """Where epsilons are stated, and what noise is calibrated for; well below 1 / records of a client."""
+    """The delta of all epsilons, well below 1 / records of a client."""
     budget: PositiveFloat | None = None
-    """The largest epsilon that a client's releases may come to; a release beyond it is refused. No limit by default."""
+    """The largest epsilon of all releases of a client; a release beyond it is refused. No limit by default."""
     noise: Literal["simulated", "entropy"] = "simulated"
     """Privacy noise from the run's seed (repeatable, protects nobody) or from the operating system's entropy."""
     engine: Literal["inprocess", "flower"] = "inprocess"
-    """What plays the clients: this process and its workers, or Flower's simulation on Ray (GPUs, many machines)."""
+    """The clients run in this process and its workers, or in Flower's simulation on Ray (GPUs, many machines)."""
     workers: NonNegativeInt | None = None
-    """Processes that play the clients: one a core by default; 0 plays them inside the server's process."""
+    """Processes that run the clients: one a core by default; 0 runs them inside the server's process."""
     cpus_per_client: PositiveFloat = 1.0
-    """Of --engine flower: cores that Ray sets aside for a client's step."""
+    """With --engine flower: cores that Ray reserves for a client's step."""
     gpus_per_client: NonNegativeFloat = 0.0
-    """Of --engine flower: GPUs, or the share of one, that Ray sets aside for it (with --device cuda)."""
+    """With --engine flower: GPUs, or the share of one, that Ray reserves for a step (with --device cuda)."""
     threads: Annotated[int, Ge(1), Le(256)] = 1
     """Threads a client's step may use; another number may change the last bits of a result."""
     device: str = "cpu"
-    """Where models live: cpu, or cuda (which wants --workers 0)."""
+    """Device of models and data: cpu, or cuda (which needs --workers 0)."""
     min_clients: PositiveInt | None = None
-    """Go on with so few usable replies; by default every client must reply."""
+    """Fewest usable replies to go on with; by default every client must reply."""
     timeout: PositiveFloat | None = None
     """Seconds that a client may take for one step; no limit by default."""
     evaluate_every: PositiveInt = 1
-    """Judge the model after every so many rounds, and after the last."""
+    """Evaluate the model every so many rounds, and after the last."""
     keep_replies: bool = False
     """Keep the replies of finished rounds too; those of the last round are always kept."""
     max_message_mb: PositiveInt = 512
@@ -82,7 +83,7 @@ class Experiment(Settings):
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes to start."""
+        """Number of worker processes to start."""
         if self.workers is not None:
             return self.workers
         return 0 if self.device.startswith("cuda") else min(_cores(), self.clients)
@@ -92,7 +93,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# These change how a run gets to its result, not the result: a resumed run may have other values.
+# Settings that do not change a result, so that a resumed run may have other values.
 FREE = frozenset(
     {
         "engine",
@@ -120,9 +121,9 @@ def describe(experiment: Experiment, method_name: str, method: Method, label: st
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     """The first setting in which two ``config.json`` describe different results, in words, or None."""
-    defaults = {"experiment": _flat(Experiment().model_dump(mode="json"))}  # for what older versions did not know
+    defaults = {"experiment": flat(Experiment().model_dump(mode="json"))}  # for what older versions did not know
     for part in ("experiment", "method"):
-        left, right = (_flat(side[part]) if isinstance(side[part], dict) else {} for side in (old, new))
+        left, right = (flat(side[part]) if isinstance(side[part], dict) else {} for side in (old, new))
         left = defaults.get(part, {}) | left
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in FREE):
@@ -130,15 +131,16 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     return None
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested settings, by dotted name."""
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return leaves
 
 
 def sentence(error: ValidationError, *, flags: str = "") -> str:
-    """What pydantic found wrong, as one sentence with the value and the limit; ``flags`` goes before the setting."""
+    """A validation error as one sentence with the value and the limit; ``flags`` precedes the setting's name."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     name = flags + name.replace("_", "-") if flags else name

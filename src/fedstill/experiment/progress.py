@@ -1,4 +1,4 @@
-"""A run's progress on the terminal: one bar for what is going on now, lines for what is done."""
+"""Progress bars of a run on the terminal."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -13,13 +13,14 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from typing_extensions import override
 
 from fedstill.engines.transport import Watcher
 from fedstill.journal import Refusal
 
 
 class Bars(Watcher):
-    """Draws bars while the block runs."""
+    """Progress bars, drawn while the ``with`` block runs."""
 
     def __init__(self, console: Console, label: str) -> None:
         """``label`` names the run, as ``fedgm, seed 0``."""
@@ -45,23 +46,23 @@ class Bars(Watcher):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    @override
     def asked(self, step: str, clients: int, answered: int) -> None:
-        """See `Watcher.asked`."""
         if self._clients is None:
             self._clients = self._progress.add_task("")
         words = f"{self.label}: clients, step {step}"
         self._progress.reset(self._clients, total=clients, completed=answered, description=words)
 
+    @override
     def arrived(self, refusal: Refusal | None) -> None:
-        """See `Watcher.arrived`."""
         assert self._clients is not None
         self._progress.advance(self._clients)
         if refusal:
             self._console.print(f"[yellow]client {refusal.client} is left out:[/] ", end="")
             self._console.print(refusal.reason, markup=False)
 
+    @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
-        """See `Watcher.logged`."""
         if self._rounds is None:
             self._rounds = self._progress.add_task("", total=rounds)
         words = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
@@ -69,8 +70,8 @@ class Bars(Watcher):
             self._rounds, completed=round, total=rounds, description=f"{self.label}: rounds ({words})"
         )
 
+    @override
     def progressed(self, what: str, done: int, total: int) -> None:
-        """See `Watcher.progressed`."""
         if what not in self._work:
             self._work[what] = self._progress.add_task(f"{self.label}: {what}", total=total)
         self._progress.update(self._work[what], completed=done, total=total)

@@ -1,4 +1,4 @@
-"""The task of a run: its records, and who holds which."""
+"""The task of a run: its records, and their partition among the clients."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from fedstill.records import Records
 
 
 class Task(NamedTuple):
-    """A task, shared out."""
+    """A data set, partitioned among clients: ``parts`` are indices of training and test records by client."""
 
     train: Records
     test: Records
@@ -25,7 +25,7 @@ class Task(NamedTuple):
     public: shards.Indices | None = None
 
     def described(self) -> dict[str, Any]:
-        """What a model of it must be given, as JSON."""
+        """Shape, classes and normalisation of the images, as JSON."""
         normalisation = self.train.normalisation
         return {
             "shape": list(self.train.shape),
@@ -40,10 +40,10 @@ class Task(NamedTuple):
 
 
 def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bool = True) -> Task:
-    """Load the data and decide who holds what; with ``share=False`` nobody holds any of it.
+    """Load the data and partition it among the clients; with ``share=False`` no client holds any of it.
 
     Raises:
-        ValueError: when the data cannot be read or shared out so, in one sentence.
+        ValueError: the data cannot be read or partitioned so; one sentence.
     """
     found = data or sources.load(experiment.data)
     source = experiment.data if data is None else found.train
@@ -84,7 +84,7 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
 
 
 def held(experiment: Experiment, task: Task) -> shards.Shards:
-    """What the clients hold, and everybody."""
+    """The clients' records and the public ones."""
     load_public = None
     if task.public is not None:
         load_public = partial(_some, task.source, task.public)

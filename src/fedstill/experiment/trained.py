@@ -1,5 +1,6 @@
 """The model of a finished run, ready for images."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from fedstill import files, models, seeds, wire
+from fedstill import models, seeds
 from fedstill.experiment.extend import read_job
-from fedstill.experiment.run import MODEL
 from fedstill.protocol import Method
 from fedstill.records import Normalisation
-from fedstill.schema import Refused
+from fedstill.runs.folder import RunFolder
 from fedstill.weights import state
 
 
@@ -66,12 +66,7 @@ def load_model(folder: str | Path) -> Trained:
     """
     folder = Path(folder)
     job = read_job(folder, folder, "")
-    place = folder / MODEL
-    try:
-        weights, header = wire.unpack(place.read_bytes())
-        return _restored(job.name, job.method, weights, header)
-    except (OSError, Refused, KeyError, TypeError, RuntimeError) as error:
-        raise files.Damaged(f"{place} is damaged ({error}); delete {folder} and run again") from error
+    return RunFolder(folder).read_model(partial(_restored, job.name, job.method))
 
 
 def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:

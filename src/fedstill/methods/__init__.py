@@ -1,42 +1,18 @@
-"""The methods: one file each, and this table."""
+"""The methods, one file each."""
 
 from importlib import import_module
 
+import fedstill
 from fedstill.protocol import Method
 
 TABLE = {
-    "fedavg": "fedstill.methods.fedavg:FedAvg",
-    "fedprox": "fedstill.methods.fedprox:FedProx",
-    "fednova": "fedstill.methods.fednova:FedNova",
-    "scaffold": "fedstill.methods.scaffold:Scaffold",
-    "fedavg-ft": "fedstill.methods.fedavg_ft:FedAvgFT",
-    "fedrep": "fedstill.methods.fedrep:FedRep",
-    "real": "fedstill.methods.real:Real",
-    "fedgm": "fedstill.methods.fedgm:FedGM",
-    "fedgm-records": "fedstill.methods.fedgm_records:FedGMRecords",
-    "feddm": "fedstill.methods.feddm:FedDM",
-    "fedd3": "fedstill.methods.fedd3:FedD3",
-    "fedrd": "fedstill.methods.fedrd:FedRD",
-    "fedrd-records": "fedstill.methods.fedrd_records:FedRDRecords",
-    "feddf": "fedstill.methods.feddf:FedDF",
-    "dense": "fedstill.methods.dense:Dense",
-    "dense-published": "fedstill.methods.dense_published:DensePublished",
-    "fed-dafl": "fedstill.methods.fed_dafl:FedDAFL",
-    "fed-adi": "fedstill.methods.fed_adi:FedADI",
-    "fedavg-p": "fedstill.methods.fedavg_p:FedAvgP",
-    "fedd-p": "fedstill.methods.fedd_p:FedDP",
-    "fedauxfdp": "fedstill.methods.fedauxfdp:FedAUXfdp",
-    "fedaux-f": "fedstill.methods.fedaux_f:FedAUXF",
-    "fedaux": "fedstill.methods.fedaux:FedAUX",
-    "fedgm-labels": "fedstill.methods.fedgm_labels:FedGMLabels",
-    "ldp-fedavg": "fedstill.methods.ldp_fedavg:LDPFedAvg",
-    "dp-fl": "fedstill.methods.dp_fl:DPFL",
-    "adap-dp-fl": "fedstill.methods.adap_dp_fl:AdapDPFL",
-    "fedkd": "fedstill.methods.fedkd:FedKD",
-    "fedkadp": "fedstill.methods.fedkadp:FedKADP",
+    module.replace("_", "-"): place
+    for place in fedstill.PLACES.values()
+    for package, _, module in (place.partition(":")[0].rpartition("."),)
+    if package == __name__
 }
-"""Name on the command line -> class. A new method is one file, one line here, one page in docs/methods/, and
-its class's name in `fedstill`."""
+"""Name on the command line -> ``module:class``. A new method is one file, one line in ``fedstill/__init__.pyi``, from
+which this table comes, and one page in docs/methods/."""
 
 
 def find(name: str) -> type[Method]:

@@ -25,14 +25,14 @@ from typing_extensions import override
 from fedstill.methods.averaging import weighted_mean
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.clipped_update import ClippedUpdate
-from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
+from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.train.sgd import SGD, Diverged
 
 
 class NoisyUpdate(Reply):
     """The change of the model in a client's training, clipped and noised."""
 
-    update: Released[Parameters]
+    update: Released[Change]
 
 
 class LDPFedAvg(Method):

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from fedstill.privacy.events import Pure, Unbounded, Unit
 from fedstill.privacy.ledger import UNCOUNTABLE, Entry, by_part, total_epsilon
@@ -35,8 +37,8 @@ class Guarantee:
     holds: bool
     unit: Literal["record", "label"] | None
     adjacency: str | None
-    epsilon: float | None
-    delta: float | None
+    epsilon: Annotated[float, Ge(0)] | None
+    delta: Annotated[float, Ge(0), Le(1)] | None
     adversary: str | None
     accountant: str | None
     reason: str

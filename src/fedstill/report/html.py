@@ -1,27 +1,21 @@
 """The report: one self-contained page that needs no network, no server and no other file."""
 
-import base64
-import io
 import json
-import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedstill import files
-from fedstill.report import plots, tables
-from fedstill.report.record import Images, RunRecord
+from fedstill.report import guarantees, plots, sheets, tables
+from fedstill.report.record import RunRecord
 
-IMAGES_PER_CLASS = 5
-MOST_CLASSES = 20
 MOST_REFUSALS = 50
 MOST_SETTINGS = 4
 
-# Nothing may be fetched, whatever a label or a name manages to smuggle in: the browser itself enforces it.
+# The browser fetches nothing, whatever a label or a name contains.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 STYLE = """
@@ -87,7 +81,7 @@ def _page(records: Sequence[RunRecord], command: str | None) -> str:
         section("Accuracy per round", figure(plots.accuracy_per_round(records), "rounds", ROUNDS_NOTE)),
         section("The course of the rounds", figure(plots.course(records), "course", COURSE_NOTE)),
         section("Who holds what", _holdings(records)),
-        section("What the images look like", _sheets(groups)),
+        section("What the images look like", sheets.sheets(groups)),
         section("Accuracy per class", _classes(records, groups)),
         section("Privacy: who learns what at most", _guarantees(groups)),
         section("Refused replies", _refusals(groups)),
@@ -192,62 +186,6 @@ def _holdings(records: Sequence[RunRecord]) -> str:
     return text
 
 
-def _sheets(groups: dict[str, list[RunRecord]]) -> str:
-    text = ""
-    for label, runs in groups.items():
-        record = next((run for run in runs if set(run.images or ()) - {"real"}), None)
-        if record is not None:
-            text += f"<h3>{escape(label)}</h3>\n{_sheet(record)}"
-    return text
-
-
-def _sheet(record: RunRecord) -> str:
-    images = dict(record.images or {})
-    if real := images.pop("real", None):
-        images["real"] = real
-    labels = sorted({int(label) for _, found in images.values() for label in found})
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in images)
-    body = ""
-    for label in labels[:MOST_CLASSES]:
-        name = record.class_name(label)
-        body += f'<tr><th scope="row">{escape(name)}</th>'
-        for kind, found in images.items():
-            body += f"<td>{_strip(found, label, f'{kind} images of class {name}')}</td>"
-        body += "</tr>\n"
-    about = f"Seed {record.summary['seed']}, at most {IMAGES_PER_CLASS} images per class"
-    about += f", {MOST_CLASSES} of {len(labels)} classes" if len(labels) > MOST_CLASSES else ""
-    return (
-        f'<table class="sheet"><thead><tr><th scope="col">class</th>{head}</tr></thead>\n'
-        f"<tbody>\n{body}</tbody></table>\n"
-        f'<p class="note">{about}. Real images: {escape(record.summary["judged_on"])}.</p>\n'
-    )
-
-
-def _strip(found: Images, label: int, words: str) -> str:
-    images, labels = found
-    mine = np.flatnonzero(labels == label)
-    if not len(mine):
-        return "–"
-    few = mine[np.linspace(0, len(mine) - 1, min(IMAGES_PER_CLASS, len(mine))).astype(int)]
-    _, channels, height, width = images.shape
-    # One slot per image and transparent gaps, so that strips of fewer images keep the scale of full ones.
-    strip = np.zeros((height, IMAGES_PER_CLASS * (width + 1) - 1, channels + 1), dtype=np.uint8)
-    for slot, image in enumerate(images[few]):
-        left = slot * (width + 1)
-        strip[:, left : left + width, :channels] = image.transpose(1, 2, 0)
-        strip[:, left : left + width, channels] = 255
-    source = f"data:image/png;base64,{_png(strip)}"
-    return f'<img src="{source}" width="{strip.shape[1]}" height="{height}" alt="{escape(words)}">'
-
-
-def _png(pixels: NDArray[np.uint8]) -> str:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")  # two channels are grey with alpha, four are colours with alpha
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
 def _classes(records: Sequence[RunRecord], groups: dict[str, list[RunRecord]]) -> str:
     text = figure(plots.per_class_accuracy(records), "classes", "Mean over seeds, on the records of the class.")
     best = max(groups, key=lambda label: tables.accuracy(groups[label])[0] or 0.0)
@@ -259,44 +197,22 @@ def _classes(records: Sequence[RunRecord], groups: dict[str, list[RunRecord]]) -
 def _guarantees(groups: dict[str, list[RunRecord]]) -> str:
     text = ""
     for label, runs in groups.items():
-        guarantee = tables.weakest_guarantee(runs)
-        head = f"<strong>{escape(label)}: {escape(_promise(guarantee))}</strong>"
+        guarantee = guarantees.weakest(runs)
+        holds = guarantees.is_finite(guarantee)
+        promise = guarantees.words(guarantee) if holds else "no privacy guarantee"
         sent = any(run.summary["bytes_up"] for run in runs)
-        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _explained(guarantee, sent) if sentence)
-        text += f'<div class="promise{"" if tables.holds(guarantee) else " none"}">{head}{words}</div>\n'
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in guarantees.explained(guarantee, sent=sent))
+        head = f"<strong>{escape(label)}: {escape(promise)}</strong>"
+        text += f'<div class="promise{"" if holds else " none"}">{head}{words}</div>\n'
     return text
-
-
-def _promise(guarantee: dict[str, Any]) -> str:
-    return tables.guarantee_words(guarantee) if tables.holds(guarantee) else "no privacy guarantee"
-
-
-def _explained(guarantee: dict[str, Any], sent: bool) -> tuple[str, ...]:
-    if not tables.holds(guarantee):
-        first = "What the clients send may reveal any of their records." if sent else "The clients send nothing."
-        return first, f"none: {guarantee['reason']}" if guarantee["reason"] else ""
-    epsilon, delta = guarantee["epsilon"], guarantee["delta"] or 0.0
-    # Kairouz, Oh, Viswanath 2015, Theorem 2.1: under (epsilon, delta) the error rates a, b of any test between adjacent
-    # inputs have a + e^epsilon b >= 1 - delta and b + e^epsilon a >= 1 - delta; adding both bounds their mean.
-    right = 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-    percent = math.ceil(1000 * right - 1e-9) / 10
-    label = guarantee["unit"] == "label"
-    question = "which of two labels one record has" if label else "whether one record was used"
-    against = f"Holds against: {guarantee['adversary']}." if guarantee["adversary"] else ""
-    return (
-        f"Who knows all other records and has to tell {question} is right at most {min(percent, 100.0):g} % of the "
-        "time, where a coin is right 50 % of the time.",
-        against,
-        guarantee["reason"],
-    )
 
 
 def _refusals(groups: dict[str, list[RunRecord]]) -> str:
     lines = [
-        (label, str(run.summary["seed"]), str(r["client"]), r["step"], str(r["round"] or "–"), r["reason"])
+        (label, str(run.summary["seed"]), str(r.client), r.step, str(r.round or "–"), r.reason)
         for label, runs in groups.items()
         for run in runs
-        for r in run.summary["refused"]
+        for r in run.refused
     ]
     if not lines:
         return ""
@@ -308,7 +224,7 @@ def _refusals(groups: dict[str, list[RunRecord]]) -> str:
 
 
 def _reproduce(records: Sequence[RunRecord], command: str | None) -> str:
-    single = list(dict.fromkeys(record.config["command"] for record in records if record.config["command"]))
+    single = list(dict.fromkeys(record.config["command"] for record in records if record.config.get("command")))
     shown = [command] if command else single
     text = f'<pre tabindex="0">{escape(chr(10).join(shown))}</pre>\n' if shown else ""
     if command and single != shown:

@@ -1,4 +1,4 @@
-"""``fedstill data``: what data sets there are, and who would hold what."""
+"""``fedstill data``: the known data sets, and pictures of partitions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ _MOST_CLASSES = 20
 
 
 def listing() -> Table:
-    """The known names and where each would come from."""
+    """The known data sets, and the place each would be loaded from."""
     table = Table("name", "comes from", box=None, pad_edge=False)
     for name, known in KNOWN.items():
         found = sources.local_copy(name)
@@ -29,10 +29,10 @@ def listing() -> Table:
 
 
 def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
-    """Draw who would hold what; with ``out`` also as a page.
+    """Draw the records of each class at each client; with ``out`` also as a page.
 
     Raises:
-        ValueError: when the data cannot be read or shared out so, in one sentence.
+        ValueError: the data cannot be read or partitioned so; one sentence.
     """
     task = share_out(experiment, None)
     counts = task.counts()
@@ -48,7 +48,7 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
 
 
 def _heat(counts: np.ndarray, class_names: tuple[str, ...]) -> Table:
-    """Clients down, classes across, darker for more; what does not fit is left out of the picture, not of the sums."""
+    """Clients down, classes across, darker for more; sums include clients and classes that are not drawn."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("client", justify="right")
     table.add_column("records", justify="right")

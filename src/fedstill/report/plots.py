@@ -1,35 +1,22 @@
 """The figures of the report, as plotly figures; each is None when the runs hold nothing to draw.
 
-A method has one colour and one marker in every figure: pass each function the same records. The colours differ for
-colour-blind readers (after Okabe and Ito, 2008) and are of middle lightness, to be seen on white and on black; the
-marker says the same a second time. Labels are escaped: plotly reads HTML in its texts.
+A method has one colour and one marker in every figure: pass each function the same records.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstill.report import figures
 from fedstill.report.record import RunRecord
 from fedstill.report.tables import accuracy, group, human_bytes, others
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#C56A9C", "#A67C00", "#3A93CE", "#7F7F7F")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-AMOUNTS = ((0.0, "rgba(31,119,196,0.15)"), (1.0, "rgba(31,119,196,1)"))  # fades into the page, light or dark
-GRID = "rgba(128,128,128,0.28)"
-MANY_CLIENTS = 50
-
-
-def styles(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each label; distinct for up to 56 labels."""
-    return {label: (PALETTE[i % 7], SYMBOLS[i % 8]) for i, label in enumerate(labels)}
-
-
 Way = Literal["up and down", "up", "down"]
-"""Which bytes: all, or those that clients send, or those that they get."""
+"""Direction of the bytes: all, sent by clients, or received by them."""
 
 
 def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down") -> Any | None:
@@ -41,7 +28,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
     totals = {label: float(np.mean([_bytes(run, way) for run in runs])) for label, runs in groups.items()}
     if not any(totals.values()):
         return None
-    figure, look = axes(f"bytes per client, {way}", "accuracy, %"), styles(group(records))
+    figure, look = figures.axes(f"bytes per client, {way}", "accuracy, %"), figures.styles(group(records))
     seen = [total for total in totals.values() if total]
     for label, runs in groups.items():
         mean, spread = accuracy(runs)
@@ -61,7 +48,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
             error_y={"type": "data", "array": [math.nan] * len(earlier) + [apart], "thickness": 1.5},
             customdata=[human_bytes(x) for x, _ in points],
             hovertemplate="%{customdata} per client<br>%{y:.2f} %",
-            **_style(label, look),
+            **figures.line_style(label, look),
         )
     if len(seen) == 1 and len(groups) == 1:
         return None
@@ -71,7 +58,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
     for label in (label for label in groups if not totals[label]):
         level = accuracy(groups[label])[0]
         assert level is not None
-        _add_level(figure, label, look, [10**low, 10**high], 100 * level, "no bytes")
+        figures.add_level(figure, label, look, [10**low, 10**high], 100 * level, "no bytes")
     steps = (1,) if high - low > 2.5 else (1, 3) if high - low > 1 else (1, 2, 5)
     ticks = [s * 10.0**d for d in range(math.floor(low), math.ceil(high)) for s in steps]
     ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
@@ -90,23 +77,23 @@ def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
     last = max((max(rounds) for rounds in series.values() if rounds), default=0)
     if not any(len(rounds) > 1 for rounds in series.values()):
         return None
-    figure, look = axes("round", "accuracy, %"), styles(groups)
+    figure, look = figures.axes("round", "accuracy, %"), figures.styles(groups)
     for label, rounds in series.items():
         final = accuracy(groups[label])[0]
         if len(rounds) <= 1:
             if final is not None:
                 text = "one round" if groups[label][0].summary["rounds"] == 1 else "at the end"
-                _add_level(figure, label, look, [1, last], 100 * final, text)
+                figures.add_level(figure, label, look, [1, last], 100 * final, text)
             continue
         xs = sorted(rounds)
         mean = np.array([100 * np.mean(rounds[x]) for x in xs])
         spread = np.array([100 * np.std(rounds[x], ddof=1) if len(rounds[x]) > 1 else 0.0 for x in xs])
-        style = _style(label, look)
+        style = figures.line_style(label, look)
         figure.add_scatter(
             x=[*xs, *xs[::-1]],
             y=np.concatenate([mean + spread, (mean - spread)[::-1]]),
             fill="toself",
-            fillcolor=_faded(look[label][0]),
+            fillcolor=figures.faded(look[label][0]),
             line={"width": 0},
             mode="lines",
             hoverinfo="skip",
@@ -120,7 +107,7 @@ def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
 
 
 def course(records: Sequence[RunRecord]) -> Any | None:
-    """What else methods logged in every round, one panel each: means over seeds. None where there is nothing."""
+    """Other numbers that methods logged in every round, one panel each: means over seeds. None if there are none."""
     groups = group(records)
     series: dict[str, dict[str, dict[int, list[float]]]] = {}
     for label, runs in groups.items():
@@ -130,7 +117,7 @@ def course(records: Sequence[RunRecord]) -> Any | None:
     names = [name for name, found in sorted(series.items()) if any(len(rounds) > 1 for rounds in found.values())]
     if not names:
         return None
-    figure, look = axes("round", ""), styles(groups)
+    figure, look = figures.axes("round", ""), figures.styles(groups)
     gap = 0.25 / len(names)
     for row, name in enumerate(names):
         bottom = 1 - (row + 1 - gap) / len(names)
@@ -141,7 +128,7 @@ def course(records: Sequence[RunRecord]) -> Any | None:
         )
         for label, rounds in series[name].items():
             xs = sorted(rounds)
-            style = _style(label, look) | {"showlegend": name == names[0] or label not in series[names[0]]}
+            style = figures.line_style(label, look) | {"showlegend": name == names[0] or label not in series[names[0]]}
             hover = f"round %{{x}}<br>{escape(name)} %{{y:.4g}}"
             ys = [float(np.mean(rounds[x])) for x in xs]
             mode = "lines+markers" if len(xs) <= 40 else "lines"
@@ -154,31 +141,32 @@ def course(records: Sequence[RunRecord]) -> Any | None:
 def who_holds_what(record: RunRecord) -> Any | None:
     """Records of each class at each client as a heat map; blank where a client holds none.
 
-    More than `MANY_CLIENTS` clients are ordered by their largest class, so that the pattern shows.
+    More than `figures.MANY_CLIENTS` clients are ordered by their largest class, so that the pattern shows.
     """
     if record.counts is None or not record.counts.size:
         return None
     counts = record.counts
     num_clients, num_classes = counts.shape
     order = np.arange(num_clients)
-    if num_clients > MANY_CLIENTS:
+    few = num_clients <= figures.MANY_CLIENTS
+    if not few:
         order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     shown = counts[order].T
-    figure = axes("client" if num_clients <= MANY_CLIENTS else "clients, ordered by their largest class", "class")
+    figure = figures.axes("client" if few else "clients, ordered by their largest class", "class")
     figure.add_heatmap(
         z=np.where(shown > 0, shown.astype(np.float64), np.nan),
         customdata=np.broadcast_to(order, shown.shape),
-        text=np.broadcast_to([[_class(record, c)] for c in range(num_classes)], shown.shape),
+        text=np.broadcast_to([[figures.class_text(record, c)] for c in range(num_classes)], shown.shape),
         hovertemplate="client %{customdata}<br>class %{text}<br>%{z:d} records<extra></extra>",
         hoverongaps=False,
-        **_heat(num_clients, float(counts.max())),
+        **figures.heat_scale(num_clients, float(counts.max())),
     )
-    figure.update_xaxes(showgrid=False, showticklabels=num_clients <= MANY_CLIENTS, tickformat="d")
+    figure.update_xaxes(showgrid=False, showticklabels=few, tickformat="d")
     if num_clients <= 12:
         figure.update_xaxes(dtick=1)
-    _class_axis(figure.update_yaxes, record, num_classes)
+    figures.class_axis(figure.update_yaxes, record, num_classes)
     figure.update_yaxes(autorange="reversed")
-    figure.update_layout(height=_clamp(24 * num_classes + 140))
+    figure.update_layout(height=figures.plot_height(24 * num_classes + 140))
     return figure
 
 
@@ -190,18 +178,18 @@ def per_class_accuracy(records: Sequence[RunRecord]) -> Any | None:
     if not rates or len({len(rate) for found in rates.values() for rate in found}) > 1:
         return None
     named = next(run for run in records if run.confusion is not None)
-    figure, look = axes("class", "accuracy, %"), styles(groups)
+    figure, look = figures.axes("class", "accuracy, %"), figures.styles(groups)
     num_classes = len(next(iter(rates.values()))[0])
-    names = [_class(named, c) for c in range(num_classes)]
+    names = [figures.class_text(named, c) for c in range(num_classes)]
     for label, found in rates.items():
         mean = 100 * np.mean(found, axis=0)
         hover = "class %{customdata}<br>%{y:.1f} %"
-        style = _style(label, look)
+        style = figures.line_style(label, look)
         style["marker"] = {"size": 11 if num_classes <= 20 else 7, "opacity": 0.85}
         figure.add_scatter(
             x=np.arange(num_classes), y=mean, mode="markers", customdata=names, hovertemplate=hover, **style
         )
-    _class_axis(figure.update_xaxes, named, num_classes)
+    figures.class_axis(figure.update_xaxes, named, num_classes)
     figure.update_xaxes(range=[-0.5, num_classes - 0.5])
     return figure
 
@@ -213,8 +201,8 @@ def confusion(runs: Sequence[RunRecord]) -> Any | None:
         return None
     total = np.sum(tables, axis=0)
     size = len(total)
-    figure = axes("predicted class", "true class")
-    names = np.array([_class(runs[0], c) for c in range(size)])
+    figure = figures.axes("predicted class", "true class")
+    names = np.array([figures.class_text(runs[0], c) for c in range(size)])
     with np.errstate(invalid="ignore"):
         percent = 100 * total / total.sum(axis=1, keepdims=True)
     figure.add_heatmap(
@@ -222,76 +210,13 @@ def confusion(runs: Sequence[RunRecord]) -> Any | None:
         customdata=np.stack(np.broadcast_arrays(names[:, None], names[None, :]), axis=-1),
         hovertemplate="%{customdata[0]} taken for %{customdata[1]}<br>%{z:.1f} % of the class<extra></extra>",
         hoverongaps=False,
-        **_heat(size, 100.0),
+        **figures.heat_scale(size, 100.0),
     )
-    _class_axis(figure.update_xaxes, runs[0], size)
-    _class_axis(figure.update_yaxes, runs[0], size)
+    figures.class_axis(figure.update_xaxes, runs[0], size)
+    figures.class_axis(figure.update_yaxes, runs[0], size)
     figure.update_yaxes(autorange="reversed")
-    figure.update_layout(height=_clamp(30 * size + 160))
+    figure.update_layout(height=figures.plot_height(30 * size + 160))
     return figure
-
-
-def axes(x: str, y: str) -> Any:
-    """An empty figure with named axes, in the report's style."""
-    import plotly.graph_objects as go
-
-    axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 8}}
-    figure = go.Figure()
-    figure.update_layout(
-        template="none",
-        height=430,
-        margin={"l": 50, "r": 12, "t": 34, "b": 50},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13},
-        legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "itemsizing": "constant"},
-        hovermode="closest",
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#8a8a8a", "activecolor": "#0072B2"},
-        dragmode=False,  # a finger on the figure scrolls the page
-        showlegend=True,
-    )
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
-    figure.update_xaxes(title_text=x)
-    figure.update_yaxes(title_text=y)
-    return figure
-
-
-def _style(label: str, look: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    colour, symbol = look[label]
-    name = escape(label)
-    return {
-        "name": name,
-        "legendgroup": name,
-        "line": {"color": colour, "width": 2},
-        "marker_color": colour,
-        "marker_symbol": symbol,
-    }
-
-
-def _add_level(
-    figure: Any, label: str, look: dict[str, tuple[str, str]], xs: list[float], level: float, text: str
-) -> None:
-    style = _style(label, look)
-    style["line"] = {**style["line"], "dash": "dot"}
-    hover = f"{text}<br>%{{y:.2f}} %"
-    figure.add_scatter(x=xs, y=[level, level], mode="lines+markers", hovertemplate=hover, **style)
-
-
-def _heat(columns: int, most: float) -> dict[str, Any]:
-    gap = 1 if columns <= MANY_CLIENTS else 0
-    scale = {"colorscale": AMOUNTS, "zmin": 0, "zmax": most or 1.0}  # both ends, or plotly starts at the smallest value
-    return {**scale, "xgap": gap, "ygap": gap, "colorbar": {"thickness": 10, "outlinewidth": 0, "xpad": 4}}
-
-
-def _class_axis(update: Any, record: RunRecord, num_classes: int) -> None:
-    names = [_class(record, c, 14) for c in range(num_classes)]
-    update(tickvals=list(range(num_classes)), ticktext=names, showticklabels=num_classes <= 25, showgrid=False)
-
-
-def _class(record: RunRecord, label: int, longest: int = 60) -> str:
-    name = record.class_name(label)
-    return escape(name if len(name) <= longest else name[: longest - 1] + "…")
 
 
 def _bytes(run: RunRecord, way: Way) -> float:
@@ -326,12 +251,3 @@ def _recall(run: RunRecord) -> NDArray[np.float64] | None:
     tested = run.confusion.sum(axis=1)
     right: NDArray[np.float64] = np.diag(run.confusion) / np.where(tested > 0, tested, np.nan)
     return right
-
-
-def _faded(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.18)"
-
-
-def _clamp(height: int) -> int:
-    return max(260, min(640, height))

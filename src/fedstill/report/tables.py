@@ -5,24 +5,24 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
-from fedstill.experiment.config import FREE
+from fedstill.experiment.config import FREE, flat
+from fedstill.report import guarantees
 from fedstill.report.record import RunRecord
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 HEADINGS = ("method", "accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
 OVER_CLIENTS = "over clients"
-"""A last column where clients were judged each on records of its own: the spread of that over them, in points."""
+"""The last column, where clients evaluate on records of their own: the spread of their accuracies, in points."""
 LEFT = (0, 5)
 _OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
-"""Logged numbers that are shown elsewhere than under `logged` and in the course of the rounds."""
-# Runs that differ in these only are seeds of one method: nothing that they are compared by depends on them.
+"""Logged numbers that have columns or figures of their own, so that `logged` leaves them out."""
+# Runs that differ in these only count as seeds of one method.
 _FREE = FREE | {"seed", "threads", "device"}
 
 
@@ -30,7 +30,7 @@ def group(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     """The records by label, one record per seed, labels in order of first appearance.
 
     Runs of one label that differ in more than the seed are not averaged: each setting becomes a line of its own, with
-    what differs written behind the label. Of two runs with equal settings and seed, which are the same run, the first
+    the differing settings in its label. Of two runs with equal settings and seed, which are the same run, the first
     counts.
     """
     families: dict[str, dict[str, dict[int, RunRecord]]] = {}
@@ -58,7 +58,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     table = []
     for label, runs in group(records).items():
         mean, spread = accuracy(runs)
-        promised = weakest_guarantee(runs)
+        promised = guarantees.weakest(runs)
         table.append(
             {
                 "method": label,
@@ -68,9 +68,9 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "bytes_up_per_client": _mean(runs, "bytes_up_per_client"),
                 "bytes_down_per_client": _mean(runs, "bytes_down_per_client"),
                 "rounds": _mean(runs, "rounds"),
-                "guarantee": guarantee_words(promised),
-                "epsilon": promised["epsilon"] if holds(promised) else None,
-                "delta": promised["delta"] if holds(promised) else None,
+                "guarantee": guarantees.words(promised),
+                "epsilon": promised.epsilon if guarantees.is_finite(promised) else None,
+                "delta": promised.delta if guarantees.is_finite(promised) else None,
                 "seconds": _mean(runs, "seconds"),
                 "spread_over_clients": _spread_over_clients(runs),
             }
@@ -98,13 +98,13 @@ def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
 
 
 def headings(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Those of the columns of `cells`."""
+    """The headings of `cells`."""
     judged = any(_spread_over_clients([record]) is not None for record in records)
     return (*HEADINGS, OVER_CLIENTS) if judged else HEADINGS
 
 
 def logged(records: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """What else methods logged after their last round: headings, and a line for each of them; means over seeds."""
+    """Other numbers that methods logged last: headings, and a line for each method; means over seeds."""
     found: dict[str, dict[str, list[float]]] = {}
     for label, runs in group(records).items():
         values = found.setdefault(label, {})
@@ -129,7 +129,7 @@ def others(metric: Mapping[str, Any]) -> dict[str, float]:
 
 
 def caption(records: Sequence[RunRecord]) -> str:
-    """What the numbers of the table are, in one line."""
+    """The meaning of the table's numbers, in one line."""
     seeds = sorted({len(runs) for runs in group(records).values()})
     judged = " or ".join(dict.fromkeys(record.summary["judged_on"] for record in records))
     apart = " Over clients: the sample standard deviation of their own accuracies, in points."
@@ -140,12 +140,8 @@ def caption(records: Sequence[RunRecord]) -> str:
     return f"Accuracy on {judged}: mean ± sample standard deviation over {over} seeds.{apart}"
 
 
-def terminal(records: Sequence[RunRecord]) -> "Table":
+def terminal(records: Sequence[RunRecord]) -> Table:
     """The table for the terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
     table = Table(caption=Text(caption(records)), caption_justify="left", **style)
     for i, heading in enumerate(headings(records)):
@@ -177,7 +173,7 @@ def csv_text(records: Iterable[RunRecord]) -> str:
 
 
 def finding(records: Sequence[RunRecord]) -> str:
-    """The result in a sentence or two: who is most accurate, and who sends least."""
+    """The result in a sentence or two: the most accurate method, and the one that sends least."""
     table = [row for row in rows(records) if row["accuracy"] is not None]
     if not table:
         return "No run recorded an accuracy."
@@ -204,7 +200,7 @@ def finding(records: Sequence[RunRecord]) -> str:
 
 
 def setting_words(records: Iterable[RunRecord]) -> str:
-    """What the records share: data, partition and clients, or that they differ."""
+    """The setting of all records: data, partition and clients, or that they differ."""
     settings = {tuple(record.summary[key] for key in ("data", "partition", "clients")) for record in records}
     if len(settings) > 1:
         return f"{len(settings)} different settings"
@@ -236,45 +232,6 @@ def human_bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def weakest_guarantee(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The guarantee that holds for every one of the runs: none if one has none, else the largest epsilon."""
-    guarantees = (run.summary["guarantee"] for run in runs)
-    return max(guarantees, key=lambda g: (not holds(g), g["epsilon"] or 0.0, g["delta"] or 0.0))
-
-
-def holds(guarantee: dict[str, Any]) -> bool:
-    """Whether the guarantee says anything: it holds and its epsilon is a finite number."""
-    epsilon = guarantee["epsilon"]
-    return bool(guarantee["holds"]) and epsilon is not None and math.isfinite(epsilon)
-
-
-def guarantee_words(guarantee: dict[str, Any]) -> str:
-    """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down."""
-    if not holds(guarantee):
-        return "none"
-    words = f"eps {round_up(guarantee['epsilon'])}"
-    words += f", delta {round_up(guarantee['delta'])}" if guarantee["delta"] else ""
-    return words + (f" per {guarantee['unit']}" if guarantee["unit"] else "")
-
-
-def is_simulated(guarantee: dict[str, Any]) -> bool:
-    """Whether a guarantee rests on noise that the run's seed gives away."""
-    by_reason = "noise came from the run's seed" in guarantee["reason"]  # for runs of versions without the field
-    return holds(guarantee) and bool(guarantee.get("simulated", by_reason))
-
-
-def round_up(value: float) -> str:
-    """Three significant digits, rounded up, so that no printed guarantee is smaller than the one that holds."""
-    exact = Decimal(repr(float(value)))
-    if not exact:
-        return "0"
-    exact = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_CEILING).normalize()
-    if exact < Decimal("0.01"):
-        return f"{exact:e}".replace("e-0", "e-")
-    text = f"{exact:f}"
-    return text if "." in text or exact >= 100 else text + ".0"
-
-
 def _total(row: dict[str, Any]) -> float:
     return float(row["bytes_up_per_client"] + row["bytes_down_per_client"])
 
@@ -296,14 +253,7 @@ def _mean(runs: Sequence[RunRecord], key: str) -> float:
 def _settings(record: RunRecord) -> dict[str, Any]:
     task = {key: value for key, value in record.config["experiment"].items() if key not in _FREE}
     own = {f"method.{key}" if key in task else key: value for key, value in record.config["method"].items()}
-    return _flat(task | own)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+    return flat(task | own)
 
 
 def _keys(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from fedstill.experiment import config, extend
 from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import held, share_out
 from fedstill.journal import Refusal
+from fedstill.runs.folder import RunFolder
 from fedstill.sites.policy import Policy, PolicySite
 
 Config = Mapping[str, Any]
@@ -125,7 +126,7 @@ def _simulated_site(file: str, out: str, terms: str) -> Site:
     experiment = config.read_yaml(Path(file))[0]
     everything = held(experiment, share_out(experiment, None))
     agreed = Terms.read(terms).agreement()
-    return Site(agreed, everything, Path(out) / "clients", device=experiment.device, threads=experiment.threads)
+    return Site(agreed, everything, RunFolder(Path(out)).clients, device=experiment.device, threads=experiment.threads)
 
 
 class Simulated:

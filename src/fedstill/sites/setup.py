@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from fedstill import files
 from fedstill.data import sources
 from fedstill.experiment import config
-from fedstill.report import ledgers
+from fedstill.report import privacy as ledger
+from fedstill.runs.folder import RunFolder
 from fedstill.sites.ledger import create_ledger
 from fedstill.sites.policy import Policy, PolicySite
 
@@ -83,10 +84,10 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         run = here.run("first", {"method": "fedavg-p", **task, "fedavg-p": method})
         status = here.finish(run)
         out = folder / "runs" / "first"
-        if status != "finished:completed" or not (out / "summary.json").exists():
+        if status != "finished:completed" or not RunFolder(out).is_finished:
             raise RuntimeError(f"the run ended as {status}: {here.said(run)[-2000:]}\nsee {folder / 'logs'}")
         yield f"run: {status}, one upload from each site"
-        yield from ledgers.show(out)
+        yield from ledger.show(out)
         again = here.run("second", {"method": "fedavg-p", **task, "seed": 1, "fedavg-p": method})
         here.finish(again)
         if "nothing was released" not in (said := here.said(again)):

@@ -1,0 +1,56 @@
+"""The public names of fedstill, each with its type: the one list of them, and the table of methods.
+
+A method's name on the command line is that of its module, with hyphens. `fedstill.__getattr__` imports a name when it
+is first used.
+"""
+
+# ruff: noqa: I001 - methods stand in the order in which `fedstill methods` lists them
+
+from fedstill.data.sources import DataSet as DataSet
+from fedstill.data.sources import load_data as load_data
+from fedstill.experiment.config import Experiment as Experiment
+from fedstill.experiment.run import Job as Job
+from fedstill.experiment.run import run as run
+from fedstill.experiment.trained import load_model as load_model
+from fedstill.privacy.released import Released as Released
+from fedstill.protocol import Client as Client
+from fedstill.protocol import Federation as Federation
+from fedstill.protocol import Method as Method
+from fedstill.protocol import Reply as Reply
+from fedstill.protocol import step as step
+from fedstill.report.record import RunRecord as RunRecord
+from fedstill.report.record import find_runs as find_runs
+from fedstill.report.record import read_run as read_run
+
+from fedstill.methods.fedavg import FedAvg as FedAvg
+from fedstill.methods.fedprox import FedProx as FedProx
+from fedstill.methods.fednova import FedNova as FedNova
+from fedstill.methods.scaffold import Scaffold as Scaffold
+from fedstill.methods.fedavg_ft import FedAvgFT as FedAvgFT
+from fedstill.methods.fedrep import FedRep as FedRep
+from fedstill.methods.real import Real as Real
+from fedstill.methods.fedgm import FedGM as FedGM
+from fedstill.methods.fedgm_records import FedGMRecords as FedGMRecords
+from fedstill.methods.feddm import FedDM as FedDM
+from fedstill.methods.fedd3 import FedD3 as FedD3
+from fedstill.methods.fedrd import FedRD as FedRD
+from fedstill.methods.fedrd_records import FedRDRecords as FedRDRecords
+from fedstill.methods.feddf import FedDF as FedDF
+from fedstill.methods.dense import Dense as Dense
+from fedstill.methods.dense_published import DensePublished as DensePublished
+from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
+from fedstill.methods.fed_adi import FedADI as FedADI
+from fedstill.methods.fedavg_p import FedAvgP as FedAvgP
+from fedstill.methods.fedd_p import FedDP as FedDP
+from fedstill.methods.fedauxfdp import FedAUXfdp as FedAUXfdp
+from fedstill.methods.fedaux_f import FedAUXF as FedAUXF
+from fedstill.methods.fedaux import FedAUX as FedAUX
+from fedstill.methods.fedgm_labels import FedGMLabels as FedGMLabels
+from fedstill.methods.ldp_fedavg import LDPFedAvg as LDPFedAvg
+from fedstill.methods.dp_fl import DPFL as DPFL
+from fedstill.methods.adap_dp_fl import AdapDPFL as AdapDPFL
+from fedstill.methods.fedkd import FedKD as FedKD
+from fedstill.methods.fedkadp import FedKADP as FedKADP
+
+__version__: str
+PLACES: dict[str, str]

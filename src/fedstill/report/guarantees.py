@@ -1,0 +1,71 @@
+"""Guarantees in words, for tables and pages."""
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
+
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.report.record import RunRecord
+
+
+def weakest(runs: Sequence[RunRecord]) -> Guarantee:
+    """The guarantee that holds for every one of the runs: none if one has none, else the largest epsilon."""
+    return max((run.guarantee for run in runs), key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
+
+
+def is_finite(guarantee: Guarantee) -> bool:
+    """Whether the guarantee holds with a finite epsilon."""
+    return guarantee.holds and guarantee.epsilon is not None and math.isfinite(guarantee.epsilon)
+
+
+def words(guarantee: Guarantee) -> str:
+    """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down."""
+    if not is_finite(guarantee):
+        return "none"
+    assert guarantee.epsilon is not None
+    text = f"eps {round_up(guarantee.epsilon)}"
+    text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
+    return text + (f" per {guarantee.unit}" if guarantee.unit else "")
+
+
+def is_simulated(guarantee: Guarantee) -> bool:
+    """Whether the guarantee rests on noise that the run's seed gives away."""
+    return is_finite(guarantee) and guarantee.simulated
+
+
+def round_up(value: float) -> str:
+    """Three significant digits, rounded up, so that no printed guarantee is smaller than the one that holds."""
+    exact = Decimal(repr(float(value)))
+    if not exact:
+        return "0"
+    exact = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_CEILING).normalize()
+    if exact < Decimal("0.01"):
+        return f"{exact:e}".replace("e-0", "e-")
+    text = f"{exact:f}"
+    return text if "." in text or exact >= 100 else text + ".0"
+
+
+def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
+    """The guarantee's meaning, in sentences.
+
+    Args:
+        guarantee: of a run, or of several.
+        sent: whether the clients sent anything.
+    """
+    if not is_finite(guarantee):
+        first = "What the clients send may reveal any of their records." if sent else "The clients send nothing."
+        return (first, f"none: {guarantee.reason}") if guarantee.reason else (first,)
+    assert guarantee.epsilon is not None
+    delta = guarantee.delta or 0.0
+    # Kairouz, Oh, Viswanath 2015, Theorem 2.1: under (epsilon, delta) the error rates a, b of any test between adjacent
+    # inputs have a + e^epsilon b >= 1 - delta and b + e^epsilon a >= 1 - delta; adding both bounds their mean.
+    right = 1 - (1 - delta) / (1 + math.exp(min(guarantee.epsilon, 700.0)))
+    percent = math.ceil(1000 * right - 1e-9) / 10
+    question = "which of two labels one record has" if guarantee.unit == "label" else "whether one record was used"
+    sentences = (
+        f"Who knows all other records and has to tell {question} is right at most {min(percent, 100.0):g} % of the "
+        "time, where a coin is right 50 % of the time.",
+        f"Holds against: {guarantee.adversary}." if guarantee.adversary else "",
+        guarantee.reason,
+    )
+    return tuple(sentence for sentence in sentences if sentence)

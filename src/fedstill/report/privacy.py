@@ -1,0 +1,99 @@
+"""``fedstill privacy RUN``: the releases of each client of a run, and their costs."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.journal import Journal
+from fedstill.privacy import guarantee
+from fedstill.privacy.events import Pure, Unbounded, Unit
+from fedstill.privacy.ledger import Entry
+from fedstill.report import guarantees
+from fedstill.report.record import read_run
+from fedstill.runs.folder import RunFolder
+
+_MOST = 12
+"""Most clients with lines of their own, where their ledgers differ."""
+
+
+def show(folder: Path) -> Iterator[Table | Text]:
+    """The run's guarantee, a table of its releases, and each client's sum of them.
+
+    Raises:
+        ValueError: ``folder`` holds no finished run.
+    """
+    record = read_run(folder)
+    promised = record.guarantee
+    journal = Journal(RunFolder(folder).journal)
+    spent = journal.spent()
+    yield Text(f"{record.label}, seed {record.summary['seed']}: {guarantees.words(promised)}", style="bold")
+    if guarantees.is_finite(promised):
+        yield Text(f"neighbours: {promised.adjacency or '-'}\nholds against: {promised.adversary}")
+        yield Text(f"composed by: {promised.accountant or '-'}")
+    yield Text(f"because: {promised.reason}")
+    if not spent:
+        yield Text("No client released anything through a mechanism.")
+        return
+    yield _table(spent, journal.times())
+    yield from _sums(spent, record.config["experiment"])
+
+
+def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("client", "step", "mechanism", "protects", "cost of each", "times", "at second"):
+        justify: Literal["left", "right"] = "right" if heading in ("times", "at second") else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "cost of each")
+    alike = len({tuple(entries) for entries in spent.values()}) == 1
+    clients = sorted(spent)
+    shown = clients[:1] if alike else clients[:_MOST]
+    for client in shown:
+        kinds: dict[tuple[str, ...], list[Entry]] = {}  # of releases that differ in nothing but when they were made
+        for entry in spent[client]:
+            kinds.setdefault((entry.step, entry.mechanism, entry.unit, cost_words(entry)), []).append(entry)
+        for kind, entries in kinds.items():
+            asked = {entry.exchange for entry in entries}
+            at = [times[n, c] for n in asked for c in (clients if alike else [client]) if (n, c) in times]
+            when = "-" if not at else f"{min(at):.0f}" + (f" to {max(at):.0f}" if max(at) - min(at) >= 1 else "")
+            table.add_row(f"each of {len(clients)}" if alike else str(client), *kind, str(len(entries)), when)
+    if len(shown) < len(clients) and not alike:
+        table.caption = f"and {len(clients) - len(shown)} more clients"
+    return table
+
+
+def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any]) -> Iterator[Text]:
+    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
+    units: tuple[Unit, ...] = ("record", "label")
+    for unit in units:
+        totals = []
+        for entries in spent.values():
+            same = [entry for entry in entries if entry.unit == unit]
+            if same:
+                totals.append(guarantee.of_client(same, delta, budget)[0])
+        if totals:
+            low, high = min(totals), max(totals)
+            words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
+            yield Text(f"together, per {unit} of one client: epsilon {words} at delta {delta:g}")
+
+
+def _number(epsilon: float) -> str:
+    return "unbounded" if math.isinf(epsilon) else guarantees.round_up(epsilon)
+
+
+def cost_words(entry: Entry) -> str:
+    """The cost of a release in a few words."""
+    event = entry.event
+    if isinstance(event, Pure):
+        return f"epsilon {event.epsilon:g}" + (f", part '{entry.part}'" if entry.part else "")
+    if isinstance(event, Unbounded):
+        return "no bound"
+    words = f"noise {event.noise_multiplier:.4g} sensitivities"
+    if event.sampling < 1:
+        words += f", {event.count} samples of {event.sampling:.3g}"
+    elif event.count > 1:
+        words += f", {event.count} times"
+    return words + (", adaptive" if entry.adaptive else "")

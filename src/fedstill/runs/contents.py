@@ -1,0 +1,108 @@
+"""The contents of a run folder's JSON files, as pydantic checks them."""
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from fedstill.journal import Refusal
+from fedstill.privacy.guarantee import Guarantee
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Part(BaseModel):
+    """A JSON object; fields that are not declared are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Config(Part):
+    """``config.json``.
+
+    Attributes:
+        experiment: the task's settings.
+        method: the method's settings, with its ``name``.
+        label: the run's name in tables.
+        command: the command line that makes the run again.
+        version: the version of fedstill that made the run.
+        fingerprint: the digest of the data set.
+        run: a random number that names the run; runs of early versions have none.
+        extends: the finished run whose missing clients this run asks.
+        answers: the finished run whose replies this run uses.
+    """
+
+    experiment: dict[str, Any]
+    method: dict[str, Any]
+    label: str
+    command: str | None = None
+    version: str | None = None
+    fingerprint: str | None = None
+    run: str | None = None
+    extends: str | None = None
+    answers: str | None = None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The content of the file, as JSON."""
+        return self.model_dump(exclude_unset=True)
+
+
+def _of_any_version(guarantee: object) -> object:
+    """Add the fields that early versions did not write."""
+    if not isinstance(guarantee, dict):
+        return guarantee
+    missing: dict[str, Any] = {f.name: None for f in fields(Guarantee)} | {
+        "reason": "",
+        "simulated": "noise came from the run's seed" in str(guarantee.get("reason")),
+    }
+    return missing | guarantee
+
+
+class Summary(Part):
+    """``summary.json``: the results of a finished run; bytes are sums over all clients unless named otherwise."""
+
+    method: str
+    label: str
+    data: str
+    partition: str
+    clients: Annotated[int, Field(ge=1)]
+    rounds: Count
+    seed: int
+    accuracy: Share | None
+    bytes_up: Amount
+    bytes_down: Amount
+    bytes_up_per_client: Amount
+    bytes_down_per_client: Amount
+    seconds: Amount
+    model: str | None = None
+    num_parameters: Count | None = None
+    judged_on: str = "test records"
+    guarantee: Annotated[Guarantee, BeforeValidator(_of_any_version)]
+    refused: tuple[Refusal, ...] = ()
+    version: str | None = None
+
+
+class Metric(Part):
+    """A line of ``metrics.jsonl``: the numbers of a round; bytes are sums over all clients so far."""
+
+    round: Count
+    accuracy: Share | None = None
+    bytes_up: Amount | None = None
+    bytes_down: Amount | None = None
+    seconds: Amount | None = None
+
+
+class Partition(Part):
+    """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``."""
+
+    class_names: tuple[str, ...]
+    counts: tuple[tuple[Count, ...], ...]
+
+
+class Evaluation(Part):
+    """``evaluation.json``: test records by true and predicted class, ``(C, C)``."""
+
+    confusion: tuple[tuple[Count, ...], ...]

@@ -1,0 +1,263 @@
+"""The folder of a run: the name of every file in it, and each file's checked reading and writing.
+
+::
+
+    RUN/
+      config.json           the experiment, the method, the command line and the version
+      summary.json          the results; a run that has this file is finished
+      partition.json        records of each class at each client; absent where real sites hold the records
+      evaluation.json       the confusion matrix of the final model
+      metrics.jsonl         one line per logged round
+      model.safetensors     the final model
+      images/NAME.npz       sample images for the report
+      report.html           the report of this run alone
+      journal/              requests, replies and checkpoints (`fedstill.journal`)
+      clients/              states of simulated clients
+      attack/               results of ``fedstill attack``
+
+A folder may have been edited, cut short or copied from elsewhere, so each file is checked when it is read.
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor
+
+from fedstill import files, wire
+from fedstill.journal import JUDGING, Journal
+from fedstill.records import Records
+from fedstill.runs.contents import Config, Evaluation, Metric, Part, Partition, Summary
+from fedstill.schema import Refused
+
+Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Counts = NDArray[np.int64]
+_LOCK = ".lock"
+
+
+P = TypeVar("P", bound=Part)
+R = TypeVar("R")
+
+
+def existing(place: Path) -> Path:
+    """``place``, if it is a folder.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not place.is_dir():
+        raise ValueError(f"There is no folder {place}; give a folder that `fedstill run` or `compare` wrote.")
+    return place
+
+
+class RunFolder:
+    """A run's folder; it need not exist yet.
+
+    Every ``read_...`` raises `fedstill.files.Damaged`, with one sentence, when its file is not one that was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.summary = path / "summary.json"
+        self.partition = path / "partition.json"
+        self.evaluation = path / "evaluation.json"
+        self.metrics = path / "metrics.jsonl"
+        self.model = path / "model.safetensors"
+        self.report = path / "report.html"
+        self.journal = path / "journal"
+        self.clients = path / "clients"
+        self.attack = path / "attack"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    # ------------------------------------------------------------------------------------------------------- the state
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its results."""
+        return self.config.is_file() and self.summary.is_file()
+
+    def check_finished(self) -> None:
+        """Refuse a folder without a finished run.
+
+        Raises:
+            ValueError: there is no such folder, or no finished run in it; one sentence.
+        """
+        existing(self.path)
+        for file in (self.config, self.summary):
+            if not file.is_file():
+                raise ValueError(
+                    f"{self.path} is no finished run ({file.name} is missing); repeat its command to resume it"
+                )
+
+    @property
+    def asked_sites(self) -> bool:
+        """Whether real sites hold the records, so that nobody here knows who holds which."""
+        return not self.partition.exists()
+
+    @property
+    def exchanges(self) -> set[int]:
+        """The numbers of the requests so far, without those that only evaluate."""
+        return {exchange for exchange, _ in Journal(self.journal).times() if exchange < JUDGING}
+
+    def stranger(self) -> str | None:
+        """The name of a file in the folder that a run does not start with, or None."""
+        names = sorted(f.name for f in self.path.iterdir())
+        return next((name for name in names if name != _LOCK and not name.endswith(files.PART)), None)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder and keep other processes out; a process's lock ends with it, however it dies.
+
+        Raises:
+            ValueError: another process holds the lock.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.path / _LOCK, timeout=0):
+                yield
+        except Timeout as error:
+            raise ValueError(
+                f"{self.path} is being written by another process; wait for it or choose another --out"
+            ) from error
+
+    # ------------------------------------------------------------------------------------------------------- the files
+
+    def damaged(self, file: Path, problem: object) -> files.Damaged:
+        """The error for a damaged file of this run."""
+        return files.Damaged(f"{file} is damaged ({problem}); delete {self.path} and run again")
+
+    def read_json(self, file: Path) -> dict[str, Any]:
+        """A JSON object in any file of the run."""
+        try:
+            content = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.damaged(file, error) from error
+        if not isinstance(content, dict):
+            raise self.damaged(file, "its content: input should be a valid dictionary")
+        return content
+
+    def read_config(self) -> Config:
+        """``config.json``."""
+        return self._read(self.config, Config)
+
+    def read_summary(self) -> Summary:
+        """``summary.json``."""
+        return self._read(self.summary, Summary)
+
+    def write_config(self, content: Mapping[str, Any]) -> None:
+        """Write ``config.json``."""
+        files.write_json(self.config, content)
+
+    def write_summary(self, content: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, which ends the run."""
+        files.write_json(self.summary, content)
+
+    def write_partition(self, class_names: Sequence[str], counts: Counts) -> None:
+        """Write ``partition.json``; ``counts`` are records of each class at each client, ``(K, C)``."""
+        files.write_json(self.partition, {"class_names": list(class_names), "counts": counts.tolist()})
+
+    def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
+        """The names of the classes and the counts; no names and None where the file is absent."""
+        if self.asked_sites:
+            return (), None
+        part = self._read(self.partition, Partition)
+        if len(part.counts) != clients:
+            raise self.damaged(self.partition, f"counts of {len(part.counts)} clients where the run has {clients}")
+        return part.class_names, self._matrix(part.counts, (clients, len(part.class_names)), self.partition)
+
+    def write_evaluation(self, confusion: Tensor) -> None:
+        """Write ``evaluation.json``; ``confusion`` counts test records by true and predicted class, ``(C, C)``."""
+        files.write_json(self.evaluation, {"confusion": confusion.tolist()})
+
+    def read_evaluation(self, classes: int | None) -> Counts | None:
+        """The confusion matrix; None where the file is absent."""
+        if not self.evaluation.exists():
+            return None
+        rows = self._read(self.evaluation, Evaluation).confusion
+        size = len(rows) if classes is None else classes
+        return self._matrix(rows, (size, size), self.evaluation)
+
+    def append_metrics(self, values: Mapping[str, float]) -> None:
+        """Append the numbers of a round, ``round`` among them, to ``metrics.jsonl``."""
+        files.append_json(self.metrics, values)
+
+    def drop_metrics_after(self, round: int) -> None:
+        """Remove the lines of rounds after ``round``, which an interrupted run logs again."""
+        lines = files.read_json_lines(self.metrics)
+        if not all(isinstance(line.get("round"), int) for line in lines):
+            raise self.damaged(self.metrics, "a line is no round")
+        before = [line for line in lines if line["round"] <= round]
+        if before != lines:
+            files.write_bytes(self.metrics, *(json.dumps(line).encode() + b"\n" for line in before))
+
+    def read_metrics(self) -> tuple[dict[str, Any], ...]:
+        """The numbers of each round, in order of rounds; two lines of one round are merged."""
+        rounds: dict[int, dict[str, Any]] = {}
+        for values in files.read_json_lines(self.metrics):
+            metric = self._checked(values, Metric, self.metrics).model_dump(exclude_unset=True)
+            rounds[metric["round"]] = rounds.get(metric["round"], {}) | metric
+        return tuple(Metric(round=number).model_dump() | rounds[number] for number in sorted(rounds))
+
+    def write_model(self, weights: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Write ``model.safetensors``."""
+        files.write_bytes(self.model, wire.pack(weights, header))
+
+    def read_model(self, build: Callable[[dict[str, Tensor], dict[str, Any]], R]) -> R:
+        """The result of ``build`` for the weights and the header of ``model.safetensors``."""
+        try:
+            return build(*wire.unpack(self.model.read_bytes()))
+        except (OSError, Refused, KeyError, TypeError, RuntimeError) as error:
+            raise self.damaged(self.model, error) from error
+
+    def write_images(self, name: str, images: Records) -> None:
+        """Write ``images/NAME.npz`` for the report."""
+        file = self.path / "images" / f"{name}.npz"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, images=images.images.cpu().numpy(), labels=images.labels.cpu().numpy())
+
+    def read_images(self) -> dict[str, Images]:
+        """Images, uint8 ``(n, c, h, w)``, with labels, int64 ``(n,)``, by name."""
+        return {file.stem: self._images(file) for file in sorted(self.path.glob("images/*.npz"))}
+
+    def _images(self, file: Path) -> Images:
+        try:
+            # allow_pickle: a pickle in a copied folder would run its author's code.
+            with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+                images, labels = arrays["images"], arrays["labels"]
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise self.damaged(file, error) from error
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise self.damaged(file, "images must be uint8 of shape (n, c, h, w)")
+        if images.shape[1] not in (1, 3) or not min(images.shape[2:]):
+            raise self.damaged(file, "images must have 1 or 3 channels")
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise self.damaged(file, "labels must be integers")
+        if labels.shape != images.shape[:1] or not ((labels >= 0) & (labels < 2**31)).all():
+            raise self.damaged(file, "every image needs one label from 0 up")
+        return images, labels.astype(np.int64)
+
+    def _read(self, file: Path, kind: type[P]) -> P:
+        return self._checked(self.read_json(file), kind, file)
+
+    def _checked(self, content: dict[str, Any], kind: type[P], file: Path) -> P:
+        try:
+            return kind.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise self.damaged(file, f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
+
+    def _matrix(self, rows: tuple[tuple[int, ...], ...], shape: tuple[int, int], file: Path) -> Counts:
+        if len(rows) != shape[0] or any(len(row) != shape[1] for row in rows):
+            raise self.damaged(file, f"its numbers do not form a {shape[0]} x {shape[1]} table")
+        return np.array(rows, dtype=np.int64).reshape(shape)

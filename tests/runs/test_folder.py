@@ -1,0 +1,118 @@
+"""A run's folder: files come back as they were written, and damage is named with its remedy."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.files import Damaged
+from fedstill.records import Normalisation, Records
+from fedstill.report import guarantees
+from fedstill.runs.folder import RunFolder
+
+SUMMARY = {
+    "method": "fedgm",
+    "label": "fedgm",
+    "data": "digits",
+    "partition": "iid",
+    "clients": 2,
+    "rounds": 1,
+    "seed": 0,
+    "accuracy": 0.9,
+    "bytes_up": 2,
+    "bytes_down": 6,
+    "bytes_up_per_client": 1,
+    "bytes_down_per_client": 3,
+    "seconds": 1.5,
+    "guarantee": {"holds": True, "unit": "record", "epsilon": 1.0, "delta": 1e-5, "adversary": "the server"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def test_files_come_back_as_they_were_written(folder: RunFolder) -> None:
+    folder.path.mkdir()
+    assert folder.asked_sites and folder.read_partition(2) == ((), None) and folder.read_evaluation(None) is None
+    counts = np.array([[1, 2, 3], [4, 5, 6]])
+    folder.write_partition(("a", "b", "c"), counts)
+    folder.write_evaluation(torch.eye(3, dtype=torch.int64))
+    folder.write_model({"w": torch.arange(3.0)}, {"model": "linear"})
+    images = Records(torch.full((2, 1, 4, 4), 7, dtype=torch.uint8), torch.tensor([0, 2]), 3, Normalisation((0,), (1,)))
+    folder.write_images("real", images)
+    names, read = folder.read_partition(2)
+    assert names == ("a", "b", "c") and np.array_equal(read, counts) and not folder.asked_sites
+    assert np.array_equal(folder.read_evaluation(3), np.eye(3))
+    weights, header = folder.read_model(lambda weights, header: (weights, header))
+    assert torch.equal(weights["w"], torch.arange(3.0)) and header["model"] == "linear"
+    ((name, (pixels, labels)),) = folder.read_images().items()
+    assert name == "real" and (pixels == 7).all() and labels.tolist() == [0, 2]
+
+
+def test_lines_of_rounds_after_a_checkpoint_go_and_two_of_one_round_are_merged(folder: RunFolder) -> None:
+    folder.path.mkdir()
+    for round, name in ((1, "accuracy"), (1, "loss"), (2, "accuracy"), (3, "accuracy")):
+        folder.append_metrics({"round": round, name: round / 10})
+    folder.drop_metrics_after(2)
+    first, second = folder.read_metrics()
+    assert (first["accuracy"], first["loss"], second["accuracy"]) == (0.1, 0.1, 0.2)
+    folder.metrics.write_text('{"accuracy": 1}\n')
+    with pytest.raises(Damaged, match="a line is no round"):
+        folder.drop_metrics_after(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [(name, f"read_{name}") for name in ("config", "summary", "partition", "metrics", "evaluation", "model")],
+)
+def test_damage_is_named_with_file_and_remedy(name: str, read: str, folder: RunFolder) -> None:
+    folder.path.mkdir()
+    file: Path = getattr(folder, name)
+    arguments = {"read_partition": (2,), "read_evaluation": (2,), "read_model": (dict,)}.get(read, ())
+    for content in ("[1]\n", '{"round": []}\n', "{\n"):
+        file.write_text(content)
+        with pytest.raises(Damaged) as caught:
+            getattr(folder, read)(*arguments)
+        sentence = str(caught.value)
+        assert sentence.startswith(f"{file} is damaged (") and "\n" not in sentence
+        assert sentence.endswith(f"; delete {folder.path} and run again")
+
+
+def test_only_a_folder_with_results_is_a_finished_run(folder: RunFolder) -> None:
+    with pytest.raises(ValueError, match="There is no folder"):
+        folder.check_finished()
+    folder.path.mkdir()
+    with pytest.raises(ValueError, match=r"is no finished run \(config.json is missing\); repeat its command"):
+        folder.check_finished()
+    folder.write_config({"experiment": {}, "method": {}, "label": "x"})
+    assert not folder.is_finished
+    folder.write_summary(SUMMARY)
+    folder.check_finished()
+    assert folder.is_finished
+
+
+def test_a_locked_folder_keeps_others_out_and_its_lock_is_no_stranger(folder: RunFolder) -> None:
+    with folder.locked():
+        assert folder.stranger() is None
+        with pytest.raises(ValueError, match="is being written by another process"), RunFolder(folder.path).locked():
+            pass
+        (folder.path / ".config.json.9.part").write_text("half")
+        assert folder.stranger() is None
+        (folder.path / "thesis.tex").write_text("precious")
+        assert folder.stranger() == "thesis.tex"
+    with RunFolder(folder.path).locked():
+        pass
+
+
+@pytest.mark.parametrize(("reason", "simulated"), [("a theorem", False), ("its noise came from the run's seed", True)])
+def test_a_guarantee_of_an_early_version_is_read(reason: str, simulated: bool, folder: RunFolder) -> None:
+    folder.path.mkdir()
+    guarantee = {**SUMMARY["guarantee"], "reason": reason}  # type: ignore[dict-item]
+    folder.summary.write_text(json.dumps({**SUMMARY, "guarantee": guarantee}))
+    read = folder.read_summary().guarantee
+    assert (read.epsilon, read.accountant, read.reason) == (1.0, None, reason)
+    assert guarantees.is_simulated(read) is simulated
