@@ -28,6 +28,7 @@ from fedstill.distill.ensemble import distillation_loss
 from fedstill.distill.generator import Generation, divergence_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
+from fedstill.methods.datafree import student_loss
 from fedstill.methods.dense import Dense
 from fedstill.models.generator import UpsampledConv
 from fedstill.records import Normalisation, Records
@@ -45,7 +46,7 @@ class Server:
     ) -> None:
         self.method = Dense(generation=Generation(steps=steps))
         rng = stream(0, "images")
-        images = torch.randint(256, (self.method.pool * self.method.images_per_epoch, *shape), generator=rng)
+        images = torch.randint(256, (self.method.pool * self.method.generation.batch_size, *shape), generator=rng)
         channels = shape[0]
         self.images = Records(
             images.to(torch.uint8),
@@ -55,16 +56,16 @@ class Server:
         )
         self.networks = [self._network(architecture, shape, k) for k in range(clients)]
         self.student = self._network(architecture, shape, clients)
-        self.making = self.method.images(self.images[:0], stream(0, "generator"))
+        self.making = self.method.generation.start(self.images[:0], stream(0, "generator"))
         if plain:
-            body = self.making._generator.body  # type: ignore[attr-defined]
+            body = self.making._generator.body
             for i, layer in enumerate(body):
                 if isinstance(layer, UpsampledConv):
                     convolution = nn.Conv2d(layer.in_channels, layer.out_channels, 3, padding=1, bias=False)
                     convolution.weight = layer.weight
                     body[i] = nn.Sequential(nn.Upsample(scale_factor=2), convolution)
         self.pool = Pool(self.images[:0], len(self.images))
-        self.pool.add(self.images, Teachers(self.networks).judge(self.images))
+        self.pool.add(self.images, Teachers(self.networks).predict(self.images))
 
     def _network(self, architecture: str, shape: tuple[int, int, int], draw: int) -> nn.Module:
         with isolated(draw):
@@ -80,12 +81,13 @@ class Server:
         teachers = Teachers(self.networks)
         made, said = self.making.epoch(teachers, self.student, stream(0, "images", number))
         self.pool.add(made, said)
-        self.method.learn(teachers, self.student, self.pool, stream(0, "student", number))
+        loss, rng = student_loss(teachers, self.method), stream(0, "student", number)
+        self.method.student.fit(self.student, self.pool.examples(), rng, loss=loss)
 
     def plain_epoch(self, number: int) -> None:
         """The algorithm written down."""
         settings, rng, nets = self.method.generation, stream(0, "images", number), self.networks
-        generator, adam = self.making._generator, self.making._adam  # type: ignore[attr-defined]
+        generator, adam = self.making._generator, self.making._adam
         z = torch.randn(settings.batch_size, settings.nz, generator=rng)
         labels = torch.randint(CLASSES, (settings.batch_size,), generator=rng).sort().values
         for _ in range(settings.steps):
@@ -100,7 +102,7 @@ class Server:
         made = Records(pixels, labels, CLASSES, self.images.normalisation)
         self.pool.add(made, torch.zeros(len(made), CLASSES))
         pair = _Asking(self.networks, self.student)
-        self.method.student.fit(pair, self.pool.taught(), stream(0, "student", number), loss=pair.loss)
+        self.method.student.fit(pair, self.pool.examples(), stream(0, "student", number), loss=pair.loss)
 
     def plain_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """L_gen, one model after the other."""
@@ -134,7 +136,7 @@ class _Asking(nn.Module):
             said = torch.stack([net(x) for net in self._networks]).mean(0)
         return torch.stack([self.student(x), said], 1)
 
-    def loss(self, both: Tensor, _: Tensor) -> Tensor:
+    def loss(self, both: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return distillation_loss(both[:, 0], both[:, 1], Dense().temperature)
 
 
@@ -158,13 +160,13 @@ def differences(given: tuple[Any, ...]) -> tuple[float, float, float]:
     which of four pixels max pooling takes.
     """
     server, other = Server(*given, plain=False), Server(*given, plain=True)
-    said = server.pool.taught().labels
+    said = server.pool.examples().labels
     with torch.no_grad():
         plainly = torch.stack([net(server.images.inputs()) for net in server.networks]).mean(0)
     z, labels = torch.randn(128, 256, generator=stream(0, "z")).double(), torch.arange(128) % CLASSES
     found = []
     for one in (server, other):
-        generator = one.making._generator.double()  # type: ignore[attr-defined]
+        generator = one.making._generator.double()
         for network in (*one.networks, one.student):
             network.double()
         pixels = generator(z)

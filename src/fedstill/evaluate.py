@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedstill.records import Examples, Records
+from fedstill.records import Records, Trainable
 
 
-def predictions(model: nn.Module, records: Examples, batch_size: int = 256) -> Int64[Tensor, " n"]:
+def predictions(model: nn.Module, records: Trainable, batch_size: int = 256) -> Int64[Tensor, " n"]:
     """The class with the largest logit (the first of equals) for each record, in order; on the model's device.
 
     The model predicts in eval mode without gradients; every module gets its mode back afterwards.
@@ -21,9 +21,9 @@ def predictions(model: nn.Module, records: Examples, batch_size: int = 256) -> I
 
 
 def outputs(
-    model: nn.Module, records: Examples, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
+    model: nn.Module, records: Trainable, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
 ) -> list[Tensor]:
-    """What ``of`` gives for each batch of inputs, in order; by default the model's logits.
+    """Results of ``of`` for each batch of inputs, in order; by default the model's logits.
 
     The model is in eval mode meanwhile, without gradients; every module gets its mode back afterwards.
     """
@@ -36,7 +36,7 @@ def outputs(
         ]
 
 
-def evaluate(model: nn.Module, records: Examples, batch_size: int = 256) -> float:
+def evaluate(model: nn.Module, records: Trainable, batch_size: int = 256) -> float:
     """Accuracy in [0, 1]: the share of records whose largest logit is that of their label.
 
     Raises:
@@ -45,13 +45,13 @@ def evaluate(model: nn.Module, records: Examples, batch_size: int = 256) -> floa
     return _shares_right(predictions(model, records, batch_size)[:, None], records)[0]
 
 
-def accuracies(together: nn.Module, records: Examples, batch_size: int = 256) -> list[float]:
-    """`evaluate` of ``k`` networks in one pass; ``together`` gives all their logits, ``(n, k, classes)``."""
-    found = outputs(together, records, batch_size, of=lambda x: together(x).argmax(2))
+def accuracies(stacked: nn.Module, records: Trainable, batch_size: int = 256) -> list[float]:
+    """`evaluate` of ``k`` networks in one pass; ``stacked`` returns all their logits, ``(n, k, classes)``."""
+    found = outputs(stacked, records, batch_size, of=lambda x: stacked(x).argmax(2))
     return _shares_right(torch.cat(found) if found else records.labels[:, None], records)
 
 
-def _shares_right(predicted: Int64[Tensor, "n k"], records: Examples) -> list[float]:
+def _shares_right(predicted: Int64[Tensor, "n k"], records: Trainable) -> list[float]:
     if len(records.labels) == 0:
         raise ValueError("there are 0 records to evaluate on; accuracy needs at least 1")
     right = predicted == records.labels.to(predicted.device)[:, None]
@@ -60,7 +60,7 @@ def _shares_right(predicted: Int64[Tensor, "n k"], records: Examples) -> list[fl
 
 
 def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int64[Tensor, "classes classes"]:
-    """How many records of each class (row) are taken for each class (column), ``(num_classes, num_classes)``."""
+    """Number of records of each class (row) predicted as each class (column), ``(num_classes, num_classes)``."""
     predicted = predictions(model, records, batch_size)
     cells = records.labels.to(predicted.device) * records.num_classes + predicted
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)

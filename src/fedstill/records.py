@@ -1,10 +1,10 @@
-"""Labelled images held as one uint8 tensor: what a client trains on, a server tests on and a synthetic set is."""
+"""Labelled sets: records (8-bit images) and examples (inputs of a network)."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 
@@ -20,6 +20,11 @@ class Normalisation:
         mean, std = (torch.tensor(v, dtype=pixels.dtype, device=pixels.device) for v in (self.mean, self.std))
         return (pixels - mean[:, None, None]) / std[:, None, None]
 
+    def limits(self, device: torch.device) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
+        """Black and white: the normalised values of the pixels 0 and 1."""
+        black, white = (self.apply(torch.full((1, len(self.mean), 1, 1), v, device=device))[0] for v in (0.0, 1.0))
+        return black, white
+
 
 @dataclass(frozen=True)
 class Records:
@@ -28,7 +33,7 @@ class Records:
     Attributes:
         images: pixels, ``(n, channels, height, width)``.
         labels: classes, ``(n,)``, each in ``[0, num_classes)``.
-        num_classes: how many classes the task has (not how many occur here).
+        num_classes: number of classes of the task (not of those that occur here).
         normalisation: of the data set the images belong to.
     """
 
@@ -66,16 +71,48 @@ class Records:
         return self[torch.nonzero(self.labels == label).flatten()]
 
     def class_counts(self) -> Int64[Tensor, " classes"]:
-        """How many records each class has, ``(num_classes,)``."""
+        """Number of records of each class, ``(num_classes,)``."""
         return torch.bincount(self.labels, minlength=self.num_classes)
 
 
-class Examples(Protocol):
-    """What can be trained on: `Records`, or any other set with normalised inputs and labels."""
+class Trainable(Protocol):
+    """A labelled set for training: `Records`, `Examples`, or any other set with network inputs and labels."""
 
     @property
     def labels(self) -> Tensor:
-        """Classes ``(n,)``, or what else the loss takes, a row for each record."""
+        """Classes ``(n,)``, or a row of targets for each record, in the meaning that the loss gives them."""
 
     def inputs(self, index: Tensor | slice = ...) -> Tensor:
-        """Normalised float32 images at the given positions, ``(n, c, h, w)``."""
+        """Float32 inputs of the network at the given positions, ``(n, ...)``."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Network inputs with labels: synthetic images, representations, rows of features, or images with soft labels.
+
+    Attributes:
+        x: float inputs ``(n, ...)`` as the network sees them; or another set, for its inputs without its labels.
+        labels: classes ``(n,)``, or a row of targets for each input ``(n, classes)``.
+    """
+
+    x: Float[Tensor, "n ..."] | Trainable
+    labels: Shaped[Tensor, "n ..."]
+
+    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "k ..."]:
+        """Inputs of the network at the given positions."""
+        return self.x[index] if isinstance(self.x, Tensor) else self.x.inputs(index)
+
+    def rounded(self, num_classes: int, normalisation: Normalisation) -> Records:
+        """Records of normalised images: pixels limited to [0, 1] and rounded to 8 bits."""
+        values = self.inputs()
+        black, white = normalisation.limits(values.device)
+        pixels = ((values - black) / (white - black)).clamp(0, 1)
+        return Records((pixels * 255).round().to(torch.uint8), self.labels, num_classes, normalisation)
+
+
+def luminance(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:
+    """Grey images by the weights of ITU-R BT.601; of other than three channels, the channels' mean."""
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
+    red, green, blue = (images[:, i : i + 1] for i in range(3))
+    return 0.299 * red + 0.587 * green + 0.114 * blue

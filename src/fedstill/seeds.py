@@ -35,6 +35,11 @@ def numpy_stream(seed: int, *names: Name) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *names))
 
 
+def draw_seed(rng: torch.Generator) -> int:
+    """A seed for another stream: the next value of ``rng``."""
+    return int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+
+
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """Give code that can only draw from torch's global generator (layer initialisation, dropout) a stream of its own.

@@ -20,7 +20,8 @@ from fedstill.data.sources import DataSet
 from fedstill.protocol import state
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.loop import Diverged
+from fedstill.train.sgd import SGD
 
 SMOOTH = "convnet:width=16,depth=2,activation=swish,norm=none,pooling=none"
 ATTACK = GradientInversion(steps=400)

@@ -46,7 +46,7 @@ def test_a_mixture_finds_the_middles_of_clouds(settings: Coreset) -> None:
     records, middles = clouds()
     made = centres(records, 3, settings, stream(0))
     assert made.labels.tolist() == [2, 2, 2]
-    away = torch.cdist(made.values.flatten(1), middles.flatten(1).float())
+    away = torch.cdist(made.inputs().flatten(1), middles.flatten(1).float())
     # Means of 5 or more values of standard deviation 2 in 16 dimensions: 8 / sqrt(5) = 3.6 is their length.
     assert sorted(away.argmin(1).tolist()) == [0, 1, 2] and float(away.min(1).values.max()) < 6
     assert float(torch.pdist(middles.flatten(1).float()).min()) > 50
@@ -57,34 +57,34 @@ def test_dbscan_means_clusters_by_size_at_most_the_share() -> None:
     settings = Coreset(algorithm="dbscan", eps=20.0)
     expected = [records.inputs(slice(a, b)).mean(0) for a, b in ((0, 20), (20, 30), (30, 35))]
     for total in (5, 2):
-        made = centres(records, total, settings, stream(0)).values
+        made = centres(records, total, settings, stream(0)).inputs()
         torch.testing.assert_close(made, torch.stack(expected[:total]), rtol=1e-5, atol=1e-3)
     alone = centres(records, 3, Coreset(algorithm="dbscan", eps=1e-3), stream(0))  # no record has a neighbour
-    torch.testing.assert_close(alone.values, records.inputs().mean(0, keepdim=True), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(alone.inputs(), records.inputs().mean(0, keepdim=True), rtol=1e-5, atol=1e-3)
 
 
 def test_same_seed_same_centres_of_pixels_in_the_unit_interval(digits: DataSet) -> None:
     records, before = two_classes(digits), torch.get_rng_state()
     first, again, other = (centres(records, 6, Coreset(), stream(s)) for s in (0, 0, 1))
-    assert torch.equal(first.values, again.values) and not torch.equal(first.values, other.values)
+    assert torch.equal(first.inputs(), again.inputs()) and not torch.equal(first.inputs(), other.inputs())
     assert first.labels.tolist() == [3, 3, 3, 7, 7, 7]
-    assert first.values.shape == (6, 1, 8, 8) and first.values.dtype == torch.float32
+    assert first.inputs().shape == (6, 1, 8, 8) and first.inputs().dtype == torch.float32
     rounded = first.rounded(10, records.normalisation)
-    assert float((rounded.inputs() - first.values).abs().max()) < 0.51 / 255 / records.normalisation.std[0] + 1e-5
+    assert float((rounded.inputs() - first.inputs()).abs().max()) < 0.51 / 255 / records.normalisation.std[0] + 1e-5
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_one_component_is_the_mean_of_the_class(digits: DataSet) -> None:
     records = two_classes(digits)
     made = centres(records, 2, Coreset(), stream(0))
-    for value, c in zip(made.values, (3, 7), strict=True):
+    for value, c in zip(made.inputs(), (3, 7), strict=True):
         torch.testing.assert_close(value, records.of_class(c).inputs().mean(0), rtol=1e-4, atol=1e-4)
 
 
 def test_small_classes_send_their_records_and_equal_ones_raise_no_warning(digits: DataSet) -> None:
     few = digits.train.of_class(5)[:2]
     made = centres(few, 4, Coreset(), stream(0))
-    torch.testing.assert_close(made.values, few.inputs())
+    torch.testing.assert_close(made.inputs(), few.inputs())
     equal = few[torch.tensor([0, 0, 0, 0, 1, 1])]
     assert len(centres(equal, 4, Coreset(), stream(0)).labels) == 4
     with pytest.raises(ValueError, match="0 examples of 1 classes"):

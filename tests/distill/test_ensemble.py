@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedstill.distill.ensemble import Distillation, Ensemble
-from fedstill.records import Normalisation, Records
+from fedstill.records import Examples, Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.sgd import Diverged, Taught
+from fedstill.train.loop import Diverged
 
 N, CLASSES = 12, 3
 
@@ -139,7 +139,7 @@ def test_the_labels_of_the_images_are_not_looked_at() -> None:
         Distillation(lr=0.01).distil(model, public, teachers()[0][0].softmax(1), stream(2))
         found.append(model[1].weight.detach())  # type: ignore[index]
     assert torch.equal(*found)
-    assert torch.equal(Taught(images(), teachers()[0][0]).inputs(torch.tensor([3])), images().inputs()[3:4])
+    assert torch.equal(Examples(images(), teachers()[0][0]).inputs(torch.tensor([3])), images().inputs()[3:4])
 
 
 def test_epochs_are_reported_and_divergence_is_said() -> None:

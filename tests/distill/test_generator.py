@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from fedstill import models
 from fedstill.distill.dafl import (
     DAFL,
-    DAFLGenerator,
     activation_loss,
     entropy_loss,
     one_hot_loss,
@@ -23,11 +22,12 @@ from fedstill.distill.generator import Generation, divergence_loss, viewed
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import evaluate
-from fedstill.models.generator import Generator, UpsampledConv
+from fedstill.models.generator import DAFLGenerator, Generator, UpsampledConv
 from fedstill.protocol import load
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.loop import Diverged
+from fedstill.train.sgd import SGD
 
 SHAPE, CLASSES = (1, 8, 8), 3
 LIKE = Records(torch.empty(0, *SHAPE, dtype=torch.uint8), torch.empty(0).long(), CLASSES, Normalisation((0.4,), (0.2,)))
@@ -216,7 +216,7 @@ def test_an_epoch_gives_8_bit_images_and_what_the_teachers_say(name: str) -> Non
         assert (images.num_classes, images.normalisation) == (CLASSES, LIKE.normalisation)
         assert logits.shape == (12, CLASSES) and not logits.requires_grad
         # DAFL's are from before the rounding, by at most half of 1/255 a pixel
-        judged = teachers().judge(images)
+        judged = teachers().predict(images)
         assert torch.allclose(logits, judged, atol=0.1 if name == "dafl" else 1e-4)
     assert not torch.equal(found[0][0].images, found[1][0].images)
     _, again = epochs(ALL[name])
@@ -303,11 +303,11 @@ def batch(first: int, n: int) -> tuple[Records, Tensor]:
 
 
 def numbers(pool: Pool) -> list[int]:
-    taught = pool.taught()
-    assert isinstance(taught.images, Records)
-    found = taught.images.images[:, 0, 0, 0]
-    assert torch.equal(taught.images.labels, found.long() % CLASSES)
-    assert torch.equal(taught.labels, found[:, None].float().expand(-1, CLASSES))
+    found = pool.images.images[:, 0, 0, 0]
+    assert torch.equal(pool.images.labels, found.long() % CLASSES)
+    examples = pool.examples()
+    assert torch.equal(examples.inputs(), pool.images.inputs())
+    assert torch.equal(examples.labels, found[:, None].float().expand(-1, CLASSES))
     return sorted(found.tolist())
 
 
@@ -338,10 +338,14 @@ def test_a_student_learns_from_teachers_without_data() -> None:
         SGD(lr=0.05, batch_size=20, epochs=10).fit(net, real, stream(k))
     group, student = Teachers(nets), network(7)
     start = evaluate(student, real)
+
+    def lesson(output: Tensor, x: Tensor, logits: Tensor) -> Tensor:
+        return distillation_loss(output, logits)
+
     stage, pool = Generation(batch_size=30, steps=10, nz=8, ngf=8, lr=5e-3).start(LIKE, stream(0)), Pool(LIKE, 150)
     for epoch in range(5):
         pool.add(*stage.epoch(group, student, stream(1, epoch)))
-        SGD(lr=0.05, batch_size=15, epochs=2).fit(student, pool.taught(), stream(2, epoch), loss=distillation_loss)
+        SGD(lr=0.05, batch_size=15, epochs=2).fit(student, pool.examples(), stream(2, epoch), loss=lesson)
     assert evaluate(student, real) > max(start, 1 / 3) + 0.3
 
 

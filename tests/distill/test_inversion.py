@@ -13,7 +13,7 @@ from fedstill.distill.inversion import Inversion, competition, reversed_competit
 from fedstill.distill.teachers import Teachers
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
-from fedstill.train.sgd import Diverged
+from fedstill.train.loop import Diverged
 
 SHAPE, CLASSES = (2, 8, 8), 3
 LIKE = Records(
@@ -127,7 +127,7 @@ def test_a_batch_is_8_bit_images_and_what_the_teachers_say(kind: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert images.images.shape == (12, *SHAPE) and images.images.dtype == torch.uint8
     assert torch.equal(images.labels, images.labels.sort().values) and images.normalisation == LIKE.normalisation
-    assert torch.allclose(logits, kind().judge(images), atol=1e-5) and not logits.requires_grad
+    assert torch.allclose(logits, kind().predict(images), atol=1e-5) and not logits.requires_grad
     assert torch.equal(images.images, made(kind())[0].images)
     assert not torch.equal(images.images, made(kind(), seed=1)[0].images)
 

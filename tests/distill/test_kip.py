@@ -10,8 +10,7 @@ from torch import Tensor
 from fedstill.data.sources import DataSet
 from fedstill.distill import kip
 from fedstill.distill.kip import KIP, inducing_points, ntk, predict
-from fedstill.distill.synthetic import Synthetic, pixel_limits
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.seeds import stream
 
 W, B = math.sqrt(2), 0.1
@@ -115,9 +114,9 @@ def test_regression_reproduces_what_it_knows_and_follows_the_formula() -> None:
     torch.testing.assert_close(predict(x, values, y, SMALL), expected, rtol=1e-6, atol=1e-8)
 
 
-def error(records: Records, made: Synthetic) -> float:
+def error(records: Records, made: Examples) -> float:
     codes = torch.nn.functional.one_hot(torch.arange(10)).double() - 0.1
-    found = predict(made.values.flatten(1), codes[made.labels], records.inputs().flatten(1), SMALL)
+    found = predict(made.inputs().flatten(1), codes[made.labels], records.inputs().flatten(1), SMALL)
     return float(0.5 * (found - codes[records.labels]).square().mean())
 
 
@@ -135,11 +134,11 @@ def test_a_step_is_adam_on_half_the_mean_squared_error(digits: DataSet) -> None:
     start, end = (
         inducing_points(records, 2, changed(**{**settings.model_dump(), "lr": lr}), stream(0)) for lr in (1e-12, 0.1)
     )
-    support = start.values.double().requires_grad_()
+    support = start.inputs().double().requires_grad_()
     codes = torch.nn.functional.one_hot(torch.arange(10)).double() - 0.1
     found = predict(support.flatten(1), codes[start.labels], records.inputs().flatten(1), settings)
     (gradient,) = torch.autograd.grad(0.5 * (found - codes[records.labels]).square().mean(), support)
-    moved = end.values - start.values
+    moved = end.inputs() - start.inputs()
     clear = gradient.abs() > 1e-5  # Adam's first step is lr g / (|g| + 1e-8)
     assert bool(clear.any())
     torch.testing.assert_close(moved[clear], -0.1 * gradient.sign()[clear].float(), rtol=1e-2, atol=0)
@@ -148,20 +147,20 @@ def test_a_step_is_adam_on_half_the_mean_squared_error(digits: DataSet) -> None:
 def test_same_seed_same_images_within_the_limits_of_pixels(digits: DataSet) -> None:
     records = two_classes(digits)
     first, again, other = (inducing_points(records, 4, changed(lr=1.0), stream(s)) for s in (0, 0, 1))
-    assert torch.equal(first.values, again.values) and not torch.equal(first.values, other.values)
-    assert first.values.shape == (4, 1, 8, 8) and first.values.dtype == torch.float32
+    assert torch.equal(first.inputs(), again.inputs()) and not torch.equal(first.inputs(), other.inputs())
+    assert first.inputs().shape == (4, 1, 8, 8) and first.inputs().dtype == torch.float32
     assert first.labels.tolist() == [3, 3, 7, 7]
-    black, white = pixel_limits(records.normalisation, torch.device("cpu"))
-    assert bool((first.values >= black).all()) and bool((first.values <= white).all())
+    black, white = records.normalisation.limits(torch.device("cpu"))
+    assert bool((first.inputs() >= black).all()) and bool((first.inputs() <= white).all())
     free = inducing_points(records, 4, changed(lr=1.0, clamp=False), stream(0))
-    assert bool((free.values < black).any())
+    assert bool((free.inputs() < black).any())
 
 
 def test_the_clients_own_statistics_are_used_only_when_asked_for(digits: DataSet) -> None:
     records = two_classes(digits)
     still = {"steps": 1, "lr": 1e-12}
     ours, theirs = (
-        inducing_points(records, 4, changed(**still, standardise=s), stream(0)).values for s in ("global", "client")
+        inducing_points(records, 4, changed(**still, standardise=s), stream(0)).inputs() for s in ("global", "client")
     )
     x = records.inputs()
     torch.testing.assert_close(theirs, (ours - x.mean()) / x.std(correction=0), rtol=1e-4, atol=1e-4)
@@ -177,15 +176,12 @@ def test_batches_hold_as_many_of_each_class_and_repeat_only_when_they_must() -> 
 
 
 def steps_of(records: Records, settings: KIP) -> int:
-    done = 0
-
-    def count(number: int, of: int) -> None:
-        nonlocal done
-        done = number
-        assert of == settings.steps
-
-    inducing_points(records, 2, settings, stream(0), on_step=count)
-    return done
+    batches: list[Tensor] = []
+    balanced = kip._balanced
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kip, "_balanced", lambda *args: batches.append(balanced(*args)) or batches[-1])
+        inducing_points(records, 2, settings, stream(0))
+    return len(batches)
 
 
 def test_when_fitting_ends(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +199,7 @@ def test_when_fitting_ends(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> 
 def test_small_classes_fill_up_with_noise_and_nonsense_is_refused(digits: DataSet) -> None:
     few = digits.train.of_class(5)[:2]
     made = inducing_points(few, 3, changed(steps=1, lr=1e-12), stream(0))
-    assert len(made.labels) == 3 and len({tuple(v.flatten().tolist()) for v in made.values}) == 3
+    assert len(made.labels) == 3 and len({tuple(v.flatten().tolist()) for v in made.inputs()}) == 3
     with pytest.raises(ValueError, match="3 examples of 0 classes"):
         inducing_points(few[:0], 3, SMALL, stream(0))
     for wrong in ({"steps": 0}, {"ridge": 0.0}, {"stop": "soon"}, {"depth": -1}, {"x": 1}):

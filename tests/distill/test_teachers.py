@@ -203,7 +203,7 @@ def test_records_are_judged_in_order_without_gradients() -> None:
     pixels = torch.randint(0, 256, (7, *SHAPE), generator=stream(0), dtype=torch.uint8)
     records = Records(pixels, torch.zeros(7, dtype=torch.int64), CLASSES, Normalisation((0.5,), (0.25,)))
     teachers = Teachers(networks())
-    judged = teachers.judge(records, batch_size=3)
+    judged = teachers.predict(records, batch_size=3)
     assert near(judged, teachers(records.inputs())) and not judged.requires_grad
 
 

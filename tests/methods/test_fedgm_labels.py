@@ -17,8 +17,9 @@ from fedstill.data.sources import DataSet
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.site import Site, SiteClient
-from fedstill.methods import fedgm_labels
-from fedstill.methods.fedgm_labels import FedGMLabels, RandomisedSet
+from fedstill.methods import fedgm_labels, label_sets
+from fedstill.methods.fedgm_labels import FedGMLabels
+from fedstill.methods.label_sets import RandomisedSet
 from fedstill.privacy.randomized_response import RRWithPrior
 from fedstill.protocol import Records, Released, state
 
@@ -245,11 +246,11 @@ def test_the_server_takes_images_as_often_as_labels_name_their_class() -> None:
     images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
     labels, counts = torch.tensor([0, 0, 1, 1], dtype=torch.uint8), torch.tensor([30, 10])
     reply = RandomisedSet(images=Released(images), labels=Released(labels), counts=Released(counts))
-    weighted, equal = FedGMLabels()._weighted(reply), FedGMLabels(weighting="equal")._weighted(reply)
+    weighted, equal = label_sets.weighted("counts", reply), label_sets.weighted("equal", reply)
     assert weighted.labels.tolist() == [0, 0, 0, 1]
     assert set(weighted.images.flatten().tolist()) >= {0, 1}
     assert torch.equal(equal.images, images)
-    alone = FedGMLabels()._weighted(replace(reply, counts=Released(torch.tensor([0, 7]))))
+    alone = label_sets.weighted("counts", replace(reply, counts=Released(torch.tensor([0, 7]))))
     assert alone.images.flatten().tolist() == [2, 2, 3, 3]
 
 

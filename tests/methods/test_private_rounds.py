@@ -302,7 +302,7 @@ def test_an_adaptation_that_fails_says_nothing(
     digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedstill.methods.fedrd_records import FedRDRecords
-    from fedstill.train.sgd import Diverged
+    from fedstill.train.loop import Diverged
 
     failed = []
 

@@ -28,21 +28,24 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill import wire
 from fedstill.data.sources import DataSet
+from fedstill.distill.ensemble import Distillation
 from fedstill.distill.generator import Generation
+from fedstill.distill.pool import Pool
 from fedstill.engines import server
 from fedstill.engines.inprocess import Inline
 from fedstill.evaluate import evaluate, outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
-from fedstill.methods import find
+from fedstill.methods import feddf, find
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
 from fedstill.methods.dense_published import DensePublished
 from fedstill.methods.feddf import FedDF
 from fedstill.protocol import Method, Step, load, state
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.train.augment import VIEWS
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.loop import Diverged
+from fedstill.train.sgd import SGD
 
 LOCAL = SGD(lr=0.05, batch_size=32)
 KINDS = ("convnet:width=8,depth=2", "convnet:width=4,depth=1")
@@ -64,20 +67,20 @@ def test_a_server_that_dies_between_two_epochs_goes_on_behind_the_last(
     monkeypatch.setattr(server, "SAVE_EVERY", 0.0)
     expected, _ = small.run(dense(), digits, tmp_path / "whole")
     learnt: list[int] = []
-    learn = Dense.learn
+    examples = Pool.examples
 
-    def counted(self: Dense, *args: Any) -> None:
+    def counted(self: Pool) -> Examples:
         learnt.append(1)
         if len(learnt) > after:
             raise Killed
-        learn(self, *args)
+        return examples(self)
 
-    monkeypatch.setattr(Dense, "learn", counted)
+    monkeypatch.setattr(Pool, "examples", counted)
     if after < 4:
         with pytest.raises(Killed):
             small.run(dense(), digits, tmp_path / "run")
         learnt[:] = [1] * (after - 4)  # so many are left
-    monkeypatch.setattr(Dense, "learn", learn)
+    monkeypatch.setattr(Pool, "examples", examples)
     model, _ = small.run(dense(), digits, tmp_path / "run")
     assert weights(model) == weights(expected)
 
@@ -91,7 +94,7 @@ def test_epochs_of_a_finished_stage_are_not_done_again(
     def never(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(Dense, "learn", never)
+    monkeypatch.setattr(Pool, "examples", never)
     (tmp_path / "journal" / "checkpoint").unlink()  # died after the last epoch, before the round was over
     model, _ = small.run(dense(), digits, tmp_path)
     assert weights(model) == weights(expected)
@@ -124,16 +127,17 @@ def test_clients_may_have_models_that_differ(digits: DataSet, tmp_path: Path) ->
     method = FedDF(local=LOCAL, distillation={"epochs": 1})  # type: ignore[arg-type]
     fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path, public=noise_images(digits)())
     taught: list[Any] = []
-    teach = FedDF.teach
+    distil = Distillation.distil
 
-    def watched(self: FedDF, fed: Any, teachers: Any, student: Any, round: Any) -> None:
-        taught.append((teachers, {name: value.clone() for name, value in state(student).items()}))
-        teach(self, fed, teachers, student, round)
+    def watched(self: Distillation, student: Any, *args: Any, **options: Any) -> None:
+        taught.append({name: value.clone() for name, value in state(student).items()})
+        distil(self, student, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FedDF, "teach", watched)
+        patch.setattr(Distillation, "distil", watched)
+        groups = made_by(patch, feddf, "Teachers")
         model = method.server(fed)
-    ((teachers, start),) = taught
+    (start,), (teachers,) = taught, groups
     sizes = [sum(p.numel() for p in network.parameters()) for network in teachers.networks]
     assert sizes[0] == sizes[2] == sum(p.numel() for p in model.parameters()) != sizes[1] == sizes[3]
     counts = [len(fed.journal.read_reply(0, "train", client)) for client in range(4)]
@@ -149,12 +153,12 @@ def test_clients_may_have_models_that_differ(digits: DataSet, tmp_path: Path) ->
 def test_the_teachers_are_judged_together_averaged_and_alone(averaged: str, digits: DataSet, tmp_path: Path) -> None:
     method = FedDF(local=LOCAL, distillation={"epochs": 1, "outputs": averaged})  # type: ignore[arg-type]
     fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path, public=noise_images(digits)())
-    kept: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FedDF, "teach", lambda self, fed, teachers, *_: kept.append(teachers))
+        patch.setattr(Distillation, "distil", lambda *_, **__: None)
+        groups = made_by(patch, feddf, "Teachers")
         method.server(fed)
     (line,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    networks, test = kept[0].networks, fed._test
+    networks, test = groups[0].networks, fed._test
     logits = torch.stack([torch.cat(outputs(network, test)) for network in networks])
     together = (logits if averaged == "logits" else logits.softmax(2)).mean(0)
     right = [float((found.argmax(1) == test.labels).double().mean()) for found in (*logits, together)]
@@ -165,6 +169,18 @@ def test_the_teachers_are_judged_together_averaged_and_alone(averaged: str, digi
     load(average, weighted_mean(zip(counts, (state(networks[k]) for k in (0, 2)), strict=True)))
     assert line["average"] == evaluate(average, test)
     assert len({line["ensemble"], line["clients_alone"], line["average"]}) == 3
+
+
+def made_by(patch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    """All that ``module`` makes by the class of this name from now on."""
+    kind, made = getattr(module, name), list[Any]()
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made.append(kind(*args, **options))
+        return made[-1]
+
+    patch.setattr(module, name, counted)
+    return made
 
 
 def read_count(fed: Any, client: int) -> int:

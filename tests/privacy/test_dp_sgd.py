@@ -15,13 +15,13 @@ from scipy.stats import binomtest, chi2
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.audit.gradients import Chosen, along, gradient_canaries
+from fedstill.audit.gradients import along, gradient_canaries
 from fedstill.audit.lower_bounds import Canaries, one_run
 from fedstill.models.convnet import ConvNet
 from fedstill.privacy.accounting import epsilon, gaussian_noise
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
 from fedstill.privacy.events import Gaussian, Unbounded
-from fedstill.records import Examples
+from fedstill.records import Examples, Trainable
 from fedstill.seeds import Entropy, Noise, Simulated, isolated, stream
 
 LEVEL = 1e-6
@@ -43,9 +43,9 @@ def line(d: int) -> nn.Module:
     return model
 
 
-def axes(n: int, length: float = 10.0) -> Chosen:
+def axes(n: int, length: float = 10.0) -> Examples:
     """Each record moves a weight of its own."""
-    return Chosen(length * torch.eye(n), torch.zeros(n, dtype=torch.int64))
+    return Examples(length * torch.eye(n), torch.zeros(n, dtype=torch.int64))
 
 
 def counting(d: int, **other: Any) -> DPSGD:
@@ -54,7 +54,7 @@ def counting(d: int, **other: Any) -> DPSGD:
     return DPSGD(model=line(d), loss=up, **(given | other))
 
 
-def weights(release: DPSGD, rows: Examples, noise: Noise) -> Tensor:
+def weights(release: DPSGD, rows: Trainable, noise: Noise) -> Tensor:
     return release(rows, noise)["weight"][0].double()
 
 
@@ -63,9 +63,9 @@ def net() -> nn.Module:
         return models.build("kadp-mnist", (1, 8, 8), 3)
 
 
-def digits(n: int) -> Chosen:
+def digits(n: int) -> Examples:
     rng = stream(0, "digits")
-    return Chosen(torch.randn(n, 1, 8, 8, generator=rng), torch.randint(0, 3, (n,), generator=rng))
+    return Examples(torch.randn(n, 1, 8, 8, generator=rng), torch.randint(0, 3, (n,), generator=rng))
 
 
 # --- noise, sampling, divisor
@@ -76,7 +76,7 @@ def digits(n: int) -> Chosen:
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_noise_is_what_is_claimed_and_neither_two_thirds_nor_three_halves(n: int, steps: int, source: str) -> None:
     d, lr, clip, sigma, divisor = 5000, 0.5, 2.0, 1.5, 8.0
-    rows = Chosen(torch.randn(n, d, generator=stream(0)), torch.zeros(n, dtype=torch.int64))
+    rows = Examples(torch.randn(n, d, generator=stream(0)), torch.zeros(n, dtype=torch.int64))
     make = partial(counting, d, lr=lr, clip=clip, steps=steps, batch_size=divisor)
     noise = Entropy() if source == "entropy" else quiet()
     drawn = weights(make(noise_multiplier=sigma), rows, noise) - weights(make(), rows, noise)
@@ -132,7 +132,7 @@ def shuffled_batches(n: int, steps: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("n", [5, 50])
 def test_the_divisor_is_the_public_one_whatever_the_batch(n: int) -> None:
     release = counting(64, sampling=0.5, lr=0.3, clip=2.0, batch_size=8.0)
-    rows = Chosen(axes(64).images[:n], axes(64).labels[:n])
+    rows = Examples(axes(64).inputs()[:n], axes(64).labels[:n])
     found = weights(release, rows, quiet())
     moved = found[found > 0]
     assert 0 < len(moved) < n
@@ -144,9 +144,9 @@ def test_the_divisor_is_the_public_one_whatever_the_batch(n: int) -> None:
 def test_any_record_more_moves_a_step_by_at_most_the_clip(record: str) -> None:
     value = {"huge": 1e25, "nan": math.nan, "infinite": math.inf, "plain": 1.0}[record]
     rows = digits(30)
-    rows.images[-1] *= value
+    rows.inputs()[-1] *= value
     make = DPSGD(model=net(), lr=1.0, clip=0.7, noise_multiplier=0.0, sampling=1.0, steps=1, batch_size=1.0)
-    less = Chosen(rows.images[:-1], rows.labels[:-1])
+    less = Examples(rows.inputs()[:-1], rows.labels[:-1])
     pairs = zip(make(rows, quiet()).values(), make(less, quiet()).values(), strict=True)
     moved = torch.cat([(a.double() - b.double()).flatten() for a, b in pairs]).norm()
     # the second: float32 weights and sums of 30 gradients, some 10^5 entries of size 1
@@ -159,7 +159,7 @@ def test_steps_are_those_of_a_plain_loop() -> None:
     for _ in range(3):
         totals = [torch.zeros_like(p) for p in model.parameters()]
         for i in range(20):
-            given = model(rows.images[i : i + 1]), rows.images[i : i + 1], rows.labels[i : i + 1]
+            given = model(rows.inputs()[i : i + 1]), rows.inputs()[i : i + 1], rows.labels[i : i + 1]
             gradients = torch.autograd.grad(per_record_cross_entropy(*given)[0], list(model.parameters()))
             norm = torch.cat([g.flatten() for g in gradients]).norm()
             torch._foreach_add_(totals, [g * min(1.0, 0.5 / float(norm)) for g in gradients])
@@ -254,15 +254,15 @@ def test_without_noise_nothing_is_guaranteed() -> None:
 
 COUNT, GUESSES, DELTA = 1000, 200, 1e-5
 SIGMA = gaussian_noise(3.0, DELTA)  # 200 right guesses of 200 prove 4.17
-Step = Callable[[Examples, Noise], dict[str, Tensor]]
+Step = Callable[[Trainable, Noise], dict[str, Tensor]]
 
 
 def test_the_score_is_the_product_of_update_and_gradient() -> None:
     model, rows = net(), digits(6)
     direction = {name: torch.randn(p.shape, generator=stream(0)) for name, p in model.named_parameters()}
-    found = along(model, direction, rows.images, rows.labels, per_record_cross_entropy)
+    found = along(model, direction, rows.inputs(), rows.labels, per_record_cross_entropy)
     for i in range(6):
-        one = per_record_cross_entropy(model(rows.images[i : i + 1]), rows.images, rows.labels[i : i + 1])
+        one = per_record_cross_entropy(model(rows.inputs()[i : i + 1]), rows.inputs(), rows.labels[i : i + 1])
         gradients = torch.autograd.grad(one.sum(), list(model.parameters()))
         expected = sum((g * d).sum() for g, d in zip(gradients, direction.values(), strict=True))
         torch.testing.assert_close(found[i], expected, rtol=1e-4, atol=1e-4)
@@ -275,7 +275,7 @@ def claimed(release: DPSGD) -> float:
 def proved(step: Step) -> float:
     """What one run with a thousand canaries proves; each is ten times longer than the clip."""
     rows = axes(COUNT)
-    canaries = gradient_canaries(lambda chosen: step(chosen, quiet()), line(COUNT), rows.images, rows.labels, up)
+    canaries = gradient_canaries(lambda chosen: step(chosen, quiet()), line(COUNT), rows.inputs(), rows.labels, up)
     return one_run(canaries, GUESSES, stream(0, "coins"), delta=DELTA).epsilon
 
 
@@ -289,7 +289,7 @@ def test_a_sound_build_is_not_refuted_and_the_audit_is_not_idle() -> None:
     assert 0.1 < bound <= claimed(sound())
 
 
-def by_hand(rows: Examples, noise: Noise, *, scale: float, batch_clip: bool = False) -> dict[str, Tensor]:
+def by_hand(rows: Trainable, noise: Noise, *, scale: float, batch_clip: bool = False) -> dict[str, Tensor]:
     """One step as broken builds have it: ``scale`` is the noise beside the averaged gradient."""
     x, divisor = rows.inputs(slice(None)).double(), COUNT / 4
     if batch_clip:
@@ -326,12 +326,12 @@ def test_the_step_by_hand_is_the_librarys_when_it_is_not_broken() -> None:
 STEPS, RATE, LOW = 100, 0.01, 1.0
 
 
-def followed(step: Callable[[int, Chosen], Tensor], evidence: Callable[[Tensor], Tensor]) -> float:
+def followed(step: Callable[[int, Examples], Tensor], evidence: Callable[[Tensor], Tensor]) -> float:
     """One run of `STEPS` steps from the same start, ``(STEPS, m)`` moves along canaries, two thousand of them."""
     rows = axes(2000)
 
     def release(included: Tensor) -> Tensor:
-        chosen = Chosen(rows.images * included[:, None], rows.labels)  # a gradient of 0 is no record
+        chosen = Examples(rows.inputs() * included[:, None], rows.labels)  # a gradient of 0 is no record
         return torch.stack([step(i, chosen) for i in range(STEPS)])
 
     canaries = Canaries(2000, release, evidence)
@@ -349,9 +349,9 @@ def test_poisson_samples_hold_their_claim_and_shuffled_batches_accounted_as_such
     claim = epsilon([Gaussian(noise_multiplier=LOW, sampling=RATE, count=STEPS)], DELTA, "record")
     noise, batches = quiet(), shuffled_batches(2000, STEPS, 0)
 
-    def shuffled(i: int, rows: Chosen) -> Tensor:
+    def shuffled(i: int, rows: Examples) -> Tensor:
         whole = counting(2000, noise_multiplier=LOW)
-        return weights(whole, Chosen(rows.images[batches[i]], rows.labels[batches[i]]), noise)
+        return weights(whole, Examples(rows.inputs()[batches[i]], rows.labels[batches[i]]), noise)
 
     assert followed(lambda i, rows: weights(release, rows, noise), likelihood) <= claim
     assert followed(shuffled, lambda moves: (moves * batches).sum(0)) > claim

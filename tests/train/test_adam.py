@@ -12,7 +12,7 @@ from fedstill import models
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
 from fedstill.train.adam import Adam
-from fedstill.train.sgd import Diverged
+from fedstill.train.loop import Diverged
 
 
 def small_records(n: int = 50) -> Records:
@@ -113,7 +113,7 @@ def test_another_loss_and_soft_labels() -> None:
         labels = torch.full((20, 3), 1 / 3)
         inputs = records.inputs
 
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    def loss(logits: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         seen.append(targets.shape)
         return cross_entropy(logits, targets)
 
@@ -129,7 +129,7 @@ def test_epochs_are_reported() -> None:
 
 def test_weights_that_are_not_finite_are_never_returned() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    with pytest.raises(Diverged, match=r"lr=1e\+37 left weights that are not finite; .* for example 0\.1"):
+    with pytest.raises(Diverged, match=r"lr=1e\+37 left weights that are not finite after 40 .* for example 0\.1"):
         Adam(lr=1e37, epochs=20).fit(model, small_records(), stream())
     broken = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     broken.register_buffer("moment", torch.tensor(float("nan")))

@@ -13,7 +13,7 @@ from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
 from fedstill.train import contrastive
 from fedstill.train.contrastive import SimCLR, fingerprint, knn_accuracy, nt_xent
-from fedstill.train.sgd import Diverged
+from fedstill.train.loop import Diverged
 from fedstill.train.views import Views
 
 SMALL = SimCLR(epochs=3, batch_size=16, projection=(8, 4), lr=0.01)

@@ -11,7 +11,7 @@ from fedstill.protocol import load, state
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
 from fedstill.train.adam import Adam
-from fedstill.train.condensation import ServerTraining
+from fedstill.train.condensation import CondensedTraining
 from fedstill.train.sgd import SGD
 
 TRAININGS = {
@@ -19,7 +19,7 @@ TRAININGS = {
     "milestones": SGD(lr=0.05, batch_size=16, epochs=4, milestones=(1, 2, 3)),
     "few steps": SGD(lr=0.05, batch_size=16, epochs=4, max_steps=9),
     "adam": Adam(lr=0.01, weight_decay=0.01, batch_size=16, epochs=4),
-    "server": ServerTraining(lr=0.05, batch_size=16, epochs=4),
+    "server": CondensedTraining(lr=0.05, batch_size=16, epochs=4),
 }
 
 
@@ -78,9 +78,9 @@ def test_a_killed_training_ends_as_an_undisturbed_one(training: Any, dies_behind
     undisturbed, keeper = forgetful(), Keeper(dies_behind)
     steps = training.fit(undisturbed, records(), rng(3))
     with pytest.raises(Killed):
-        training.fit(forgetful(), records(), rng(3), keep=keeper.epochs)
+        training.fit(forgetful(), records(), rng(3), checkpoint=keeper.epochs)
     resumed = forgetful()
-    assert training.fit(resumed, records(), rng(3), keep=keeper.epochs) == steps
+    assert training.fit(resumed, records(), rng(3), checkpoint=keeper.epochs) == steps
     assert keeper.seen == [1, 2, 3, 4]
     assert torch.equal(flat(resumed), flat(undisturbed))
 
@@ -108,8 +108,8 @@ def test_nothing_of_what_is_kept_is_idle(training: str, lost: str) -> None:
     undisturbed, keeper = forgetful(), Keeper(2)
     TRAININGS[training].fit(undisturbed, records(), rng(3))  # type: ignore[attr-defined]
     with pytest.raises(Killed):
-        TRAININGS[training].fit(forgetful(), records(), rng(3), keep=keeper.epochs)  # type: ignore[attr-defined]
+        TRAININGS[training].fit(forgetful(), records(), rng(3), checkpoint=keeper.epochs)  # type: ignore[attr-defined]
     without(lost)(keeper)
     resumed = forgetful()
-    TRAININGS[training].fit(resumed, records(), rng(3), keep=keeper.epochs)  # type: ignore[attr-defined]
+    TRAININGS[training].fit(resumed, records(), rng(3), checkpoint=keeper.epochs)  # type: ignore[attr-defined]
     assert not torch.equal(flat(resumed), flat(undisturbed))

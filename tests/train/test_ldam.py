@@ -13,6 +13,8 @@ from fedstill.seeds import isolated, stream
 from fedstill.train.ldam import LDAM, class_weights, margins
 from fedstill.train.sgd import SGD
 
+NO_INPUTS = torch.empty(0)
+"""The loss looks at none."""
 COUNTS = torch.tensor([16, 1, 0, 81])
 
 
@@ -41,21 +43,21 @@ def test_the_loss_by_hand() -> None:
         math.log(sum(math.exp(2 * z) for z in row)) - 2 * row[y]
         for row, y in zip(lowered, labels.tolist(), strict=True)
     ]
-    assert float(loss(logits, labels)) == pytest.approx(sum(terms) / 2, rel=1e-6)
+    assert float(loss(logits, NO_INPUTS, labels)) == pytest.approx(sum(terms) / 2, rel=1e-6)
     assert logits[0, 0] == 1.0  # not changed in place
     loss.on_epoch(1, 4)
-    assert float(loss(logits, labels)) == pytest.approx(sum(terms) / 2, rel=1e-6)
+    assert float(loss(logits, NO_INPUTS, labels)) == pytest.approx(sum(terms) / 2, rel=1e-6)
     loss.on_epoch(2, 4)  # from here on classes are weighted
     w = [0.5 / (1 - 0.5**16), 1.0]
     weighted = (w[0] * terms[0] + w[1] * terms[1]) / (w[0] + w[1])
-    assert float(loss(logits, labels)) == pytest.approx(weighted, rel=1e-6)
+    assert float(loss(logits, NO_INPUTS, labels)) == pytest.approx(weighted, rel=1e-6)
 
 
 def test_a_margin_asks_for_more_and_none_is_plain_cross_entropy() -> None:
     logits, labels = torch.randn(5, 4, generator=stream(0)), torch.tensor([0, 1, 3, 3, 0])
-    assert LDAM().loss(COUNTS)(logits, labels) > cross_entropy(4 * logits, labels)
+    assert LDAM().loss(COUNTS)(logits, NO_INPUTS, labels) > cross_entropy(4 * logits, labels)
     tiny = LDAM(largest=1e-9, scale=1.0).loss(COUNTS)
-    assert torch.allclose(tiny(logits, labels), cross_entropy(logits, labels))
+    assert torch.allclose(tiny(logits, NO_INPUTS, labels), cross_entropy(logits, labels))
 
 
 def test_when_weights_begin() -> None:
@@ -64,10 +66,10 @@ def test_when_weights_begin() -> None:
     found = {}
     for defer in (0.0, 0.8, 1.0):
         loss = LDAM(defer=defer, beta=0.9).loss(COUNTS)
-        values = [float(loss(logits, labels))]
+        values = [float(loss(logits, NO_INPUTS, labels))]
         for epoch in range(1, 11):
             loss.on_epoch(epoch, 10)
-            values.append(float(loss(logits, labels)))
+            values.append(float(loss(logits, NO_INPUTS, labels)))
         found[defer] = [value != found_first for found_first in (values[0],) for value in values]
         if defer == 0.0:
             weighted = values[0]

@@ -1,6 +1,7 @@
 """Local training against a plain loop, bit for bit; its corrections, limits and random streams; evaluation."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from fedstill import models
 from fedstill.evaluate import accuracies, confusion, evaluate, predictions
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated
-from fedstill.train import sgd as local
-from fedstill.train.sgd import SGD, Diverged, control_variates, proximal, within
+from fedstill.train import loop
+from fedstill.train.adam import Adam
+from fedstill.train.loop import Diverged
+from fedstill.train.sgd import SGD, ball_constraint, control_variates, proximal
 
 
 def small_records(n: int = 50, shape: tuple[int, int, int] = (1, 8, 8), num_classes: int = 3) -> Records:
@@ -63,7 +66,7 @@ def test_fit_is_the_plain_loop_to_the_bit(spec: str, momentum: float, weight_dec
 def test_large_sets_are_converted_by_batch_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, converted = new_model(), new_model()
     SGD().fit(kept, small_records(), stream())
-    monkeypatch.setattr(local, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(loop, "_CACHED_BYTES", 0)
     SGD().fit(converted, small_records(), stream())
     assert torch.equal(flat(kept), flat(converted))
 
@@ -187,8 +190,26 @@ def test_another_loss_and_soft_labels() -> None:
     SGD().fit(soft, Soft(records, nn.functional.one_hot(records.labels, 3).float()), stream())
     # The same gradient from another formula: float32 rounding.
     torch.testing.assert_close(flat(soft), flat(hard), rtol=1e-4, atol=1e-6)
-    SGD(lr=0.005).fit(doubled, records, stream(), loss=lambda z, y: 2 * cross_entropy(z, y))
+    SGD(lr=0.005).fit(doubled, records, stream(), loss=lambda z, x, y: 2 * cross_entropy(z, y))
     torch.testing.assert_close(flat(doubled), flat(hard), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [SGD(batch_size=16), Adam(batch_size=16)], ids=lambda kind: type(kind).__name__)
+def test_a_loss_sees_the_inputs_that_the_model_got(training: SGD | Adam) -> None:
+    """Of the augmented batch, where there is augmentation."""
+    model, got, seen = new_model(), list[Tensor](), list[Tensor]()
+    model.register_forward_pre_hook(lambda _, args: got.append(args[0]))
+
+    def loss(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(x)
+        return cross_entropy(output, y)
+
+    flip: dict[str, Any] = {"augment": lambda x, _: x.flip(3)} if isinstance(training, SGD) else {}
+    training.fit(model, small_records(), stream(), loss=loss, **flip)
+    assert len(seen) == 4 and all(x is y for x, y in zip(got, seen, strict=True))
+    if flip:
+        plain = [x.flip(3) for x, _ in shuffled(small_records(), stream(), 16, 1)]
+        assert all(torch.equal(x, y) for x, y in zip(seen, plain, strict=True))
 
 
 def test_epochs_are_reported() -> None:
@@ -232,7 +253,7 @@ def test_within_is_the_nearest_point_of_a_ball_after_every_step() -> None:
     ours, plain = new_model(), new_model()
     sgd = SGD(lr=0.05, momentum=0.0, batch_size=16, epochs=2)
     x0 = vector(plain)
-    sgd.fit(ours, records, stream(), bound=within(ours, radius))
+    sgd.fit(ours, records, stream(), bound=ball_constraint(ours, radius))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     outside = 0
     for x, y in shuffled(records, stream(), 16, 2):
@@ -250,10 +271,10 @@ def test_within_is_the_nearest_point_of_a_ball_after_every_step() -> None:
     assert abs(float((vector(ours) - x0).norm()) - radius) < 1e-4
     free, wide = new_model(), new_model()
     sgd.fit(free, records, stream())
-    sgd.fit(wide, records, stream(), bound=within(wide, 1e6))
+    sgd.fit(wide, records, stream(), bound=ball_constraint(wide, 1e6))
     torch.testing.assert_close(vector(wide), vector(free), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="radius of a ball is 0"):
-        within(ours, 0.0)
+        ball_constraint(ours, 0.0)
 
 
 def test_control_variates_shift_each_step() -> None:

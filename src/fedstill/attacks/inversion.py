@@ -23,14 +23,13 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.attacks.images import nearest
 from fedstill.attacks.labels import counts_of, last_layer, shares_of_update, single_label
-from fedstill.distill.descent import descend, to_bytes
+from fedstill.distill.descent import adam_step, to_bytes
 from fedstill.distill.inversion import total_variation
-from fedstill.distill.synthetic import pixel_limits
 from fedstill.evaluate import mode_of
 from fedstill.records import Records
 from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
-from fedstill.train.sgd import Diverged
+from fedstill.train.loop import Diverged
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class ModelInversion(Settings):
         adam = adam_of([x], self.lr, beta1=0.9)
         with mode_of(model, training=False):
             for _ in range(self.steps):
-                descend(adam, cross_entropy(model(x), y, reduction="sum") + self.tv * _smoothness(x))
+                adam_step(adam, cross_entropy(model(x), y, reduction="sum") + self.tv * _smoothness(x))
                 _limit(x, like)
         return _rounded(x, y, like, self.lr)
 
@@ -207,7 +206,7 @@ def _start(x: Float[Tensor, "n c h w"], like: Records) -> Float[Tensor, "n c h w
 def _limit(x: Float[Tensor, "n c h w"], like: Records) -> None:
     """Back into the range that pixels in [0, 1] have."""
     with torch.no_grad():
-        x.clamp_(*pixel_limits(like.normalisation, x.device))
+        x.clamp_(*like.normalisation.limits(x.device))
 
 
 def _smoothness(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
@@ -217,6 +216,6 @@ def _smoothness(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
 
 
 def _rounded(x: Float[Tensor, "n c h w"], labels: Int64[Tensor, " n"], like: Records, lr: float) -> Records:
-    black, white = pixel_limits(like.normalisation, x.device)
+    black, white = like.normalisation.limits(x.device)
     pixels = to_bytes((x.detach() - black) / (white - black), lr)
     return Records(pixels, labels, like.num_classes, like.normalisation)

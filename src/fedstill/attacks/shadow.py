@@ -11,30 +11,19 @@ Its figures at argmax are averages over all records: near one half they say litt
 asks for the few records that are surely found.
 """
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill.evaluate import predictions
-from fedstill.seeds import isolated
+from fedstill.records import Examples
+from fedstill.seeds import draw_seed, isolated
 from fedstill.settings import Settings
 from fedstill.train.adam import Adam
-from fedstill.train.sgd import draw_seed
 
 KINDS = ("others", "members")
 """The attack network's classes: 0 and 1."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    x: Float32[Tensor, "m d"]
-    labels: Int64[Tensor, " m"]
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Float32[Tensor, "k d"]:
-        return self.x[index]
 
 
 class ShadowAttack(Settings):
@@ -51,7 +40,7 @@ class ShadowAttack(Settings):
         """Train the attack network on shadow models' logits of members and of others."""
         rows = self._rows(logits, member)
         with isolated(draw_seed(rng)):
-            layers = nn.Linear(rows.x.shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, len(KINDS))
+            layers = nn.Linear(rows.inputs().shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, len(KINDS))
         model = nn.Sequential(*layers)
         self.training.fit(model, rows, rng)
         return model
@@ -66,11 +55,11 @@ class ShadowAttack(Settings):
         guessed = predictions(model, self._rows(logits, member))
         return {kind: _rates(guessed == k, member == bool(k)) for k, kind in enumerate(KINDS)}
 
-    def _rows(self, logits: Tensor, member: Tensor) -> _Rows:
+    def _rows(self, logits: Tensor, member: Tensor) -> Examples:
         posteriors = logits.double().softmax(1)
         if self.top is not None:
             posteriors = posteriors.topk(min(self.top, posteriors.shape[1]), 1).values
-        return _Rows(posteriors.float(), member.long())
+        return Examples(posteriors.float(), member.long())
 
 
 def _rates(guessed: Bool[Tensor, " n"], true: Bool[Tensor, " n"]) -> dict[str, float]:

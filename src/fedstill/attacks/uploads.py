@@ -24,14 +24,13 @@ from fedstill.attacks import images, labels
 from fedstill.attacks.attack import Attack
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
 from fedstill.data import sources
-from fedstill.distill.synthetic import Synthetic
 from fedstill.engines.agreement import Agreement
 from fedstill.experiment import extend
 from fedstill.experiment.run import agreement_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
 from fedstill.protocol import client_steps, returns_run_model
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.runs.folder import RunFolder
 from fedstill.schema import Below, Difference, Field, Schema
 from fedstill.seeds import stream
@@ -176,7 +175,7 @@ def _images(reply: _Reply, task: Task) -> Records | None:
     if images is None or tags is None:
         return None
     if images.is_floating_point():
-        return Synthetic(images, tags).rounded(like.num_classes, like.normalisation)
+        return Examples(images, tags).rounded(like.num_classes, like.normalisation)
     return Records(images, tags, like.num_classes, like.normalisation)
 
 

@@ -1,7 +1,6 @@
 """Gradient canaries: an attack on DP-SGD by the weights' change along each record's own gradient."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -10,23 +9,11 @@ from torch.func import functional_call
 
 from fedstill.audit.lower_bounds import Canaries
 from fedstill.privacy.per_record import PerRecordLoss
-from fedstill.records import Examples
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Records with normalised inputs ``images`` ``(n, ...)``."""
-
-    images: Tensor
-    labels: Tensor
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """Normalised inputs of the chosen records."""
-        return self.images[index]
+from fedstill.records import Examples, Trainable
 
 
 def gradient_canaries(
-    release: Callable[[Examples], dict[str, Tensor]],
+    release: Callable[[Trainable], dict[str, Tensor]],
     model: nn.Module,
     x: Float[Tensor, "m ..."],
     y: Tensor,
@@ -47,7 +34,7 @@ def gradient_canaries(
     def score(trained: dict[str, Tensor]) -> Tensor:
         return along(model, {name: model.get_parameter(name) - w for name, w in trained.items()}, x, y, loss)
 
-    return Canaries(len(x), lambda included: release(Chosen(x[included], y[included])), score)
+    return Canaries(len(x), lambda included: release(Examples(x[included], y[included])), score)
 
 
 def along(

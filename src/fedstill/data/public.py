@@ -8,13 +8,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedstill.data import sources
-from fedstill.records import Normalisation, Records
+from fedstill.records import Normalisation, Records, luminance
 from fedstill.seeds import stream
 
 _CHUNK_BYTES = 64 * 2**20
 """How much is converted at a time, counted in float32."""
-_LUMINANCE = (0.299, 0.587, 0.114)
-"""Of red, green and blue, ITU-R BT.601."""
 _UNLABELED = ":unlabeled"
 
 
@@ -85,7 +83,7 @@ def held(spec: str | None) -> int | None:
 def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) -> UInt8[Tensor, "n c2 h2 w2"]:
     channels, *size = shape
     if images.shape[1] > channels:
-        x = _luminance(images.float())
+        x = luminance(images.float())
     elif list(images.shape[2:]) == size:
         return images.expand(-1, channels, -1, -1)
     else:
@@ -130,8 +128,3 @@ def _smooth(noise: Float[Tensor, "n c h w"], scale: Float[Tensor, "n 1 1 1"]) ->
     low = torch.exp(-2 * (torch.pi * 0.7 * scale) ** 2 * (y[:, None] ** 2 + x[None, :] ** 2))
     field: Tensor = torch.fft.ifft2(torch.fft.fft2(noise) * low).real
     return field / field.flatten(1).std(1)[:, None, None, None].clamp_min(1e-6)
-
-
-def _luminance(x: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 1 h w"]:
-    red, green, blue = (x[:, i : i + 1] for i in range(3))
-    return _LUMINANCE[0] * red + _LUMINANCE[1] * green + _LUMINANCE[2] * blue

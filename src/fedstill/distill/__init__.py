@@ -1,1 +1,1 @@
-"""What clients and the server make out of data and models: synthetic images, representatives, distilled models."""
+"""Distillation: synthetic images, representatives and students, made from data and models."""

@@ -17,14 +17,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from fedstill.distill.synthetic import Synthetic
-from fedstill.records import Records
+from fedstill.records import Examples, Records
+from fedstill.seeds import draw_seed
 from fedstill.settings import Settings
-from fedstill.train.sgd import draw_seed
 
 
 class Coreset(Settings):
-    """How a class's centres are found, in the space of its normalised pixels."""
+    """Settings of the search for a class's centres, among its normalised pixels."""
 
     algorithm: Literal["gmm", "dbscan"] = "gmm"
     """Means of a Gaussian mixture, or of DBSCAN's clusters (their core records), largest clusters first."""
@@ -44,7 +43,7 @@ class Coreset(Settings):
 
 
 def shares(counts: Int64[Tensor, " classes"], total: int) -> dict[int, int]:
-    """How many of ``total`` examples each class of a client gets: equal shares, what is left to the largest classes.
+    """Number of each class's examples of ``total``: equal shares, the remainder to the largest classes.
 
     Args:
         counts: records of each class.
@@ -65,7 +64,7 @@ def shares(counts: Int64[Tensor, " classes"], total: int) -> dict[int, int]:
     return {c: found[c] for c in sorted(found) if found[c]}
 
 
-def centres(records: Records, total: int, settings: Coreset, rng: torch.Generator) -> Synthetic:
+def centres(records: Records, total: int, settings: Coreset, rng: torch.Generator) -> Examples:
     """Centres of every class as labelled images.
 
     Args:
@@ -91,7 +90,7 @@ def centres(records: Records, total: int, settings: Coreset, rng: torch.Generato
         images.append(torch.from_numpy(found[:share]).float().view(-1, *records.shape))
         labels += [label] * len(images[-1])
     device = records.images.device
-    return Synthetic(torch.cat(images).to(device), torch.tensor(labels, device=device))
+    return Examples(torch.cat(images).to(device), torch.tensor(labels, device=device))
 
 
 def _mixture(rows: NDArray[np.float64], count: int, settings: Coreset, seed: int) -> NDArray[np.float64]:

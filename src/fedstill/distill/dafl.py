@@ -5,61 +5,19 @@ code (huawei-noah/Efficient-Computing, ``DAFL-train.py``); the weights of
 the defaults are those of the re-run in VainF/Fast-Datafree, their steps and batches DENSE's.
 """
 
-import math
-
 import torch
 from jaxtyping import Float
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.distill.descent import descend, lasting, to_bytes
+from fedstill.distill.descent import adam_step, live_tensors, to_bytes
 from fedstill.distill.teachers import Look, Teachers
-from fedstill.models.generator import UpsampledConv, quarter_of
+from fedstill.models.generator import DAFLGenerator
 from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated
+from fedstill.seeds import draw_seed, isolated
 from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
-from fedstill.train.sgd import draw_seed
-
-
-class DAFLGenerator(nn.Module):
-    """From normal latents to images whose channels have mean 0 and variance 1 over the batch.
-
-    Linear to 128 channels of H/4 x W/4, batch norm, nearest x2, convolution 128, batch norm (eps 0.8), LeakyReLU 0.2,
-    nearest x2, convolution 64, batch norm (eps 0.8), LeakyReLU 0.2, convolution c, tanh, batch norm without weights.
-    Layers start as PyTorch's do.
-
-    Args:
-        shape: channels, height and width of an image; both sides multiples of 4.
-        nz: length of a latent vector.
-
-    Raises:
-        ValueError: a side of the image is no multiple of 4.
-    """
-
-    def __init__(self, shape: tuple[int, int, int], nz: int = 256) -> None:
-        super().__init__()
-        channels, quarter = shape[0], quarter_of(shape)
-        self.linear = nn.Linear(nz, 128 * math.prod(quarter))
-        self.body = nn.Sequential(
-            nn.Unflatten(1, (128, *quarter)),
-            nn.BatchNorm2d(128),
-            UpsampledConv(128, 128, bias=True),
-            nn.BatchNorm2d(128, 0.8),
-            nn.LeakyReLU(0.2),
-            UpsampledConv(128, 64, bias=True),
-            nn.BatchNorm2d(64, 0.8),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(64, channels, 3, padding=1),
-            nn.Tanh(),
-            nn.BatchNorm2d(channels, affine=False),
-        )
-
-    def forward(self, z: Float[Tensor, "n nz"]) -> Float[Tensor, "n c h w"]:
-        """Values in units of the data set's standard deviation, about its mean."""
-        images: Tensor = self.body(self.linear(z))
-        return images
 
 
 def pixels_of(images: Float[Tensor, "n c h w"], normalisation: Normalisation) -> Float[Tensor, "n c h w"]:
@@ -92,7 +50,7 @@ def entropy_loss(teacher: Float[Tensor, "n classes"]) -> Float[Tensor, ""]:
 
 
 class DAFL(Settings):
-    """How one epoch's synthetic images are made."""
+    """Settings of the generation of one epoch's images."""
 
     batch_size: PositiveInt = 128
     """Images of a step."""
@@ -129,16 +87,16 @@ class DAFLSynthesis:
     """DAFL's generator and its Adam.
 
     Attributes:
-        tensors: all that lasts from epoch to epoch; changing them in place (`fedstill.protocol.load`) resumes a run.
+        tensors: the stage's whole state; changing them in place (`fedstill.weights.load`) resumes a run.
     """
 
     def __init__(self, settings: DAFL, like: Records, rng: torch.Generator) -> None:
-        """See `DAFL.start`."""
+        """Draw the generator's first weights; `DAFL.start` documents the arguments."""
         self._settings, self._like = settings, like
         with isolated(draw_seed(rng)):
             self._generator = DAFLGenerator(like.shape, settings.nz).to(like.images.device)
         self._adam = adam_of(self._generator.parameters(), settings.lr, beta1=0.9)
-        self.tensors = lasting(self._generator, self._adam)
+        self.tensors = live_tensors(self._generator, self._adam)
 
     def epoch(self, teachers: Teachers, rng: torch.Generator) -> tuple[Records, Float[Tensor, "n classes"]]:
         """Train the generator for ``steps`` steps and return all images made on the way.
@@ -163,7 +121,7 @@ class DAFLSynthesis:
             z = torch.randn(settings.batch_size, settings.nz, generator=rng).to(device)
             pixels = pixels_of(self._generator(z), like.normalisation)
             look = teachers.look(like.normalisation.apply(pixels))
-            descend(self._adam, settings.loss(look))
+            adam_step(self._adam, settings.loss(look))
             images.append(to_bytes(pixels, settings.lr))
             logits.append(look.mean.detach())
         said = torch.cat(logits)

@@ -1,11 +1,11 @@
-"""What all makers of images by gradient descent share: a step of Adam, what a checkpoint holds, pixels to bytes."""
+"""Gradient descent on images: a step of Adam, the tensors of a checkpoint, pixels to bytes."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedstill.train.adam import moments
-from fedstill.train.sgd import Diverged, lower_rate
+from fedstill.train.loop import Diverged, lower_rate
 
 
 def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
@@ -19,7 +19,7 @@ def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
     return (pixels.detach() * 255).round().to(torch.uint8)
 
 
-def descend(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
+def adam_step(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
     """One step of ``adam`` down the gradient of ``loss`` by its own weights; no other tensor gets a gradient."""
     weights = adam.param_groups[0]["params"]
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
@@ -28,7 +28,7 @@ def descend(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
     adam.zero_grad()
 
 
-def lasting(generator: nn.Module, adam: torch.optim.Adam) -> dict[str, Tensor]:
+def live_tensors(generator: nn.Module, adam: torch.optim.Adam) -> dict[str, Tensor]:
     """The live tensors of both by name, detached: writing into them changes generator and Adam."""
     tensors = {f"generator.{name}": value.detach() for name, value in generator.state_dict().items()}
     return tensors | {f"adam.{name}": value for name, value in moments(adam).items()}

@@ -2,7 +2,8 @@
 
 Zhao, Bilen, "Dataset condensation with distribution matching", WACV 2023 (arXiv:2110.04181), section 3, in the forms of
 
-* FedDM (Xiong et al., CVPR 2023, arXiv:2207.09653): images, at networks around the server's (`around`, `fit_images`);
+* FedDM (Xiong et al., CVPR 2023, arXiv:2207.09653): images, at networks around the server's (`sphere_around`,
+  `fit_images`);
 * FedRD, section III-B2: representations of a projection, at random networks (`fit_representations`).
 """
 
@@ -17,9 +18,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.distill.synthetic import Synthetic, pixel_limits
 from fedstill.evaluate import mode_of
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.settings import Settings
 from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
 
@@ -28,35 +28,35 @@ _SAMPLE = 256
 
 
 class DistributionMatching(Settings):
-    """How synthetic examples are fitted to real ones; with the defaults images, much as in FedDM."""
+    """Settings of the fit of synthetic examples to real ones; the defaults suit images, much as in FedDM."""
 
     steps: PositiveInt = 1000
     """Steps of SGD on the synthetic examples, each at a network of its own."""
     batch_size: PositiveInt = 256
     """Real records of every class in one step."""
     top_up: bool = False
-    """Whether a class with fewer records is filled up to the batch by draws with replacement, or just used whole."""
+    """Fill a class with fewer records up to the batch by draws with replacement, or use it whole."""
     min_records: PositiveInt = 1
     """Classes with fewer records than this at the client are left out."""
     logits: bool = True
-    """Whether mean logits are matched in addition to mean features."""
+    """Match mean logits in addition to mean features."""
     squared: bool = True
-    """Whether the distance between means is the squared Euclidean norm, or the norm."""
+    """Take the squared Euclidean norm for the distance between means, or the norm."""
     batch_statistics: bool = False
-    """Whether networks run in train mode, batch norm over all classes together; else in eval mode."""
+    """Run the networks in train mode, batch norm over all classes together, or in eval mode."""
     lr: PositiveFloat = 1.0
     """Learning rate of the synthetic examples, in the space that the network sees."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """Momentum of that SGD."""
     init: Literal["real", "noise"] = "real"
-    """What a class starts as: random real records (where they run out, noise), or noise: ``N(0, 1)``, which for
+    """Start of a class: random real records (where they run out, noise), or noise: ``N(0, 1)``, which for
     representations gets the mean and variance of real ones (batch norm hides both, so matching wouldn't find them)."""
     augment: Strategy = "none"
     """DSA operations joined by "_" on the real images, one drawn per class and step; "none" for none."""
     rho: NonNegativeFloat = 5.0
-    """How far from the server's model FedDM's networks lie (see `around`); FedRD has no use for it."""
+    """Distance of FedDM's networks from the server's model (see `sphere_around`); FedRD ignores it."""
     clamp: bool = True
-    """Whether images are kept among those whose pixels are in [0, 1]. Representations are unbounded anyway."""
+    """Keep images within pixels of [0, 1]; representations are unbounded anyway."""
 
     @classmethod
     def published_feddm(cls) -> "DistributionMatching":
@@ -76,13 +76,13 @@ class DistributionMatching(Settings):
             min_records=10,
         )
 
-    def suited(self, records: Records) -> "DistributionMatching":
-        """These settings or, where no class of ``records`` has ``min_records``, such that all classes count."""
+    def for_records(self, records: Records) -> "DistributionMatching":
+        """These settings, with ``min_records`` 1 if no class of ``records`` has as many as it asks for."""
         enough = bool((records.class_counts() >= self.min_records).any())
         return self if enough else self.model_copy(update={"min_records": 1})
 
 
-def around(model: nn.Module, rho: float, rng: torch.Generator) -> Callable[[int], nn.Module]:
+def sphere_around(model: nn.Module, rho: float, rng: torch.Generator) -> Callable[[int], nn.Module]:
     """FedDM's networks: at each call ``w' = w + min(1, rho / |z|) z`` with a fresh ``z ~ N(0, I)``.
 
     ``|z|`` is near the root of the number of parameters, so w' lies on the sphere of radius ``rho`` around w.
@@ -156,19 +156,16 @@ def fit_images(
     ipc: int,
     settings: DistributionMatching,
     rng: torch.Generator,
-    *,
-    on_step: Callable[[int, int], None] | None = None,
-) -> Synthetic:
+) -> Examples:
     """Synthetic images of every class of ``records``, as in FedDM's client update.
 
     Args:
         records: the client's own.
-        net_of: called with 0, 1, ... ``settings.steps - 1``; the network of that step (see `around`), on
+        net_of: called with 0, 1, ... ``settings.steps - 1``; the network of that step (see `sphere_around`), on
             the records' device.
         ipc: images of every class, at least 1.
         settings: see `DistributionMatching`.
         rng: draws first images, batches and augmentations (a CPU generator).
-        on_step: called after every step with the number of steps done and of all.
 
     Returns:
         Normalised images ordered by class, ``ipc`` of each; with ``settings.clamp`` of pixels in [0, 1].
@@ -176,8 +173,8 @@ def fit_images(
     Raises:
         ValueError: no class has enough records.
     """
-    limits = pixel_limits(records.normalisation, records.images.device) if settings.clamp else None
-    return _fit(records, nn.Identity(), net_of, ipc, settings, rng, (0.0, 1.0), limits, on_step)
+    limits = records.normalisation.limits(records.images.device) if settings.clamp else None
+    return _fit(records, nn.Identity(), net_of, ipc, settings, rng, (0.0, 1.0), limits)
 
 
 def fit_representations(
@@ -187,9 +184,7 @@ def fit_representations(
     dpc: int,
     settings: DistributionMatching,
     rng: torch.Generator,
-    *,
-    on_step: Callable[[int, int], None] | None = None,
-) -> Synthetic:
+) -> Examples:
     """Synthetic representations of every class of ``records``, as in FedRD's client update.
 
     Args:
@@ -200,7 +195,6 @@ def fit_representations(
         dpc: representations of every class, at least 1.
         settings: see `DistributionMatching`; ``clamp`` and ``rho`` don't matter.
         rng: draws first values, batches and augmentations (a CPU generator).
-        on_step: called after every step with the number of steps done and of all.
 
     Returns:
         Unbounded values ordered by class, ``dpc`` of each.
@@ -212,7 +206,7 @@ def fit_representations(
     with mode_of(projection, training=False), torch.no_grad():
         z = projection(records.inputs(some))
     noise = (float(z.mean()), float(z.std()))
-    return _fit(records, projection, net_of, dpc, settings, rng, noise, None, on_step)
+    return _fit(records, projection, net_of, dpc, settings, rng, noise, None)
 
 
 def _fit(
@@ -224,8 +218,7 @@ def _fit(
     rng: torch.Generator,
     noise: tuple[float, float],
     limits: tuple[Tensor, Tensor] | None,
-    on_step: Callable[[int, int], None] | None,
-) -> Synthetic:
+) -> Examples:
     counts = records.class_counts()
     labels = [int(c) for c in torch.nonzero(counts >= settings.min_records).flatten()]
     if not labels:
@@ -251,9 +244,7 @@ def _fit(
             values.sub_(velocity, alpha=settings.lr)  # S <- S - eta_S v, v <- mu v + grad_S L
             if limits is not None:
                 torch.clamp(values, *limits, out=values)
-            if on_step is not None:
-                on_step(step + 1, settings.steps)
-    return Synthetic(values.flatten(0, 1), torch.tensor(labels, device=values.device).repeat_interleave(count))
+    return Examples(values.flatten(0, 1), torch.tensor(labels, device=values.device).repeat_interleave(count))
 
 
 def _start(

@@ -14,9 +14,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.distill.synthetic import Synthetic
 from fedstill.evaluate import mode_of
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
 
@@ -40,14 +39,14 @@ def unit(net: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
 
 
 class ImageFitting(Settings):
-    """How images are fitted to a release."""
+    """Settings of the fit of images to a release."""
 
     steps: PositiveInt = 1500
     """Steps of Adam on the pixels."""
     lr: PositiveFloat = 0.03
     """Its learning rate; pixels lie in [0, 1]."""
     nets_per_step: PositiveInt = 2
-    """How many of the networks a step looks at."""
+    """Number of the networks in one step."""
     augment: Strategy = "none"
     """DSA operations on the fitted images, which stand for what the embedding averages over; "none" for none."""
 
@@ -92,7 +91,7 @@ class ImageFitting(Settings):
         start: Float[Tensor, "n c h w"],
         rng: torch.Generator,
         on_step: Callable[[int, int], None] | None = None,
-    ) -> Synthetic:
+    ) -> Examples:
         """As `fit`, with values of any size in place of pixels.
 
         `embed` looks at directions only, so every row keeps the length it starts with.
@@ -111,7 +110,7 @@ class ImageFitting(Settings):
             return rows
 
         self._descend(nets, means, values, scaled, rng, on_step)
-        return Synthetic(scaled().detach(), _labels(means, len(start) // len(means)))
+        return Examples(scaled().detach(), _labels(means, len(start) // len(means)))
 
     def _descend(
         self,

@@ -1,7 +1,7 @@
-"""Ensemble distillation: a student learns what several teachers say together about public images.
+"""Ensemble distillation: a student is trained on the joint prediction of several teachers for public images.
 
 Lin et al. 2020 (FedDF, arXiv:2006.07242) with equal weights; Sattler et al. 2021 (FedAUX, arXiv:2102.02514, equation 5)
-with a weight for every teacher and image. `distillation_loss` is what DENSE's student learns by.
+with a weight for every teacher and image. `distillation_loss` is the loss of DENSE's student.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,12 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
-from fedstill.records import Examples
+from fedstill.records import Examples, Trainable
 from fedstill.train.adam import Adam
 from fedstill.train.epochs import Epochs
-from fedstill.train.sgd import Taught
 
 Temperature = Annotated[float, Ge(0.01), Le(1000)]
-"""T of a softmax: beyond these limits nothing is left of what it compares but rounding."""
+"""T of a softmax; beyond these limits only rounding errors remain."""
 
 
 class Ensemble:
@@ -31,24 +30,24 @@ class Ensemble:
     """
 
     def __init__(self, outputs: Literal["logits", "probabilities"]) -> None:
-        """``outputs``: what is averaged."""
+        """Average these ``outputs``."""
         self._outputs = outputs
         self._total: Tensor | float = 0.0
         self._weight: Tensor | float = 0.0
 
     def add(self, logits: Float[Tensor, "n classes"], weight: Float[Tensor, " n"] | float = 1.0) -> None:
-        """Take a teacher in.
+        """Add a teacher.
 
         Args:
-            logits: what it says.
-            weight: how much that counts, positive, for every image or for all alike.
+            logits: the teacher's.
+            weight: its positive weight, one for every image or one for all.
         """
         outputs = logits if self._outputs == "logits" else logits.softmax(1)
         self._total = self._total + outputs * (weight[:, None] if isinstance(weight, Tensor) else weight)
         self._weight = self._weight + weight
 
     def targets(self) -> Float[Tensor, "n classes"]:
-        """Probabilities for the student to learn.
+        """Target probabilities of the student.
 
         Raises:
             ValueError: there was no teacher.
@@ -61,7 +60,7 @@ class Ensemble:
 
 
 class Distillation(Adam):
-    """How the student is trained on the public images: Adam on the mean of ``KL(target || student)``."""
+    """Training of the student on public images: Adam on the mean of ``KL(target || student)``."""
 
     lr: PositiveFloat = 5e-5
     """Learning rate."""
@@ -70,19 +69,20 @@ class Distillation(Adam):
     epochs: PositiveInt = 10
     """Passes over the public images."""
     outputs: Literal["logits", "probabilities"] = "logits"
-    """What of the clients' outputs is averaged; absent classes make this matter (a logit of 0, a probability of 0)."""
+    """Outputs of the clients to average; the choice matters for absent classes (a logit of 0, a probability of 0)."""
 
     def distil(
         self,
         student: nn.Module,
-        images: Examples,
+        images: Trainable,
         targets: Float[Tensor, "n classes"],
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
-        keep: Epochs | None = None,
+        checkpoint: Epochs | None = None,
     ) -> None:
-        """Train ``student`` in place to say ``targets`` about ``images``; raises `Diverged` if that fails."""
-        self.fit(student, Taught(images, targets.float()), rng, loss=_divergence, on_epoch=on_epoch, keep=keep)
+        """Train ``student`` in place to predict ``targets`` for ``images``; raises `Diverged` if that fails."""
+        examples = Examples(images, targets.float())
+        self.fit(student, examples, rng, loss=_divergence_loss, on_epoch=on_epoch, checkpoint=checkpoint)
 
 
 def distillation_loss(
@@ -90,11 +90,9 @@ def distillation_loss(
 ) -> Float[Tensor, ""]:
     """``T^2 mean_i KL(softmax(teacher_i / T) || softmax(logits_i / T))``: DENSE's L_dis (Hinton, arXiv:1503.02531).
 
-    Usable as the loss of training on `fedstill.train.sgd.Taught` images whose labels are the teachers' logits.
-
     Args:
         logits: the student's, which alone get gradients.
-        teacher: what the teachers say.
+        teacher: the teachers' mean logits.
         temperature: T, positive.
     """
     # T^2 keeps the size of the gradients, which fall with 1 / T^2
@@ -103,3 +101,7 @@ def distillation_loss(
 
 def _divergence(logits: Tensor, targets: Tensor) -> Tensor:
     return kl_div(log_softmax(logits, 1), targets, reduction="batchmean")
+
+
+def _divergence_loss(logits: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+    return _divergence(logits, targets)

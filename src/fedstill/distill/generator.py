@@ -1,4 +1,4 @@
-"""Images from a generator that the clients' networks teach, without any data: DENSE's first stage.
+"""Data-free generation of images, guided by the clients' networks: DENSE's first stage.
 
 Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022 (arXiv:2112.12371), Algorithm 1, lines of the
 data generation stage, and the authors' code (zj-jayzhang/DENSE), which does something else: `Generation.published`.
@@ -13,16 +13,15 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedstill.distill.descent import descend, lasting, to_bytes
+from fedstill.distill.descent import adam_step, live_tensors, to_bytes
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import mode_of
 from fedstill.models.generator import Generator
 from fedstill.records import Records
-from fedstill.seeds import isolated
+from fedstill.seeds import draw_seed, isolated
 from fedstill.settings import Settings
 from fedstill.train.adam import adam_of
 from fedstill.train.augment import VIEWS, View
-from fedstill.train.sgd import draw_seed
 
 
 def divergence_loss(teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"]) -> Float[Tensor, ""]:
@@ -37,7 +36,7 @@ def divergence_loss(teacher: Float[Tensor, "n classes"], student: Float[Tensor, 
 
 
 class Generation(Settings):
-    """How one epoch's synthetic images are made."""
+    """Settings of the generation of one epoch's images."""
 
     batch_size: PositiveInt = 128
     """Images of an epoch."""
@@ -58,20 +57,20 @@ class Generation(Settings):
     div: NonNegativeFloat = 0.5
     """Weight of L_div (lambda_2), which seeks images that student and teachers call differently."""
     view: View = "none"
-    """What the losses see of an image."""
+    """Augmentation of the images before the losses."""
     fresh: bool = False
-    """Whether every epoch starts a new generator and fits its latents too (the authors' code), or goes on training
-    the one there is on latents as drawn (Algorithm 1)."""
+    """Start a new generator every epoch and fit its latents too (the authors' code), or train one generator
+    throughout on latents as drawn (Algorithm 1)."""
     keep_lowest: bool = False
-    """Whether the images are those of the step with the lowest loss, or those after the last step."""
+    """Return the images of the step with the lowest loss, or those after the last step."""
 
     @classmethod
     def published(cls) -> "Generation":
-        """What the authors' code does with the settings of its README; its L_BN is 0 whatever its weight."""
+        """Settings of the authors' code and its README; its L_BN is 0 whatever its weight."""
         return cls(batch_size=256, bn=0.0, div=1.0, view="crop_flip", fresh=True, keep_lowest=True)
 
     def start(self, like: Records, rng: torch.Generator) -> "Synthesis":
-        """The stage before its first epoch.
+        """The generation stage before its first epoch.
 
         Args:
             like: carries shape, classes, normalisation and device.
@@ -105,16 +104,16 @@ class Synthesis:
     """DENSE's data generation stage: a generator and its Adam.
 
     Attributes:
-        tensors: all that lasts from epoch to epoch; changing them in place (`fedstill.protocol.load`) resumes a run.
-            Empty where every epoch starts a new generator.
+        tensors: the stage's whole state; changing them in place (`fedstill.weights.load`) resumes a run. Empty if
+            every epoch starts a new generator.
     """
 
     def __init__(self, settings: Generation, like: Records, rng: torch.Generator) -> None:
-        """See `Generation.start`."""
+        """Draw the generator's first weights; `Generation.start` documents the arguments."""
         self._settings, self._like = settings, like
         self._generator = self._new(rng)
         self._adam = adam_of(self._generator.parameters(), settings.lr, beta1=settings.beta1)
-        self.tensors = {} if settings.fresh else lasting(self._generator, self._adam)
+        self.tensors = {} if settings.fresh else live_tensors(self._generator, self._adam)
 
     def epoch(
         self, teachers: Teachers, student: nn.Module, rng: torch.Generator
@@ -123,7 +122,7 @@ class Synthesis:
 
         Args:
             teachers: the clients' networks.
-            student: the network they are to teach, as it is now; looked at in eval mode, gets no gradients.
+            student: their student at present; runs in eval mode, gets no gradients.
             rng: a CPU generator; draws latents, labels (uniform over the classes), views and, where every epoch has
                 one, the new generator.
 
@@ -149,12 +148,12 @@ class Synthesis:
             loss = settings.loss(teachers, student, x, labels)
             if settings.keep_lowest and float(loss.detach()) < lowest:
                 lowest, best = float(loss.detach()), pixels.detach()
-            descend(adam, loss)  # theta_G <- theta_G - eta_G grad L_gen
+            adam_step(adam, loss)  # theta_G <- theta_G - eta_G grad L_gen
         if not settings.keep_lowest:
             with torch.no_grad():
                 best = generator(z)
         images = Records(to_bytes(best, settings.lr), labels, like.num_classes, like.normalisation)
-        return images, teachers.judge(images)
+        return images, teachers.predict(images)
 
     def _new(self, rng: torch.Generator) -> Generator:
         with isolated(draw_seed(rng)):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Distance = Literal["grouped", "mse", "cos"]
-"""See `gradient_distance`."""
+"""Name of a distance of `gradient_distance`."""
 _EPS = 1e-6
 _CHUNK = 16
 

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedstill.distill.descent import descend, to_bytes
+from fedstill.distill.descent import adam_step, to_bytes
 from fedstill.distill.ensemble import Temperature
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import mode_of
@@ -46,7 +46,7 @@ def competition(
 def reversed_competition(
     teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"], temperature: float = 3.0
 ) -> Float[Tensor, ""]:
-    """What the authors' code has in place of `competition`: ``1 - clip((KL(M || P) + KL(M || Q)) / 2, 0, 1)``.
+    """The term of the authors' code in place of `competition`: ``1 - clip((KL(M || P) + KL(M || Q)) / 2, 0, 1)``.
 
     All three distributions are clamped to [0.01, 0.99] and not normalised again.
     """
@@ -57,7 +57,7 @@ def reversed_competition(
 
 
 class Inversion(Settings):
-    """How a batch of images is made."""
+    """Settings of the fit of a batch of images."""
 
     batch_size: PositiveInt = 256
     """Images of a batch."""
@@ -78,7 +78,7 @@ class Inversion(Settings):
     temperature: Temperature = 3.0
     """T of the competition."""
     reversed_js: bool = False
-    """Whether the competition is the authors' code's, with the divergence turned round."""
+    """Take the competition of the authors' code, whose divergence has its arguments exchanged."""
 
     @classmethod
     def published(cls) -> "Inversion":
@@ -114,11 +114,11 @@ class Inversion(Settings):
     def epoch(
         self, teachers: Teachers, student: nn.Module, like: Records, rng: torch.Generator
     ) -> tuple[Records, Float[Tensor, "n classes"]]:
-        """One batch of images, from noise; nothing of it lasts to the next.
+        """One batch of images, fitted from noise; each batch starts anew.
 
         Args:
             teachers: the clients' networks.
-            student: the network they are to teach, as it is now; looked at in eval mode, gets no gradients.
+            student: their student at present; runs in eval mode, gets no gradients.
             like: carries shape, classes, normalisation and device.
             rng: a CPU generator; draws labels (uniform over the classes), first images (N(0, 1) after normalisation)
                 and jitter.
@@ -140,9 +140,9 @@ class Inversion(Settings):
         adam = adam_of([x], self.lr, beta1=0.9)
         for _ in range(self.steps):
             rolls = torch.randint(-self.jitter, self.jitter + 1, (2,), generator=rng).tolist()
-            descend(adam, self.loss(teachers, student, x.roll(rolls, (2, 3)), labels))
+            adam_step(adam, self.loss(teachers, student, x.roll(rolls, (2, 3)), labels))
             with torch.no_grad():
                 x.clamp_(black, white)
         pixels = (x.detach() - black) / (white - black)
         images = Records(to_bytes(pixels, self.lr), labels, like.num_classes, like.normalisation)
-        return images, teachers.judge(images)
+        return images, teachers.predict(images)

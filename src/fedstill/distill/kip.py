@@ -5,7 +5,6 @@ Nguyen, Chen, Lee, "Dataset meta-learning from kernel ridge-regression", ICLR 20
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedstill.distill.coreset import shares
-from fedstill.distill.synthetic import Synthetic, pixel_limits
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.settings import Settings
 
 _EQUAL = 1e-12
@@ -24,7 +22,7 @@ _CHECKED, _EVERY, _PATIENCE = 1000, 50, 5
 
 
 class KIP(Settings):
-    """How a client's images are fitted."""
+    """Settings of the fit of a client's images."""
 
     steps: PositiveInt = 3000
     """Steps of Adam on the images, at most."""
@@ -50,7 +48,7 @@ class KIP(Settings):
     """The images' space: the data set's normalisation, or as published the client's own mean and variance on top.
     A server that trains on the latter trains on another scale than it tests on."""
     clamp: bool = True
-    """Whether images are kept among those of pixels in [0, 1]; without effect on standardise="client"."""
+    """Keep images within pixels of [0, 1]; without effect on standardise="client"."""
 
     @classmethod
     def published(cls) -> "KIP":
@@ -127,9 +125,7 @@ def inducing_points(
     total: int,
     settings: KIP,
     rng: torch.Generator,
-    *,
-    on_step: Callable[[int, int], None] | None = None,
-) -> Synthetic:
+) -> Examples:
     """Images fitted so that regression on them predicts the client's records; labels stay as they are.
 
     The loss is half the mean squared error of `predict` for one-hot labels less ``1 / num_classes``.
@@ -139,7 +135,6 @@ def inducing_points(
         total: n_dd, images of all classes together (see `fedstill.distill.coreset.shares`).
         settings: see `KIP`.
         rng: draws first images, batches and the records that the loss is judged on (a CPU generator).
-        on_step: called after every step with the number of steps done and of all.
 
     Returns:
         Images ordered by class. They start as random records (where those run out, noise), in the space that
@@ -159,7 +154,7 @@ def inducing_points(
     known = one_hot(labels, records.num_classes).double() - 1 / records.num_classes
     checked = torch.randperm(len(records), generator=rng)[:_CHECKED].to(device)
     bounded = settings.clamp and settings.standardise == "global"
-    limits = pixel_limits(records.normalisation, device) if bounded else None
+    limits = records.normalisation.limits(device) if bounded else None
 
     def error(index: Tensor) -> tuple[Tensor, bool]:
         found = predict(support.flatten(1), known, images[index].flatten(1), settings)
@@ -177,13 +172,11 @@ def inducing_points(
                 torch.clamp(support, *limits, out=support)
             if settings.stop == "plateau" and step % _EVERY == 0:
                 judged.append(float(error(checked)[0]))
-        if on_step is not None:
-            on_step(step, settings.steps)
         if settings.stop == "batch_accuracy" and right:
             break
         if len(judged) > _PATIENCE and min(judged[-_PATIENCE:]) > (1 - settings.tolerance) * min(judged[:-_PATIENCE]):
             break
-    return Synthetic(support.detach().float(), labels)
+    return Examples(support.detach().float(), labels)
 
 
 def _standardised(records: Records, settings: KIP) -> Float[Tensor, "n c h w"]:

@@ -30,7 +30,7 @@ def matrices(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def compress(tensors: Mapping[str, Tensor], energy: float) -> LowRank:
-    """Of each matrix the fewest singular values that have more than a share ``energy`` of the sum of their squares.
+    """Truncated SVD of each matrix: the fewest singular values with more than a share ``energy`` of their squares' sum.
 
     Where factors would be no fewer numbers than the matrix (``r (m + n) >= m n``), and where the matrix is not finite
     or 0, it is sent as it is.

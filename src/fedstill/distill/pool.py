@@ -1,18 +1,17 @@
-"""The synthetic images of the latest epochs, in tensors that a checkpoint can restore in place."""
+"""Pool of the latest epochs' synthetic images, in tensors that a checkpoint can restore in place."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedstill.records import Records
-from fedstill.train.sgd import Taught
+from fedstill.records import Examples, Records
 
 
 class Pool:
-    """The last images that were put in, with what the teachers said about them.
+    """The latest synthetic images, with the teachers' mean logits for them.
 
     Attributes:
-        tensors: all it holds; changing them in place (`fedstill.protocol.load`) restores a pool.
+        tensors: the pool's whole content; changing them in place (`fedstill.weights.load`) restores a pool.
     """
 
     def __init__(self, like: Records, capacity: int) -> None:
@@ -44,8 +43,12 @@ class Pool:
             self.tensors[name][places] = value[last]
         self.tensors["added"] += len(records)
 
-    def taught(self) -> Taught:
-        """The images as something to train a student on by `fedstill.distill.ensemble.distillation_loss`."""
-        n, held = len(self), self.tensors
-        images = Records(held["images"][:n], held["labels"][:n], self._like.num_classes, self._like.normalisation)
-        return Taught(images, held["logits"][:n])
+    @property
+    def images(self) -> Records:
+        """The images with the labels that they were made for; the oldest is overwritten first."""
+        images, labels = (self.tensors[name][: len(self)] for name in ("images", "labels"))
+        return Records(images, labels, self._like.num_classes, self._like.normalisation)
+
+    def examples(self) -> Examples:
+        """The images with the teachers' logits for labels: the student's training set."""
+        return Examples(self.images, self.tensors["logits"][: len(self)])

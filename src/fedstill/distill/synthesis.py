@@ -24,10 +24,10 @@ from fedstill.train.augment import DSA, Strategy
 
 
 class GradientMatching(Settings):
-    """How a client turns its records into synthetic images."""
+    """Settings of the synthesis of a client's images."""
 
     nets: PositiveInt = 300
-    """How many fresh random networks gradients are matched at, one after another."""
+    """Number of fresh random networks to match gradients at, one after another."""
     steps: PositiveInt = 1
     """Matching steps at each network. With one class the gradient soon vanishes; more need ``net_epochs``."""
     net_epochs: NonNegativeInt = 10
@@ -39,7 +39,7 @@ class GradientMatching(Settings):
     lr: PositiveFloat = 0.01
     """Learning rate of the pixels, which lie in [0, 1], for one image of a class; multiplied by their number (ipc)."""
     anneal: bool = True
-    """Whether that rate falls to 0 along half a cosine over all matching steps."""
+    """Let that rate fall to 0 along half a cosine over all matching steps."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """Momentum of the pixels' SGD."""
     batch_size: PositiveInt = 64
@@ -51,7 +51,7 @@ class GradientMatching(Settings):
     pool: PositiveInt = 1024
     """Records of a class, drawn afresh for every choice, that representatives are chosen from."""
     init: Literal["noise", "real", "representatives"] = "representatives"
-    """What the images start as: ``0.5 + N(0, 1) / 4``, random records or representative records."""
+    """Start of the images: ``0.5 + N(0, 1) / 4``, random records or representative records."""
     augment: Strategy = "color_crop_cutout_scale_rotate"
     """DSA operations, joined by "_", drawn alike for real and synthetic images at every step; "none" for none."""
 
@@ -76,8 +76,6 @@ def synthesise(
     ipc: int,
     settings: GradientMatching,
     rng: torch.Generator,
-    *,
-    progress: Callable[[int, float], None] | None = None,
 ) -> Records:
     """Synthetic records of every class that occurs in ``records``, ordered by class.
 
@@ -88,7 +86,6 @@ def synthesise(
         ipc: images of every class, at least 1.
         settings: see `GradientMatching`.
         rng: draws batches, first images and augmentations (a CPU generator).
-        progress: called after every network with its number and the last distance.
 
     Returns:
         ``ipc`` images of every class. Pixels are optimised in [0, 1] and rounded to 8 bits at
@@ -109,20 +106,17 @@ def synthesise(
         if images is None:
             images = torch.stack([_first_images(part, net, ipc, settings, rng) for part in own])
             velocity = torch.zeros_like(images)
-        loss = torch.zeros(())
         for step in range(settings.steps):
             if settings.choose == "random" or (index * settings.steps + step) % settings.interval == 0:
                 batches = [_real_batch(part, net, settings, rng) for part in own]
             transforms = [augment.draw(rng) for _ in own]
-            gradient, loss = _pixel_gradient(net, records, images, batches, labels, transforms, settings.distance)
+            gradient = _pixel_gradient(net, records, images, batches, labels, transforms, settings.distance)
             velocity.mul_(settings.momentum).add_(gradient)  # S <- S - eta_S v, v <- mu v + grad_S D
             done = (index * settings.steps + step) / (settings.nets * settings.steps)
             factor = ipc * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
             images.sub_(velocity, alpha=settings.lr * factor).clamp_(0, 1)
             if step + 1 < settings.steps:
                 _train(net, records, images, labels, settings)
-        if progress is not None:
-            progress(index, float(loss))
     assert images is not None
     return Records(
         (images.flatten(0, 1) * 255).round().to(torch.uint8),
@@ -140,14 +134,14 @@ def _pixel_gradient(
     labels: Sequence[int],
     transforms: Sequence[Callable[[Tensor], Tensor]],
     distance: Distance,
-) -> tuple[Float[Tensor, "k m c h w"], Float[Tensor, ""]]:
-    """Gradient of the matching loss by the pixels, through augmentation and normalisation, and that loss."""
+) -> Float[Tensor, "k m c h w"]:
+    """Gradient of the matching loss by the pixels, through augmentation and normalisation."""
     pixels = images.detach().requires_grad_()
     ours = [draw(records.normalisation.apply(x)) for draw, x in zip(transforms, pixels, strict=True)]
     real = [draw(x) for draw, x in zip(transforms, batches, strict=True)]
-    loss, by_input = match(net, real, ours, labels, distance)
+    _, by_input = match(net, real, ours, labels, distance)
     (gradient,) = torch.autograd.grad(ours, pixels, by_input)
-    return gradient, loss
+    return gradient
 
 
 def _real_batch(part: Records, net: nn.Module, settings: GradientMatching, rng: torch.Generator) -> Tensor:

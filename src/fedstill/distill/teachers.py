@@ -1,4 +1,4 @@
-"""What the clients' networks say together about images that are being made, and what their batch norms expect.
+"""The clients' networks as one ensemble: joint logits, features and batch statistics, differentiable in the images.
 
 The ensemble of DENSE (Zhang et al. 2022, arXiv:2112.12371): ``D(x) = 1/m sum_k f_k(x)`` of logits, differentiable in x.
 The networks may differ in architecture, as long as they agree on images and classes.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedstill.records import Examples
+from fedstill.records import Trainable
 
 _Found = tuple[Tensor, Tensor, Tensor]
 """One network's logits, its sum in L_BN and its features."""
@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 
 @dataclass(frozen=True)
 class Look:
-    """What ``m`` teachers find in one batch.
+    """Outputs of ``m`` teachers for one batch.
 
     Attributes:
         each: their logits.
@@ -41,7 +41,7 @@ class Look:
 
 
 Average = Literal["logits", "probabilities"]
-"""What of the teachers is averaged to D(x); of probabilities it is the logarithm, so that D always is logits."""
+"""Outputs that the ensemble averages: logits, or probabilities (D(x) is then the log of their mean, so logits)."""
 
 
 def averaged(each: Float[Tensor, "n m classes"], average: Average) -> Float[Tensor, "n classes"]:
@@ -90,12 +90,12 @@ class Teachers:
             self._stacks = {i: _Stack(kind) for i, kind in enumerate(kinds) if len(kind) > 1}
 
     def __len__(self) -> int:
-        """How many there are (m)."""
+        """Number of teachers (m)."""
         return len(self.networks)
 
     @property
     def batch_norms(self) -> tuple[int, ...]:
-        """How many layers of every teacher have batch statistics to compare with; where 0, it adds nothing to L_BN."""
+        """Number of every teacher's layers with batch statistics; a teacher with 0 adds nothing to L_BN."""
         return tuple(len(_batch_norms(network)) for network in self.networks)
 
     def __call__(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
@@ -119,7 +119,7 @@ class Teachers:
         """
         return self._look(x, with_bn=True)
 
-    def judge(self, records: Examples, batch_size: int = 256) -> Float[Tensor, "n classes"]:
+    def predict(self, records: Trainable, batch_size: int = 256) -> Float[Tensor, "n classes"]:
         """D of all records in order, without gradients."""
         with torch.no_grad():
             starts = range(0, len(records.labels), batch_size)

@@ -1,4 +1,4 @@
-"""What the averaging methods share: sums over replies (one pass, one reply in memory, float64) and who is asked."""
+"""Shared parts of the averaging methods: sums over replies (one pass, one in memory, float64), client sampling."""
 
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> tuple[f
 def weighted_mean(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """``sum_i weight_i * tensors_i / sum_i weight_i``, name by name, in float64.
 
-    Whoever copies it into a model rounds it to the model's types once, integer buffers included.
+    Copying it into a model rounds it once to the model's types, integer buffers included.
     """
     total, sums = weighted_sum(terms)
     assert total > 0, "a mean needs a positive total weight"
@@ -38,7 +38,7 @@ def weighted_mean(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[s
 
 
 Weighting = Literal["records", "uniform"]
-"""How a mean over clients weighs them: by their numbers of records, or all alike."""
+"""Weights of the clients in a mean: by their numbers of records, or all alike."""
 
 
 class Weighted(Protocol):
@@ -46,11 +46,11 @@ class Weighted(Protocol):
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """By name."""
+        """Weights by name."""
 
     @property
     def num_records(self) -> int:
-        """How many."""
+        """Number of the records."""
 
 
 def mean_weights(replies: Iterable[Weighted], weighting: Weighting) -> dict[str, Tensor]:
@@ -74,7 +74,7 @@ Participation = Annotated[float, Gt(0), Le(1)]
 def sample(fed: Federation, participation: float, round: Round, of: Sequence[int] | None = None) -> list[int]:
     """The clients of a round: ``max(1, round(participation * K))`` of all K without replacement.
 
-    ``of`` are those to draw from, all by default; where they are no more than that, they are all asked.
+    ``of`` are the clients to draw from, all by default; if they are no more than that number, all of them.
     """
     number = max(1, builtins.round(participation * len(fed.clients)))
     among = fed.clients if of is None else of
@@ -85,7 +85,7 @@ def sample(fed: Federation, participation: float, round: Round, of: Sequence[int
 
 
 def accumulated(momentum: float, steps: int) -> float:
-    """How much the gradients of ``steps`` SGD steps count in the model, ``sum_j a_j`` in units of the learning rate.
+    """Total weight of the gradients of ``steps`` SGD steps in the model, ``sum_j a_j`` in units of the learning rate.
 
     Without momentum each counts once; with momentum rho the gradient of step j goes on for the rest of the steps:
     ``(steps - rho (1 - rho^steps) / (1 - rho)) / (1 - rho)`` (Wang et al. 2020, arXiv:2007.07481, section 4).

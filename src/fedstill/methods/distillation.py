@@ -4,7 +4,6 @@ Sattler et al. 2021 (FedAUX, arXiv:2102.02514), sections 3.1 and 3.2.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.methods.heads import PrivateHeads, head_model, mean_head
 from fedstill.models.head import HeadModel, LinearHead
 from fedstill.protocol import Client, Federation, Records, load, public_images
+from fedstill.records import Examples
 from fedstill.settings import Settings, Share
 
 FLOOR = 1e-8
@@ -42,23 +42,6 @@ class HeadDistillation(Settings):
     """The student's head at the start: the mean of the clients' heads, or fresh (zeros), as in the paper."""
     negatives: Share = 0.2
     """Share of the public images that stand against a client's records; the student learns on the rest."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of features with labels, for the training of a head.
-
-    Attributes:
-        x: ``(n, d)``, with the constant feature.
-        labels: classes ``(n,)``, or a row of targets for each row.
-    """
-
-    x: Float[Tensor, "n d"]
-    labels: Tensor
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "k d"]:
-        """The rows at the given positions."""
-        return self.x[index]
 
 
 def negative_rows(
@@ -94,10 +77,10 @@ def distil_student(
     """
     rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
     if models.features(student.trunk, images.inputs(slice(0, 1))).requires_grad:
-        distillation.distil(student, images, targets, rng, on_epoch=progress, keep=fed.epochs)
+        distillation.distil(student, images, targets, rng, on_epoch=progress, checkpoint=fed.epochs)
     else:
         head = LinearHead(student.head.detach())
-        rows = Rows(x.float(), images.labels)
-        distillation.distil(head, rows, targets, rng, on_epoch=progress, keep=fed.epochs)
+        rows = Examples(x.float(), images.labels)
+        distillation.distil(head, rows, targets, rng, on_epoch=progress, checkpoint=fed.epochs)
         load(student, {"head": head.weight.detach()})
     return student

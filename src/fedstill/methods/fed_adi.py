@@ -11,55 +11,84 @@ Differs from the paper (docs/methods/fed-adi.md has the whole list):
 """
 
 import logging
-from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
+from typing_extensions import override
 
 from fedstill.distill.inversion import Inversion
+from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
-from fedstill.methods.datafree import DataFreeMethod, Images
-from fedstill.protocol import Federation, Records, Round
+from fedstill.methods.datafree import DataFreeSettings, check_logits, latest_of_each_class, student_loss
+from fedstill.methods.uploads import (
+    Upload,
+    UploadSettings,
+    check_architectures,
+    collect,
+    ensemble_accuracies,
+    start_student,
+    trained,
+    training_of,
+)
+from fedstill.protocol import Client, Federation, Method, State, state, step
+from fedstill.train.augment import VIEWS
 from fedstill.train.sgd import SGD
 
 log = logging.getLogger("fedstill")
 
 
-class FedADI(DataFreeMethod):
+class FedADI(DataFreeSettings, UploadSettings, Method):
     """One upload of each client's model; images fitted pixel by pixel and a student at the server, and no data."""
 
+    mixed: ClassVar[bool] = True
     inversion: Inversion = Inversion(steps=500)
-    """How a batch of images is made."""
+    """Fitting of one batch of images."""
     epochs: PositiveInt = 20
-    """Epochs at the server: make a batch of images, then teach the student."""
+    """Epochs at the server, each of which makes a batch of images, then trains the student."""
     student: SGD = SGD(batch_size=128, epochs=10)
-    """The student's training in one of them."""
+    """The student's training in one epoch."""
 
     @property
-    def images_per_epoch(self) -> int:
-        """See `DataFreeMethod`."""
-        return self.inversion.batch_size
+    @override
+    def first_answer(self) -> tuple[Any, ...]:
+        return training_of(self)
 
-    def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
-        """See `UploadingMethod.teach`."""
-        if missing := self.inversion.missing(teachers):
-            log.warning("%s", missing)
-        super().teach(fed, teachers, student, round)
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        """Collect the models, then fit images and train the student in turns; later rounds start from the student."""
+        check_architectures(fed, self.rounds)
+        student, like = fed.new_model(), fed.like.to(fed.device)  # theta_S
+        for round in fed.rounds(self.rounds, student):
+            if round.number == 1:
+                replies = fed.ask(self.train)
+            else:
+                replies = fed.ask(self.train_on, weights=state(student))
+            models = collect(fed, replies)  # theta_1, ..., theta_m
+            start_student(fed, student, models, self.start)
+            teachers = Teachers(models.networks, average=self.average)  # D
+            check_logits(teachers, like)
+            if missing := self.inversion.missing(teachers):
+                log.warning("%s", missing)
+            pool = Pool(like, min(self.pool, self.epochs) * self.inversion.batch_size)
+            loss, view = student_loss(teachers, self), VIEWS[self.student_view]
+            progress = fed.progress("making images and distilling")
+            for epoch in fed.epochs(self.epochs, student, pool.tensors):
+                rng = fed.rng("images", round.number, epoch)
+                pool.add(*self.inversion.epoch(teachers, student, like, rng))  # x by equation 8
+                rng = fed.rng("student", round.number, epoch)
+                self.student.fit(student, pool.examples(), rng, loss=loss, augment=view)  # theta_S by L_dis
+                progress(epoch, self.epochs)
+            fed.show("synthetic", latest_of_each_class(pool.images))
+            round.log(accuracy=fed.evaluate(student), **ensemble_accuracies(fed, teachers, models.mean))
+        return student
 
-    def images(self, like: Records, rng: torch.Generator) -> Images:
-        """Pixels that the models classify, that are smooth and have the statistics their batch norms know."""
-        return _Batches(self.inversion, like)
+    @step
+    def train(self, client: Client) -> Upload:
+        """The client's own model, trained from the random start that all of its architecture share."""
+        return trained(client, client.new_model(architecture=client.architecture), self)
 
-
-@dataclass(frozen=True)
-class _Batches:
-    """A batch an epoch; nothing lasts."""
-
-    inversion: Inversion
-    like: Records
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def epoch(self, teachers: Teachers, student: nn.Module, rng: torch.Generator) -> tuple[Records, Tensor]:
-        """See `Images`."""
-        return self.inversion.epoch(teachers, student, self.like, rng)
+    @step
+    def train_on(self, client: Client, weights: State) -> Upload:
+        """The student, trained on the client's records."""
+        return trained(client, client.new_model(weights), self)

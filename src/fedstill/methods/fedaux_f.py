@@ -18,7 +18,6 @@ from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.methods.distillation import (
     FLOOR,
     HeadDistillation,
-    Rows,
     ScoreTraining,
     distil_student,
     initial_student,
@@ -27,6 +26,7 @@ from fedstill.methods.distillation import (
 from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
 from fedstill.models.head import LinearHead
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
+from fedstill.records import Examples
 from fedstill.train.adam import Adam
 
 
@@ -66,7 +66,7 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
         rows = features.rows(model, client.train)  # h_0(x), x in D_k
         x = head_inputs(rows, features, self).float()
         beta = LinearHead(x.new_zeros(client.train.num_classes, x.shape[1]))
-        self.local.fit(beta, Rows(x, client.train.labels), client.rng("batches"))
+        self.local.fit(beta, Examples(x, client.train.labels), client.rng("batches"))
         negatives = negative_rows(client, features, model, self.negatives, "fedaux-f")  # h_0(x), x in D^-
         alpha = client.release(score_head(client, features, self, negatives, self.scores.penalty), rows)
         return OpenHead(head=beta.weight.detach(), score=alpha.map(Tensor.float))

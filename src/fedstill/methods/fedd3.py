@@ -17,9 +17,9 @@ from torch import nn
 
 from fedstill.distill.coreset import Coreset, centres
 from fedstill.distill.kip import KIP, inducing_points
-from fedstill.distill.synthetic import Synthetic
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, Step, step
+from fedstill.records import Examples
 from fedstill.train.sgd import SGD
 
 
@@ -29,13 +29,13 @@ class FedD3(Method):
     images: PositiveInt = 10
     """Images of a client, of all its classes together."""
     instance: Literal["kip", "coreset"] = "kip"
-    """How they are made."""
+    """Kind of images: kernel inducing points, or centres of clusters."""
     kip: KIP = KIP()
-    """Of --instance kip."""
+    """Settings of --instance kip."""
     coreset: Coreset = Coreset()
-    """Of --instance coreset."""
+    """Settings of --instance coreset."""
     pixels: Literal["uint8", "float32"] = "uint8"
-    """What is sent: one byte a pixel, or four as published."""
+    """Type of the pixels sent: one byte each, or four as published."""
     training: SGD = SGD(lr=0.001, batch_size=50, epochs=500)
     """The server's training on the images of all clients."""
 
@@ -45,7 +45,7 @@ class FedD3(Method):
         images = received(fed, fed.ask(asked, at_most={"n": self.images}))
         model = fed.new_model()
         progress = fed.progress("training at the server")
-        self.training.fit(model, images, fed.rng("training"), on_epoch=progress, keep=fed.epochs)
+        self.training.fit(model, images, fed.rng("training"), on_epoch=progress, checkpoint=fed.epochs)
         return model
 
     @step
@@ -59,7 +59,7 @@ class FedD3(Method):
         """The client's images, as they were optimised."""
         return packed_values(self._made(client), client.train.num_classes)
 
-    def _made(self, client: Client) -> Synthetic:
+    def _made(self, client: Client) -> Examples:
         rng = client.rng("images")
         if self.instance == "kip":
             return inducing_points(client.train, self.images, self.kip, rng)

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from pydantic import PositiveInt, model_validator
 from torch import nn
 
-from fedstill.distill.distribution_matching import DistributionMatching, around, fit_images
-from fedstill.distill.synthetic import Synthetic
+from fedstill.distill.distribution_matching import DistributionMatching, fit_images, sphere_around
 from fedstill.methods.surrogate import ImageSet, ValueSet, packed, packed_values, received
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
-from fedstill.train.sgd import SGD, within
+from fedstill.records import Examples
+from fedstill.train.sgd import SGD, ball_constraint
 
 
 class FedDM(Method):
@@ -30,13 +30,13 @@ class FedDM(Method):
     ipc: PositiveInt = 10
     """Synthetic images of every class that a client holds enough records of."""
     matching: DistributionMatching = DistributionMatching(min_records=10)
-    """How a client makes them."""
+    """Settings of a client's fit."""
     pixels: Literal["uint8", "float32"] = "uint8"
-    """What is sent: one byte a pixel, or four as published."""
+    """Type of the pixels sent: one byte each, or four as published."""
     training: SGD = SGD(weight_decay=5e-4, batch_size=256, epochs=500)
     """The server's training in one round, on the images of all clients, from its last model."""
     within: bool = False
-    """Keep that within rho of the model that the images were made for."""
+    """Keep the trained model within rho of the model that the images were made for."""
 
     @model_validator(mode="after")
     def _bounded(self) -> "FedDM":
@@ -52,8 +52,8 @@ class FedDM(Method):
             asked: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
             images = received(fed, fed.ask(asked, at_most=limit, weights=state(model)))
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
-            bound = within(model, self.matching.rho) if self.within else None
-            self.training.fit(model, images, rng, bound=bound, on_epoch=progress, keep=fed.epochs)  # w_{r+1}
+            bound = ball_constraint(model, self.matching.rho) if self.within else None
+            self.training.fit(model, images, rng, bound=bound, on_epoch=progress, checkpoint=fed.epochs)  # w_{r+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 
@@ -68,6 +68,6 @@ class FedDM(Method):
         """S_k around w_r, as it was optimised."""
         return packed_values(self._made(client, weights), client.train.num_classes)
 
-    def _made(self, client: Client, weights: State) -> Synthetic:
-        nets = around(client.new_model(weights), self.matching.rho, client.rng("networks"))
-        return fit_images(client.train, nets, self.ipc, self.matching.suited(client.train), client.rng("images"))
+    def _made(self, client: Client, weights: State) -> Examples:
+        nets = sphere_around(client.new_model(weights), self.matching.rho, client.rng("networks"))
+        return fit_images(client.train, nets, self.ipc, self.matching.for_records(client.train), client.rng("images"))

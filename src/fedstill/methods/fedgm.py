@@ -19,9 +19,9 @@ from pydantic import PositiveInt
 from torch import nn
 
 from fedstill.distill.synthesis import GradientMatching, synthesise
-from fedstill.methods.surrogate import ImageSet, packed, train_on, union
+from fedstill.methods.surrogate import ImageSet, packed, random_net, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.condensation import ServerTraining
+from fedstill.train.condensation import CondensedTraining
 
 
 class FedGM(Method):
@@ -30,8 +30,8 @@ class FedGM(Method):
     ipc: PositiveInt = 10
     """Synthetic images of every class that a client holds."""
     matching: GradientMatching = GradientMatching()
-    """How a client makes them."""
-    training: ServerTraining = ServerTraining()
+    """Settings of a client's synthesis."""
+    training: CondensedTraining = CondensedTraining()
     """The server's training on the images of all clients."""
 
     def server(self, fed: Federation) -> nn.Module:
@@ -44,9 +44,5 @@ class FedGM(Method):
     @step
     def distil(self, client: Client) -> ImageSet:
         """S_k by gradient matching, from the client's records alone."""
-        nets = partial(_net, client)
+        nets = partial(random_net, client)
         return packed(synthesise(client.train, nets, self.ipc, self.matching, client.rng("images")))
-
-
-def _net(client: Client, index: int) -> nn.Module:
-    return client.new_model(draw=1 + index)  # theta_0 ~ P; draw 0 is the server's own start

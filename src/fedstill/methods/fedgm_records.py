@@ -19,7 +19,7 @@ from fedstill.distill.embedding import ImageFitting, embed
 from fedstill.methods.feature_sums import Centre, Embedding, Summing, ball, means_of, row_size, summed
 from fedstill.methods.surrogate import train_on
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.condensation import ServerTraining
+from fedstill.train.condensation import CondensedTraining
 
 
 class FedGMRecords(Summing, Method):
@@ -29,7 +29,7 @@ class FedGMRecords(Summing, Method):
     """Synthetic images of every class."""
     fitting: ImageFitting = ImageFitting()
     """The server's fit of the images."""
-    training: ServerTraining = ServerTraining()
+    training: CondensedTraining = CondensedTraining()
     """The server's training on them."""
 
     @override

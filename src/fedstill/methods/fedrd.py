@@ -21,11 +21,11 @@ from typing_extensions import override
 
 from fedstill import schema
 from fedstill.distill.distribution_matching import DistributionMatching, fit_representations
-from fedstill.distill.synthetic import Synthetic
 from fedstill.evaluate import mode_of
-from fedstill.methods.surrogate import together
+from fedstill.methods.surrogate import concatenate
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Labels, Method, Records, Reply, Shared, own_part, shared_part, step
+from fedstill.records import Examples
 from fedstill.train.adam import Adam
 from fedstill.train.augment import FULL_STRATEGY
 
@@ -65,9 +65,9 @@ class FedRD(Method):
             replies = fed.ask(
                 self.represent, at_most={"n": self.dpc * fed.num_classes}, shared=shared_part(self, model)
             )
-            received = together(fed, ((r.values, r.labels) for r in replies))  # S = S_1 u ... u S_K
+            received = Examples(*concatenate(fed, ((r.values, r.labels) for r in replies)))  # S = S_1 u ... u S_K
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
-            self.training.fit(model.task, received, rng, on_epoch=progress, keep=fed.epochs)  # theta_{r+1}
+            self.training.fit(model.task, received, rng, on_epoch=progress, checkpoint=fed.epochs)  # theta_{r+1}
             round.log(accuracy=fed.evaluate(model))
         fed.show("representations", pictures(received, fed))
         return model
@@ -83,12 +83,10 @@ class FedRD(Method):
             model.projection,
             _tasks(client),
             self.dpc,
-            self.matching.suited(client.train),
+            self.matching.for_records(client.train),
             client.rng("representations"),
         )
-        return Representations(
-            values=made.values.cpu(), labels=schema.compact(made.labels.cpu(), client.train.num_classes)
-        )
+        return Representations(values=made.inputs(), labels=schema.compact(made.labels, client.train.num_classes))
 
 
 def projected(model: nn.Module, method: str) -> Projected:
@@ -108,7 +106,7 @@ def projected(model: nn.Module, method: str) -> Projected:
 def train_projection(model: Projected, training: Adam, client: Client) -> None:
     """Train the projection on the client's records, under the task network as it is, batch statistics included."""
 
-    def loss(representations: Tensor, labels: Tensor) -> Tensor:
+    def loss(representations: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(model.task(representations), labels)  # CE(phi(varphi(x)), y)
 
     with mode_of(model.task, training=False):
@@ -126,9 +124,9 @@ def _tasks(client: Client) -> Callable[[int], nn.Module]:
     return draw
 
 
-def pictures(made: Synthetic, fed: Federation) -> Records:
+def pictures(made: Examples, fed: Federation) -> Records:
     """Grey pictures of ten representations a class, from the smallest value (black) to the largest (white)."""
-    low, high = made.values.aminmax()
-    grey = ((made.values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
+    low, high = made.inputs().aminmax()
+    grey = ((made.inputs() - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
     first = [torch.nonzero(made.labels == c).flatten()[:10] for c in range(fed.num_classes)]
     return Records(grey, made.labels, fed.num_classes, fed.like.normalisation)[torch.cat(first)]

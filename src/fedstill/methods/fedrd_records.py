@@ -23,7 +23,7 @@ from fedstill.methods.fedrd import pictures, projected, train_projection
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Method, Reply, Shared, own_part, shared_part, step
 from fedstill.train.adam import Adam
-from fedstill.train.sgd import Diverged
+from fedstill.train.loop import Diverged
 
 
 class Personalised(Reply):
@@ -61,7 +61,7 @@ class FedRDRecords(Summing, Method):
         made = self.fitting.fit_values(tasks, means, start, rng, fed.progress("fitting representations"))
         fed.show("representations", pictures(made, fed))
         progress = fed.progress("training at the server")
-        self.training.fit(model.task, made, fed.rng("training"), on_epoch=progress, keep=fed.epochs)
+        self.training.fit(model.task, made, fed.rng("training"), on_epoch=progress, checkpoint=fed.epochs)
         fed.ask(self.adapt, shared=shared_part(self, model))
         return model
 

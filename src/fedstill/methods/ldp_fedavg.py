@@ -26,7 +26,8 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
-from fedstill.train.sgd import SGD, Diverged
+from fedstill.train.loop import Diverged
+from fedstill.train.sgd import SGD
 
 
 class NoisyUpdate(Reply):

@@ -16,7 +16,7 @@ from torch import nn
 from fedstill.distill.representatives import choose
 from fedstill.methods.surrogate import ImageSet, packed, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.train.condensation import ServerTraining
+from fedstill.train.condensation import CondensedTraining
 
 
 class Real(Method):
@@ -26,7 +26,7 @@ class Real(Method):
     """Images of every class that a client holds; all of a class that has fewer."""
     choice: Literal["random", "representatives"] = "random"
     """Any records, or one near the middle of each k-means cluster of a random network's features."""
-    training: ServerTraining = ServerTraining()
+    training: CondensedTraining = CondensedTraining()
     """The server's training on the images of all clients."""
 
     def server(self, fed: Federation) -> nn.Module:

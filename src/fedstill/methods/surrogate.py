@@ -1,4 +1,4 @@
-"""What methods share whose clients send small labelled image sets: reply, union and the server's training."""
+"""Shared parts of the methods whose clients send synthetic or chosen images: replies, their union, server training."""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -8,9 +8,9 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from fedstill import schema
-from fedstill.distill.synthetic import Synthetic
-from fedstill.protocol import Federation, Labels, Records, Reply
-from fedstill.train.condensation import ServerTraining
+from fedstill.protocol import Client, Federation, Labels, Records, Reply
+from fedstill.records import Examples
+from fedstill.train.condensation import CondensedTraining
 
 
 class ImageSet(Reply):
@@ -32,40 +32,49 @@ def packed(records: Records) -> ImageSet:
     return ImageSet(images=records.images, labels=schema.compact(records.labels, records.num_classes))
 
 
-def packed_values(made: Synthetic, num_classes: int) -> ValueSet:
+def packed_values(made: Examples, num_classes: int) -> ValueSet:
     """The reply that carries ``made``."""
-    return ValueSet(values=made.values.cpu(), labels=schema.compact(made.labels.cpu(), num_classes))
+    return ValueSet(values=made.inputs(), labels=schema.compact(made.labels, num_classes))
 
 
-def received(fed: Federation, replies: Sequence[ImageSet | ValueSet]) -> Records | Synthetic:
+def received(fed: Federation, replies: Sequence[ImageSet | ValueSet]) -> Records | Examples:
     """All clients' images, 8-bit or real-valued, in the order of the clients; the report shows them in 8 bits."""
     if isinstance(replies[0], ImageSet):
         images = union(fed, cast(Sequence[ImageSet], replies))
         fed.show("synthetic", images)
         return images
-    made = together(fed, ((r.values, r.labels) for r in cast(Sequence[ValueSet], replies)))
+    made = Examples(*concatenate(fed, ((r.values, r.labels) for r in cast(Sequence[ValueSet], replies))))
     fed.show("synthetic", made.rounded(fed.num_classes, fed.like.normalisation))
     return made
 
 
-def together(fed: Federation, sets: Iterable[tuple[Tensor, Tensor]]) -> Synthetic:
-    """All clients' values and labels as one set, in the order of the clients."""
-    held = [(values.to(fed.device), labels.long().to(fed.device)) for values, labels in sets]
-    values, labels = (torch.cat(parts) for parts in zip(*held, strict=True))
+def concatenate(fed: Federation, sets: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """All clients' images or values, and all their labels, in the order of the clients.
+
+    Raises:
+        ValueError: the clients sent nothing.
+    """
+    parts = [(values.to(fed.device), labels.long().to(fed.device)) for values, labels in sets]
+    values, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     if not len(labels):
         raise ValueError("the clients sent 0 examples; the server needs at least 1 to train on")
-    return Synthetic(values, labels)
+    return values, labels
 
 
 def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
     """All clients' images as one set, in the order of the clients."""
-    held = together(fed, ((r.images, r.labels) for r in replies))
-    return Records(held.values, held.labels, fed.num_classes, fed.like.normalisation)
+    images, labels = concatenate(fed, ((r.images, r.labels) for r in replies))
+    return Records(images, labels, fed.num_classes, fed.like.normalisation)
 
 
-def train_on(fed: Federation, images: Records, training: ServerTraining) -> nn.Module:
+def train_on(fed: Federation, images: Records, training: CondensedTraining) -> nn.Module:
     """The server's model, trained on ``images`` from its first random start."""
     model = fed.new_model()
     progress = fed.progress("training at the server")
-    training.fit(model, images, fed.rng("training"), on_epoch=progress, keep=fed.epochs)
+    training.fit(model, images, fed.rng("training"), on_epoch=progress, checkpoint=fed.epochs)
     return model
+
+
+def random_net(client: Client, index: int) -> nn.Module:
+    """theta_0 ~ P, the network of that number to match gradients at, the same for every client."""
+    return client.new_model(draw=1 + index)  # draw 0 is the server's own start

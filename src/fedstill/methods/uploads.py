@@ -1,14 +1,13 @@
-"""What methods share whose clients train models of their own and send them whole; the server teaches a student by them.
+"""Shared parts of the one-shot distillation methods (DENSE, Fed-DAFL, Fed-ADI, FedDF): clients upload trained models.
 
-The shape of DENSE (Zhang et al. 2022, arXiv:2112.12371, Algorithm 1) and of FedDF (Lin et al. 2020, arXiv:2006.07242):
-they differ in what the student is taught on.
+Each method distils the models into one student on images of its own kind.
 """
 
 import logging
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Len
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from fedstill.distill.teachers import Teachers
 from fedstill.methods.averaging import weighted_mean
 from fedstill.models import same
-from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
+from fedstill.protocol import Client, Count, Federation, OwnState, Reply, Settings, load, state
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.ldam import LDAM
 from fedstill.train.sgd import SGD
@@ -34,108 +33,102 @@ class Upload(Reply):
     num_records: Count
 
 
-class UploadingMethod(Method):
-    """Clients train and send their models, which may differ; the server has them teach one model."""
+class UploadSettings(Settings):
+    """Settings of the clients' training and of the student's start."""
 
-    mixed: ClassVar[bool] = True
     rounds: PositiveInt = 1
-    """Exchanges; from the second on, clients start from the student, so that all must have its architecture."""
+    """Communication rounds; from the second on, clients start from the student, so all need its architecture."""
     local: SGD = SGD(batch_size=128, epochs=200)
     """A client's training in one round."""
     local_view: View = "none"
-    """How its records are augmented: not, shifted, flipped, or both."""
+    """Augmentation of a client's records: none, random shifts, random flips, or both."""
     local_loss: Literal["ce", "ldam"] = "ce"
-    """Cross-entropy, or LDAM's for unbalanced classes."""
+    """Cross-entropy, or LDAM's loss for unbalanced classes."""
     ldam: LDAM = LDAM()
-    """Of --local-loss ldam."""
+    """Settings of --local-loss ldam."""
     start: Literal["fresh", "mean"] = "fresh"
-    """The student before its training: as it was (at first a random start), or the mean of the clients' models of its
-    architecture, where there are some."""
-
-    @property
-    def first_answer(self) -> tuple[Any, ...]:
-        """See `Method.first_answer`: who is taught by the models, and how, makes no difference to them."""
-        return self.train, self.local, self.local_view, self.local_loss, self.ldam
-
-    def server(self, fed: Federation) -> nn.Module:
-        """Collect the models, teach the student; again, with clients that start from it."""
-        student = fed.new_model()
-        if self.rounds > 1 and not all(same(one, fed.architecture) for one in fed.architectures):
-            raise ValueError(
-                f"rounds is {self.rounds}, but clients have models {', '.join(sorted(set(fed.architectures)))}, which "
-                f"can't start from the student, a {fed.architecture}; take --rounds 1, or leave --models out"
-            )
-        for round in fed.rounds(self.rounds, student):
-            if round.number == 1:
-                replies = fed.ask(self.train)
-            else:
-                replies = fed.ask(self.train_on, weights=state(student))
-            networks, alike = [], []
-            for reply in replies:  # once: each is read from the disk
-                networks.append(fed.new_model(architecture=reply.architecture))
-                load(networks[-1], reply.weights)
-                if same(reply.architecture, fed.architecture):
-                    alike.append((reply.num_records, networks[-1]))
-            mean = _mean(fed, alike)
-            if self.start == "mean" and mean is not None:
-                load(student, state(mean))
-            elif self.start == "mean":
-                log.warning("no client has the student's architecture %s; it starts at random", fed.architecture)
-            teachers = self.teachers(networks)
-            self.teach(fed, teachers, student, round)
-            round.log(accuracy=fed.evaluate(student), **_shares(fed, teachers, mean))
-        return student
-
-    @abstractmethod
-    def teachers(self, networks: Sequence[nn.Module]) -> Teachers:
-        """The clients' models, to be asked together, and what of them is averaged."""
-
-    @abstractmethod
-    def teach(self, fed: Federation, teachers: Teachers, student: nn.Module, round: Round) -> None:
-        """Train ``student`` in place."""
-
-    @step
-    def train(self, client: Client) -> Upload:
-        """The client's own model, trained from the random start that all of its architecture share."""
-        return self._trained(client, client.new_model(architecture=client.architecture))
-
-    @step
-    def train_on(self, client: Client, weights: State) -> Upload:
-        """The student, trained on."""
-        return self._trained(client, client.new_model(weights))
-
-    def _trained(self, client: Client, model: nn.Module) -> Upload:
-        fit = partial(self.local.fit, model, client.train, client.rng("batches"), augment=VIEWS[self.local_view])
-        if self.local_loss == "ldam":
-            loss = self.ldam.loss(client.train.class_counts())
-            fit(loss=loss, on_epoch=loss.on_epoch)
-        else:
-            fit()
-        return Upload(architecture=client.architecture, weights=state(model), num_records=len(client.train))
+    """The student before its training: unchanged (at first a random start), or the mean of the clients' models of its
+    architecture, if there are any."""
 
 
-def _mean(fed: Federation, alike: Sequence[tuple[int, nn.Module]]) -> nn.Module | None:
-    """FedAvg of the models that have the student's architecture, by records; None without any."""
-    if not alike:
-        return None
-    model = fed.new_model()
-    load(model, weighted_mean((records, state(network)) for records, network in alike))
-    return model
+def training_of(settings: UploadSettings) -> tuple[Any, ...]:
+    """Settings of the clients' training, on which the replies to the first request depend (`Method.first_answer`)."""
+    return trained, settings.local, settings.local_view, settings.local_loss, settings.ldam
 
 
-def _shares(fed: Federation, teachers: Teachers, mean: nn.Module | None) -> dict[str, float | None]:
-    """How good the teachers are together, averaged and alone."""
-    found = fed.evaluate_each(_Together(teachers, mean))
-    if found is None:
+def trained(client: Client, model: nn.Module, settings: UploadSettings) -> Upload:
+    """The upload of ``model`` after local training on the client's records."""
+    fit = partial(settings.local.fit, model, client.train, client.rng("batches"), augment=VIEWS[settings.local_view])
+    if settings.local_loss == "ldam":
+        loss = settings.ldam.loss(client.train.class_counts())
+        fit(loss=loss, on_epoch=loss.on_epoch)
+    else:
+        fit()
+    return Upload(architecture=client.architecture, weights=state(model), num_records=len(client.train))
+
+
+def check_architectures(fed: Federation, rounds: int) -> None:
+    """Check that clients can start from the student where a second round asks for it.
+
+    Raises:
+        ValueError: a client has another architecture than the student.
+    """
+    if rounds > 1 and not all(same(one, fed.architecture) for one in fed.architectures):
+        raise ValueError(
+            f"rounds is {rounds}, but clients have models {', '.join(sorted(set(fed.architectures)))}, which "
+            f"can't start from the student, a {fed.architecture}; take --rounds 1, or leave --models out"
+        )
+
+
+@dataclass(frozen=True)
+class Models:
+    """The clients' models of one round.
+
+    Attributes:
+        networks: every client's, in the order of the clients.
+        mean: the mean, weighted by records, of those with the student's architecture; None if there are none.
+    """
+
+    networks: list[nn.Module]
+    mean: nn.Module | None
+
+
+def collect(fed: Federation, replies: Iterable[Upload]) -> Models:
+    """The models in the replies, each of which is read from disk once."""
+    networks, averaged = list[nn.Module](), list[tuple[int, nn.Module]]()
+    for reply in replies:
+        networks.append(fed.new_model(architecture=reply.architecture))
+        load(networks[-1], reply.weights)
+        if same(reply.architecture, fed.architecture):
+            averaged.append((reply.num_records, networks[-1]))
+    if not averaged:
+        return Models(networks, None)
+    mean = fed.new_model()
+    load(mean, weighted_mean((records, state(network)) for records, network in averaged))
+    return Models(networks, mean)
+
+
+def start_student(fed: Federation, student: nn.Module, models: Models, start: Literal["fresh", "mean"]) -> None:
+    """Set ``student`` to the mean of the clients' models if ``start`` says so and there is one."""
+    if start == "mean" and models.mean is not None:
+        load(student, state(models.mean))
+    elif start == "mean":
+        log.warning("no client has the student's architecture %s; it starts at random", fed.architecture)
+
+
+def ensemble_accuracies(fed: Federation, teachers: Teachers, mean: nn.Module | None) -> dict[str, float | None]:
+    """Accuracies of the ensemble, of the mean model and, on average, of single teachers; empty in an unjudged round."""
+    accuracies = fed.evaluate_each(_Stacked(teachers, mean))
+    if accuracies is None:
         return {}
-    ensemble, *others = found
+    ensemble, *others = accuracies
     alone = others[: len(teachers)]
     average = None if mean is None else others[-1]
     return {"ensemble": ensemble, "average": average, "clients_alone": sum(alone) / len(alone)}
 
 
-class _Together(nn.Module):
-    """The ensemble, every teacher and the mean of their weights, where there is one; each network is asked once."""
+class _Stacked(nn.Module):
+    """The ensemble, every teacher and the mean model, if there is one, in one pass."""
 
     def __init__(self, teachers: Teachers, mean: nn.Module | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""DENSE's generator of images, and the doubling convolution that it shares with Fed-DAFL's."""
+"""Generators of images: DENSE's and DAFL's, and the upsampling convolution that both use."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 _PARITIES = [(0, 0), (0, 1), (1, 0), (1, 1)]
-"""Whether a pixel's row and column are odd."""
+"""Parities of a pixel's row and column: 1 for odd."""
 
 
 class Generator(nn.Module):
@@ -56,6 +56,45 @@ class Generator(nn.Module):
         """Pixels in [0, 1]."""
         pixels: Tensor = self.body(self.linear(z))
         return pixels
+
+
+class DAFLGenerator(nn.Module):
+    """From normal latents to images whose channels have mean 0 and variance 1 over the batch.
+
+    Linear to 128 channels of H/4 x W/4, batch norm, nearest x2, convolution 128, batch norm (eps 0.8), LeakyReLU 0.2,
+    nearest x2, convolution 64, batch norm (eps 0.8), LeakyReLU 0.2, convolution c, tanh, batch norm without weights.
+    Layers start as PyTorch's do.
+
+    Args:
+        shape: channels, height and width of an image; both sides multiples of 4.
+        nz: length of a latent vector.
+
+    Raises:
+        ValueError: a side of the image is no multiple of 4.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], nz: int = 256) -> None:
+        super().__init__()
+        channels, quarter = shape[0], quarter_of(shape)
+        self.linear = nn.Linear(nz, 128 * math.prod(quarter))
+        self.body = nn.Sequential(
+            nn.Unflatten(1, (128, *quarter)),
+            nn.BatchNorm2d(128),
+            UpsampledConv(128, 128, bias=True),
+            nn.BatchNorm2d(128, 0.8),
+            nn.LeakyReLU(0.2),
+            UpsampledConv(128, 64, bias=True),
+            nn.BatchNorm2d(64, 0.8),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(64, channels, 3, padding=1),
+            nn.Tanh(),
+            nn.BatchNorm2d(channels, affine=False),
+        )
+
+    def forward(self, z: Float[Tensor, "n nz"]) -> Float[Tensor, "n c h w"]:
+        """Values in units of the data set's standard deviation, about its mean."""
+        images: Tensor = self.body(self.linear(z))
+        return images
 
 
 class UpsampledConv(nn.Conv2d):

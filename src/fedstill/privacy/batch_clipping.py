@@ -10,7 +10,7 @@ from typing_extensions import override
 from fedstill.privacy.dp_sgd import DPSGD
 from fedstill.privacy.events import Event, Unbounded
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.records import Examples
+from fedstill.records import Trainable
 from fedstill.seeds import Noise
 
 UNBOUNDED = Unbounded(
@@ -21,7 +21,7 @@ UNBOUNDED = Unbounded(
 
 
 @dataclass(frozen=True, eq=False)
-class BatchClippedSGD(Mechanism[Examples, dict[str, Tensor]]):
+class BatchClippedSGD(Mechanism[Trainable, dict[str, Tensor]]):
     """``w <- w - lr (min(1, c / |g|) g + N(0, sigma^2 c^2) / B)``, g the mean gradient of a shuffled batch of B.
 
     One record may turn g round, so the sensitivity is 2c, and the noise is 2B / sigma times smaller than that.
@@ -42,7 +42,7 @@ class BatchClippedSGD(Mechanism[Examples, dict[str, Tensor]]):
     def theorem(self) -> str:
         return "none"
 
-    def __call__(self, rows: Examples, noise: Noise) -> dict[str, Tensor]:
+    def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
         """The trainable parameters by name, after as many steps as the settings say."""
         s = self.settings
         model = copy.deepcopy(s.model).train()

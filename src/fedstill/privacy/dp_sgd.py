@@ -15,7 +15,7 @@ from typing_extensions import override
 from fedstill.privacy.events import Event
 from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive, gaussian_event
 from fedstill.privacy.per_record import ClippedGradients, PerRecordLoss, check_alone
-from fedstill.records import Examples
+from fedstill.records import Trainable
 from fedstill.seeds import Noise, isolated
 
 _LOADED = 1024
@@ -29,7 +29,7 @@ def per_record_cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DPSGD(Mechanism[Examples, dict[str, Tensor]]):
+class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
     """``steps`` times ``w <- w - lr / B (sum of clipped gradients + N(0, (noise_multiplier clip)^2))``.
 
     Each step's sum is over a Poisson sample: nothing that is divided by or drawn depends on how many records there are.
@@ -81,7 +81,7 @@ class DPSGD(Mechanism[Examples, dict[str, Tensor]]):
             "2016; Mironov, Talwar, Zhang 2019)"
         )
 
-    def __call__(self, rows: Examples, noise: Noise) -> dict[str, Tensor]:
+    def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
         """Train in train mode: the trainable parameters by name."""
         model = self._copy()
         weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -96,7 +96,7 @@ class DPSGD(Mechanism[Examples, dict[str, Tensor]]):
     def _copy(self) -> nn.Module:
         return copy.deepcopy(self.model).train()
 
-    def _noised(self, gradients: ClippedGradients, rows: Examples, noise: Noise) -> list[Tensor]:
+    def _noised(self, gradients: ClippedGradients, rows: Trainable, noise: Noise) -> list[Tensor]:
         """One step's release: the sum over a Poisson sample of clipped gradients, with noise, in float64."""
         batch = (noise.uniform((len(rows.labels),)) < self.sampling).nonzero()[:, 0].to(rows.labels.device)
         sizes = [shape.numel() for shape in gradients.shapes]

@@ -1,4 +1,4 @@
-"""How the C allocator treats large blocks: kept for training, handed back at once while messages come and go."""
+"""The C allocator's treatment of large blocks: kept during training, returned at once during communication."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""The server's training on a small synthetic set, as dataset condensation evaluates it."""
+"""Training on a small synthetic set, after the evaluation protocol of dataset condensation."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -15,7 +15,7 @@ from fedstill.train.epochs import Epochs
 from fedstill.train.sgd import SGD
 
 
-class ServerTraining(Settings):
+class CondensedTraining(Settings):
     """SGD whose learning rate falls to a tenth at half time, with DSA (after DC's evaluation protocol)."""
 
     epochs: PositiveInt = 500
@@ -37,9 +37,9 @@ class ServerTraining(Settings):
         records: Records,
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
-        keep: Epochs | None = None,
+        checkpoint: Epochs | None = None,
     ) -> int:
-        """Train ``model`` in place on ``records``; the arguments are those of `SGD.fit`, as is what is returned.
+        """Train ``model`` in place on ``records``; the arguments and the result are those of `SGD.fit`.
 
         The learning rate falls right after epoch ``floor(epochs / 2) + 1``. DC drops it there too, counting from 0 and
         running one epoch more, with a tenth of this learning rate.
@@ -52,4 +52,4 @@ class ServerTraining(Settings):
             epochs=self.epochs,
             milestones=(self.epochs // 2 + 1,),
         )
-        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch, keep=keep)
+        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch, checkpoint=checkpoint)

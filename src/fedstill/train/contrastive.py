@@ -26,9 +26,9 @@ from torch.nn.functional import cross_entropy, normalize
 from fedstill import files, models, wire
 from fedstill.evaluate import mode_of
 from fedstill.records import Records
-from fedstill.seeds import derive, isolated, stream
+from fedstill.seeds import derive, draw_seed, isolated, stream
 from fedstill.settings import Settings
-from fedstill.train.sgd import Diverged, draw_seed, is_finite, lower_rate
+from fedstill.train.loop import Diverged, is_finite, lower_rate
 from fedstill.train.views import Views
 from fedstill.weights import load, state
 

@@ -10,9 +10,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill.evaluate import outputs
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.train.adam import Adam
-from fedstill.train.sgd import Taught
 
 _LEAST = 1e-30
 """Likelihoods below this count as this: float32 has logarithms of it."""
@@ -34,8 +33,8 @@ class Denoising(Adam):
         """For each record the label y with the largest ``p(y | x) P[given label | y]``.
 
         Args:
-            model: trained in place; where it starts is what is known beforehand.
-            records: ``n`` images; own labels are not looked at.
+            model: trained in place; its start is the prior knowledge.
+            records: ``n`` images; their own labels are ignored.
             likelihood: the probability of the label that was given, for each true label; rows need no sum.
             rng: draws the batches.
 
@@ -43,11 +42,11 @@ class Denoising(Adam):
             Diverged: the training left weights that are not finite.
         """
         given = likelihood.float().clamp_min(_LEAST).log()
-        self.fit(model, Taught(records, given), rng, loss=_surprise)
+        self.fit(model, Examples(records, given), rng, loss=_surprise)
         said = torch.cat(outputs(model, records, 500)).log_softmax(1)
         return (said + given).argmax(1)
 
 
-def _surprise(logits: Float[Tensor, "n classes"], given: Float[Tensor, "n classes"]) -> Tensor:
+def _surprise(logits: Float[Tensor, "n classes"], x: Tensor, given: Float[Tensor, "n classes"]) -> Tensor:
     surprise: Tensor = -(logits.log_softmax(1) + given).logsumexp(1).mean()
     return surprise

@@ -1,4 +1,4 @@
-"""Epochs of a training that may outlast its process: everything that one hands to the next can be kept."""
+"""Epochs of a training that an interrupted run resumes: checkpoints of all that one epoch hands to the next."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,32 +8,32 @@ from torch import Tensor, nn
 from fedstill.weights import load
 
 Epochs = Callable[..., Iterator[int]]
-"""Numbers epochs from 1, or from where a killed run stood, and keeps models and tensors: `Federation.epochs`."""
+"""Numbers of the epochs that are left, with checkpoints of models and tensors: `Federation.epochs`."""
 
 
 def epochs(
     number: int,
-    keep: Epochs | None,
+    checkpoint: Epochs | None,
     rng: torch.Generator,
     device: torch.device,
-    *lasting: nn.Module | dict[str, Tensor],
+    *tensors: nn.Module | dict[str, Tensor],
 ) -> Iterator[int]:
-    """Epochs 1 to ``number``, or those that are left, in which a resumed training draws what it would have drawn.
+    """Epochs 1 to ``number``, or those that are left; a resumed training draws the same random numbers.
 
     Args:
-        number: of all.
-        keep: keeps ``lasting`` and the states of the random streams; None keeps nothing.
+        number: number of all epochs.
+        checkpoint: saves ``tensors`` and the states of the random streams; None saves nothing.
         rng: the training's own stream.
-        device: whose global generator it draws from, beside the CPU's (dropout).
-        *lasting: what else an epoch hands to the next.
+        device: the device whose global generator the training draws from, beside the CPU's (dropout).
+        *tensors: everything else that an epoch hands to the next.
     """
-    if keep is None:
+    if checkpoint is None:
         yield from range(1, number + 1)
         return
     streams = _streams(rng, device)
-    for i, epoch in enumerate(keep(number, *lasting, streams)):
+    for i, epoch in enumerate(checkpoint(number, *tensors, streams)):
         if i == 0:
-            _go_on(streams, rng, device)
+            _restore(streams, rng, device)
         yield epoch
         load(streams, _streams(rng, device))
 
@@ -45,7 +45,7 @@ def _streams(rng: torch.Generator, device: torch.device) -> dict[str, Tensor]:
     return states
 
 
-def _go_on(streams: dict[str, Tensor], rng: torch.Generator, device: torch.device) -> None:
+def _restore(streams: dict[str, Tensor], rng: torch.Generator, device: torch.device) -> None:
     rng.set_state(streams["rng"])
     torch.set_rng_state(streams["cpu"])
     if device.type == "cuda":

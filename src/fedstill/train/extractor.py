@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Extractor(Settings):
-    """How a model gets the weights it starts from; its features are what matters."""
+    """Source of a model's first weights, for the sake of its features."""
 
     pretrain: Literal["simclr", "none"] = "simclr"
     """simclr: on the public images, without their labels; none: the features are those of the random start."""
@@ -150,7 +150,7 @@ def _fitting(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def _cached(place: Path, model: nn.Module) -> dict[str, Tensor] | None:
-    """What an earlier pretraining left, or None where there is nothing that can be used."""
+    """Weights of an earlier pretraining, or None if there are none that can be used."""
     try:
         return _fitting(wire.unpack(files.read_checked(place, "pretraining again"))[0], model)
     except FileNotFoundError:

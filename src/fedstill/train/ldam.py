@@ -46,7 +46,7 @@ def class_weights(counts: Int64[Tensor, " classes"], beta: float = 0.9999) -> Fl
 
 
 class LDAM(Settings):
-    """The margins and weights that a client's own class counts give."""
+    """Margins and weights from a client's own class counts."""
 
     largest: PositiveFloat = 0.5
     """Margin of the rarest class, in logits."""
@@ -55,9 +55,9 @@ class LDAM(Settings):
     themselves, and s multiplies its gradients: on digits, 120 of one class down to 3 of another, accuracies with s of
     1, 4, 10 and 30 were 0.88, 0.88, 0.78 and 0.27, with cross-entropy 0.85 ("dense-mnist", 20 epochs)."""
     beta: Annotated[float, Ge(0), Lt(1)] = 0.9999
-    """Of the class weights, in [0, 1); 0 weighs all classes alike."""
+    """Beta of the class weights, in [0, 1); 0 weighs all classes alike."""
     defer: Annotated[float, Ge(0), Le(1)] = 0.8
-    """Share of the epochs before class weights count (the paper: 160 of 200); 1 for never."""
+    """Share of the epochs before class weights apply (the paper: 160 of 200); 1 for never."""
 
     def loss(self, counts: Int64[Tensor, " classes"]) -> "LDAMLoss":
         """The loss for one training run on records with these class counts; see `LDAMLoss`.
@@ -69,7 +69,7 @@ class LDAM(Settings):
 
 
 class LDAMLoss:
-    """``CE(s (z - m_y 1_y), y)``, weighted by class from some epoch on, which `on_epoch` must be told of.
+    """``CE(s (z - m_y 1_y), y)``, weighted by class from some epoch on; `on_epoch` counts the epochs.
 
     ::
 
@@ -78,13 +78,13 @@ class LDAMLoss:
     """
 
     def __init__(self, settings: LDAM, counts: Int64[Tensor, " classes"]) -> None:
-        """See `LDAM.loss`."""
+        """Compute margins and weights from class counts."""
         self._settings = settings
         self._margins = margins(counts, settings.largest)
         self._later = class_weights(counts, settings.beta) if settings.defer < 1 else None
         self._weights = self._later if settings.defer == 0 else None
 
-    def __call__(self, logits: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"]) -> Float[Tensor, ""]:
+    def __call__(self, logits: Float[Tensor, "n classes"], x: Tensor, labels: Int64[Tensor, " n"]) -> Float[Tensor, ""]:
         """Mean over the batch; a weighted mean once weights count, as `torch.nn.functional.cross_entropy` has it."""
         margin = self._margins.to(logits.device)[labels]
         lowered = logits.scatter_add(1, labels[:, None], -margin[:, None].to(logits.dtype))
@@ -92,6 +92,6 @@ class LDAMLoss:
         return cross_entropy(self._settings.scale * lowered, labels, weight=weights)
 
     def on_epoch(self, done: int, total: int) -> None:
-        """To be called after each epoch with the number done and of all, as ``SGD.fit`` does."""
+        """Count an epoch: the number done and the number of all, as ``SGD.fit`` passes them."""
         if done >= self._settings.defer * total:
             self._weights = self._later

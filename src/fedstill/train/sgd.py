@@ -1,27 +1,18 @@
-"""Mini-batch SGD.
-
-One loop serves the client's local update, the corrections other methods make to its gradients (``proximal``,
-``control_variates``) and the server's training on synthetic records.
-"""
+"""Mini-batch SGD for clients and servers, with corrections of its gradients and a constraint on its weights."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated
 
 import torch
 from annotated_types import Ge, Lt
-from jaxtyping import Float
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from fedstill.evaluate import mode_of
-from fedstill.records import Examples
-from fedstill.seeds import isolated
+from fedstill.records import Trainable
 from fedstill.settings import Settings
-from fedstill.train.epochs import Epochs, epochs
+from fedstill.train.epochs import Epochs
+from fedstill.train.loop import Augment, Loss, cross_entropy, run_epochs, trainable
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 """One tensor for each trainable parameter, in the order of ``model.parameters()``."""
@@ -30,47 +21,7 @@ Correction = Callable[[Tensors, Tensors], Tensors]
 """Maps the trainable parameters and their gradients to the gradients to step along; changes neither in place."""
 
 Bound = Callable[[Tensors], None]
-"""Moves the trainable parameters, in place, to where they may be."""
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""Maps a normalised batch ``(n, c, h, w)`` to an augmented one; draws from the generator and from nothing else."""
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Maps logits ``(n, classes)`` and labels to the scalar to minimise."""
-
-_KEPT_BYTES = 256 * 2**20
-"""Inputs up to this size are normalised once per fit, larger ones batch by batch."""
-
-
-@dataclass(frozen=True)
-class Taught:
-    """Images, or rows of features, with numbers for every class in place of labels.
-
-    Attributes:
-        images: what is judged; own labels are not looked at.
-        labels: ``(n, classes)``, in the meaning that the loss gives them.
-    """
-
-    images: Examples
-    labels: Float[Tensor, "n classes"]
-
-    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """What the model sees."""
-        return self.images.inputs(index)
-
-
-class Diverged(ValueError):
-    """Training left weights that are not finite."""
-
-
-def is_finite(model: nn.Module) -> bool:
-    """Whether all of the model's parameters and buffers are."""
-    return all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers()))
-
-
-def lower_rate(lr: float) -> str:
-    """What to do about `Diverged`, with an example."""
-    return f"use a smaller learning rate, for example {min(lr / 10, 0.1):g}"
+"""Moves the trainable parameters, in place, back into an allowed region."""
 
 
 class SGD(Settings):
@@ -96,7 +47,7 @@ class SGD(Settings):
     def fit(
         self,
         model: nn.Module,
-        records: Examples,
+        records: Trainable,
         rng: torch.Generator,
         *,
         correct: Correction | None = None,
@@ -104,7 +55,7 @@ class SGD(Settings):
         augment: Augment | None = None,
         loss: Loss = cross_entropy,
         on_epoch: Callable[[int, int], None] | None = None,
-        keep: Epochs | None = None,
+        checkpoint: Epochs | None = None,
     ) -> int:
         """Train ``model`` in place on ``records``.
 
@@ -113,14 +64,15 @@ class SGD(Settings):
 
         Args:
             model: trained in train mode on its own device; every module gets its mode back afterwards.
-            records: what to train on; without any, no step is taken.
+            records: the training set; without any record, no step is taken.
             rng: stream of the dropout seed, of the shuffles and of ``augment``, in this order.
             correct: changes the gradients before weight decay and momentum, e.g. ``proximal``.
-            bound: called after each step, e.g. ``within``.
+            bound: called after each step, e.g. ``ball_constraint``.
             augment: applied to each batch of normalised inputs.
-            loss: averages over a batch.
+            loss: a mean over a batch, of the model's output, the augmented inputs and the labels.
             on_epoch: called after each epoch with the number of epochs done and the number of all.
-            keep: keeps all that lasts, so that a killed run goes on behind the last epoch: `Federation.epochs`.
+            checkpoint: saves model, momentum and random state, so that an interrupted run resumes after its last
+                epoch: `Federation.epochs`.
 
         Returns:
             Number of steps taken, those before a resumption included.
@@ -129,43 +81,39 @@ class SGD(Settings):
             Diverged: if parameters or buffers are not finite at the end.
             ValueError: if the model has nothing to train.
         """
-        weights: Tensors = [p for p in model.parameters() if p.requires_grad]
-        if not weights:
-            raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
-        device = weights[0].device
-        labels = records.labels.to(device)
-        inputs = reader(records, device)
-        steps = 0
+        weights = trainable(model)
         buffers = [torch.zeros_like(w) for w in weights]
-        lasting = {str(i): buffer for i, buffer in enumerate(buffers)}
-        with mode_of(model, training=True), isolated(draw_seed(rng)):
-            for epoch in epochs(self.epochs, keep, rng, device, model, lasting):
-                lr = self._rate(epoch)
-                steps = (epoch - 1) * math.ceil(len(labels) / self.batch_size)
-                steps = steps if self.max_steps is None else min(steps, self.max_steps)
-                order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
-                for start in range(0, len(order), self.batch_size):
-                    if steps == self.max_steps:
-                        break
-                    batch = order[start : start + self.batch_size]
-                    x = inputs(batch) if augment is None else augment(inputs(batch), rng)
-                    value = loss(model(x), labels[batch])
-                    gradients: Tensors = torch.autograd.grad(value, weights, materialize_grads=True)
-                    with torch.no_grad():
-                        self._step(weights, gradients if correct is None else correct(weights, gradients), buffers, lr)
-                        if bound is not None:
-                            bound(weights)
-                    steps += 1
-                if on_epoch is not None:
-                    on_epoch(epoch, self.epochs)
-                if epoch in self.milestones:
-                    torch._foreach_zero_(buffers)
-        if not is_finite(model):
-            raise Diverged(
-                f"training with lr={self.lr:g} left weights that are not finite after {steps} steps; "
-                f"{lower_rate(self.lr)}"
-            )
-        return steps
+        rates = [self._rate(epoch) for epoch in range(1, self.epochs + 1)]
+
+        def update(value: Tensor, epoch: int) -> None:
+            gradients: Tensors = torch.autograd.grad(value, weights, materialize_grads=True)
+            with torch.no_grad():
+                gradients = gradients if correct is None else correct(weights, gradients)
+                self._step(weights, gradients, buffers, rates[epoch - 1])
+                if bound is not None:
+                    bound(weights)
+
+        def end_epoch(epoch: int, total: int) -> None:
+            if on_epoch is not None:
+                on_epoch(epoch, total)
+            if epoch in self.milestones:
+                torch._foreach_zero_(buffers)
+
+        return run_epochs(
+            model,
+            records,
+            rng,
+            update,
+            {str(i): buffer for i, buffer in enumerate(buffers)},
+            lr=self.lr,
+            batch_size=self.batch_size,
+            number=self.epochs,
+            max_steps=self.max_steps,
+            augment=augment,
+            loss=loss,
+            on_epoch=end_epoch,
+            checkpoint=checkpoint,
+        )
 
     def _rate(self, epoch: int) -> float:
         lr = self.lr
@@ -203,8 +151,8 @@ def proximal(model: nn.Module, mu: float) -> Correction:
     return correct
 
 
-def within(model: nn.Module, radius: float) -> Bound:
-    """Keeps the trainable parameters in the ball of ``radius`` around what they are now: the nearest point of it.
+def ball_constraint(model: nn.Module, radius: float) -> Bound:
+    """Projection of the trainable parameters to the ball of ``radius`` around their present values.
 
     Raises:
         ValueError: if ``radius`` is not a positive number.
@@ -241,17 +189,3 @@ def control_variates(server: Tensors, client: Tensors) -> Correction:
         return torch._foreach_add(gradients, drift)
 
     return correct
-
-
-def reader(records: Examples, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Normalised inputs on ``device`` by position."""
-    labels = records.labels
-    if records.inputs(slice(0, 1)).nbytes * len(labels) > _KEPT_BYTES:
-        return lambda batch: records.inputs(batch.to(labels.device)).to(device)
-    kept = records.inputs().to(device)
-    return lambda batch: kept.index_select(0, batch)
-
-
-def draw_seed(rng: torch.Generator) -> int:
-    """A seed for another stream, the next value of ``rng``."""
-    return int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, PositiveFloat
 from torch import Tensor
 
+from fedstill.records import luminance
 from fedstill.settings import Settings
 
 Images = Float[Tensor, "n c h w"]
@@ -16,9 +17,7 @@ PerImage = Float[Tensor, " n"]
 Probability = Annotated[float, Ge(0), Le(1)]
 
 _CROPS = 10
-"""How many crops are tried, as in torchvision; the first that fits into the image is taken."""
-_LUMINANCE = (0.299, 0.587, 0.114)
-"""Of red, green and blue, ITU-R BT.601."""
+"""Number of crops tried, as in torchvision, until one fits into the image."""
 
 
 def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
@@ -40,9 +39,9 @@ class Views(Settings):
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_ordered)] = (3 / 4, 4 / 3)
     """Smallest and largest width of a crop as a multiple of its height."""
     flip: Probability = 0.5
-    """How often a view is flipped left to right; 0 for digits and letters."""
+    """Probability of a left-right flip; 0 for digits and letters."""
     jitter: Probability = 0.8
-    """How often a view's colours change."""
+    """Probability of a change of colours."""
     brightness: Probability = 0.4
     """b: pixels times a factor in [1 - b, 1 + b]."""
     contrast: Probability = 0.4
@@ -52,7 +51,7 @@ class Views(Settings):
     hue: Annotated[float, Ge(0), Le(0.5)] = 0.1
     """h: hues move by up to h turns of the colour circle either way."""
     gray: Probability = 0.2
-    """How often a view loses its colours."""
+    """Probability of a grey view."""
 
     def __call__(self, pixels: Images, rng: torch.Generator) -> Images:
         """One view of each image, of the same shape.
@@ -79,7 +78,7 @@ class Views(Settings):
             x = (_brighten, _contrast, _saturate, _turn)[index](x, drawn[index])
         if channels != 3:
             return x
-        return torch.where((grays < self.gray)[:, None, None, None], _luminance(x), x)
+        return torch.where((grays < self.gray)[:, None, None, None], luminance(x), x)
 
     def _crops(self, n: int, height: int, width: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Top, left, height and width of a crop of each image, in whole pixels, ``(n,)`` each."""
@@ -110,15 +109,8 @@ def _places(start: PerImage, size: PerImage, out: int) -> Float[Tensor, "n out"]
 
 
 def _weights(places: Float[Tensor, "n out"], size: int) -> Float[Tensor, "n out size"]:
-    """What each of ``size`` pixels adds to the values between them, linearly."""
+    """Linear interpolation weights of ``size`` pixels for the values at ``places``."""
     return (1 - (places[:, :, None] - torch.arange(size, device=places.device)).abs()).clamp(min=0)
-
-
-def _luminance(x: Images) -> Float[Tensor, "n 1 h w"]:
-    if x.shape[1] != 3:
-        return x.mean(1, keepdim=True)
-    red, green, blue = (x[:, i : i + 1] for i in range(3))
-    return _LUMINANCE[0] * red + _LUMINANCE[1] * green + _LUMINANCE[2] * blue
 
 
 def _brighten(x: Images, change: PerImage) -> Images:
@@ -126,14 +118,14 @@ def _brighten(x: Images, change: PerImage) -> Images:
 
 
 def _contrast(x: Images, change: PerImage) -> Images:
-    mean = _luminance(x).mean((1, 2, 3), keepdim=True)
+    mean = luminance(x).mean((1, 2, 3), keepdim=True)
     return (mean + (x - mean) * (1 + change[:, None, None, None])).clamp(0, 1)
 
 
 def _saturate(x: Images, change: PerImage) -> Images:
     if x.shape[1] != 3:
         return x
-    gray = _luminance(x)
+    gray = luminance(x)
     return (gray + (x - gray) * (1 + change[:, None, None, None])).clamp(0, 1)
 
 

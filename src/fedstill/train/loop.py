@@ -1,0 +1,112 @@
+"""The training loop of SGD and Adam: epochs of shuffled mini-batches, from one random stream, with checkpoints."""
+
+import math
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedstill.evaluate import mode_of
+from fedstill.records import Trainable
+from fedstill.seeds import draw_seed, isolated
+from fedstill.train.epochs import Epochs, epochs
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""Maps a normalised batch ``(n, c, h, w)`` to an augmented one; draws from the generator and from nothing else."""
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps a batch's output of the model, inputs as the model got them, and labels to the scalar to minimise."""
+
+_CACHED_BYTES = 256 * 2**20
+"""Inputs up to this size are normalised once per fit, larger ones batch by batch."""
+
+
+class Diverged(ValueError):
+    """Training left weights that are not finite."""
+
+
+def cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of logits and classes ``(n,)`` or probabilities ``(n, classes)``; a `Loss`."""
+    return functional.cross_entropy(output, y)
+
+
+def trainable(model: nn.Module) -> list[Tensor]:
+    """The model's trainable parameters, in the order of ``model.parameters()``.
+
+    Raises:
+        ValueError: there are none.
+    """
+    weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
+    return weights
+
+
+def run_epochs(
+    model: nn.Module,
+    records: Trainable,
+    rng: torch.Generator,
+    update: Callable[[Tensor, int], None],
+    tensors: dict[str, Tensor],
+    *,
+    lr: float,
+    batch_size: int,
+    number: int,
+    max_steps: int | None = None,
+    augment: Augment | None = None,
+    loss: Loss = cross_entropy,
+    on_epoch: Callable[[int, int], None] | None = None,
+    checkpoint: Epochs | None = None,
+) -> int:
+    """Train ``model`` in place for ``number`` epochs, as `fedstill.train.sgd.SGD.fit` documents.
+
+    ``update(loss, epoch)`` changes the weights after each batch; ``tensors`` are the optimiser's live state by name,
+    for checkpoints. Returns the number of steps, those before a resumption included.
+
+    Raises:
+        Diverged: parameters or buffers are not finite at the end.
+        ValueError: the model has nothing to train.
+    """
+    device = trainable(model)[0].device
+    inputs, labels = _reader(records, device), records.labels.to(device)
+    steps = 0
+    with mode_of(model, training=True), isolated(draw_seed(rng)):
+        for epoch in epochs(number, checkpoint, rng, device, model, tensors):
+            steps = (epoch - 1) * math.ceil(len(labels) / batch_size)
+            steps = steps if max_steps is None else min(steps, max_steps)
+            order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
+            for start in range(0, len(order), batch_size):
+                if steps == max_steps:
+                    break
+                batch = order[start : start + batch_size]
+                x = inputs(batch) if augment is None else augment(inputs(batch), rng)
+                update(loss(model(x), x, labels[batch]), epoch)
+                steps += 1
+            if on_epoch is not None:
+                on_epoch(epoch, number)
+    if not is_finite(model):
+        raise Diverged(
+            f"training with lr={lr:g} left weights that are not finite after {steps} steps; {lower_rate(lr)}"
+        )
+    return steps
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Tell whether all parameters and buffers of the model are finite."""
+    return all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers()))
+
+
+def lower_rate(lr: float) -> str:
+    """The remedy for `Diverged`, with an example."""
+    return f"use a smaller learning rate, for example {min(lr / 10, 0.1):g}"
+
+
+def _reader(records: Trainable, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Normalised inputs on ``device`` by position."""
+    labels = records.labels
+    if records.inputs(slice(0, 1)).nbytes * len(labels) > _CACHED_BYTES:
+        return lambda batch: records.inputs(batch.to(labels.device)).to(device)
+    cached = records.inputs().to(device)
+    return lambda batch: cached.index_select(0, batch)
