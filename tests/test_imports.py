@@ -7,7 +7,12 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import fedstill
+from fedstill import methods
+from fedstill.protocol import Method, Step
+from fedstill.settings import Settings
 
 ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
@@ -129,3 +134,38 @@ def test_a_run_without_noise_waits_for_no_accountant() -> None:
         "heavy = {'dp_accounting', 'scipy.optimize', 'matplotlib', 'ray'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def by_name() -> dict[str, Path]:
+    """The modules by dotted name; late imports inside functions count as theirs."""
+    names = {path: ".".join(("fedstill", *path.relative_to(ROOT).with_suffix("").parts)) for path in modules()}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+def test_no_module_needs_itself() -> None:
+    """No circle of modules, late imports inside functions included."""
+    known = by_name()
+    graph = {}
+    for name, path in known.items():
+        needed = {full if full in known else full.rpartition(".")[0] for full in imported(path)}
+        graph[name] = needed & known.keys() - {name}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("name", methods.TABLE)
+def test_a_method_has_its_own_server_and_steps_and_overrides_no_other_s(name: str) -> None:
+    cls = methods.find(name)
+    others = [c for c in cls.__mro__[1:] if c.__module__.startswith("fedstill.methods")]
+    assert "server" in vars(cls), f"{name} takes its server's loop from {others}"
+    for other in others:
+        loops = [key for key, value in vars(other).items() if key == "server" or isinstance(value, Step)]
+        assert not loops, f"{name} takes {loops} from {other.__name__}"
+
+
+@pytest.mark.parametrize("name", methods.TABLE)
+def test_a_method_stands_on_method_and_mix_ins_of_settings_only(name: str) -> None:
+    cls = methods.find(name)
+    assert Method in cls.__bases__, f"{name} is no direct subclass of Method, but of {cls.__bases__}"
+    for base in cls.__bases__:
+        assert base is Method or not issubclass(base, Method), f"{name} stands on the method {base.__name__}"
+        assert issubclass(base, Settings), f"{base.__name__} of {name} is no mix-in of settings"
