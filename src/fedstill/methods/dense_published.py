@@ -7,7 +7,8 @@ Differs from the paper (docs/methods/dense-published.md has the whole list):
 
 * every epoch starts a new generator, whose latents are fitted with it, and the images are those of its best step;
 * batch statistics are not compared: the code looks for batch norms where it can't find any;
-* the student sees all images there ever were.
+* the student sees all images there ever were;
+* from the second local epoch on, clients' batch norms train with their running statistics.
 
 Differs from the code: the last epoch counts, not the best one on the test set.
 """
@@ -17,7 +18,7 @@ from pydantic import PositiveInt
 from fedstill.distill.ensemble import Temperature
 from fedstill.distill.generator import Generation, View
 from fedstill.methods.dense import Dense
-from fedstill.train.local import SGD
+from fedstill.train.local import SGD, Norms
 
 
 class DensePublished(Dense):
@@ -26,7 +27,9 @@ class DensePublished(Dense):
     local: SGD = SGD(batch_size=128, epochs=400)
     """A client's training in one round."""
     local_view: View = "crop_flip"
-    """How its records are augmented."""
+    """How its records are augmented: as CIFAR's in the code, which takes other data sets' as they are ("none")."""
+    local_norm: Norms = "frozen-after-first"
+    """Statistics of a client's batch norms: the code's test after each epoch leaves the network in eval mode."""
     generation: Generation = Generation.published()
     """How images are made."""
     student: SGD = SGD(lr=0.005, batch_size=256)

@@ -21,7 +21,7 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.models import same
 from fedstill.protocol import Client, Count, Federation, Method, OwnState, Reply, Round, State, load, state, step
 from fedstill.train.ldam import LDAM
-from fedstill.train.local import SGD
+from fedstill.train.local import SGD, Norms
 
 log = logging.getLogger("fedstill")
 
@@ -48,6 +48,9 @@ class UploadingMethod(Method):
     """Cross-entropy, or LDAM's for unbalanced classes."""
     ldam: LDAM = LDAM()
     """Of --local-loss ldam."""
+    local_norm: Norms = "batch"
+    """Statistics of a client's batch norms: each batch's, or from a round's second local epoch on the running ones, as
+    in the code of DENSE's authors."""
     start: Literal["fresh", "mean"] = "fresh"
     """The student before its training: as it was (at first a random start), or the mean of the clients' models of its
     architecture, where there are some."""
@@ -55,7 +58,7 @@ class UploadingMethod(Method):
     @property
     def first_answer(self) -> tuple[Any, ...]:
         """See `Method.first_answer`: who is taught by the models, and how, makes no difference to them."""
-        return self.train, self.local, self.local_view, self.local_loss, self.ldam
+        return self.train, self.local, self.local_view, self.local_loss, self.ldam, self.local_norm
 
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, teach the student; again, with clients that start from it."""
@@ -105,7 +108,9 @@ class UploadingMethod(Method):
         return self._trained(client, client.new_model(weights))
 
     def _trained(self, client: Client, model: nn.Module) -> Upload:
-        fit = partial(self.local.fit, model, client.train, client.rng("batches"), augment=VIEWS[self.local_view])
+        view = VIEWS[self.local_view]
+        rng = client.rng("batches")
+        fit = partial(self.local.fit, model, client.train, rng, augment=view, norms=self.local_norm)
         if self.local_loss == "ldam":
             loss = self.ldam.loss(client.train.class_counts())
             fit(loss=loss, on_epoch=loss.on_epoch)

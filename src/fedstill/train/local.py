@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -17,6 +17,7 @@ from jaxtyping import Float, Int64
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.protocol import Settings
 from fedstill.records import Examples, Records
@@ -31,6 +32,7 @@ __all__ = [
     "Diverged",
     "Examples",
     "Loss",
+    "Norms",
     "Tensors",
     "accuracies",
     "confusion",
@@ -59,6 +61,10 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps logits ``(n, classes)`` and labels to the scalar to minimise."""
+
+Norms = Literal["batch", "frozen-after-first"]
+"""Statistics that batch norms train with: each batch's own throughout, or from the second epoch on the running ones,
+which then no longer change (eval mode)."""
 
 _KEPT_BYTES = 256 * 2**20
 """Inputs up to this size are normalised once per fit, larger ones batch by batch."""
@@ -127,6 +133,7 @@ class SGD(Settings):
         loss: Loss = cross_entropy,
         on_epoch: Callable[[int, int], None] | None = None,
         keep: Epochs | None = None,
+        norms: Norms = "batch",
     ) -> int:
         """Train ``model`` in place on ``records``.
 
@@ -143,6 +150,7 @@ class SGD(Settings):
             loss: averages over a batch.
             on_epoch: called after each epoch with the number of epochs done and the number of all.
             keep: keeps all that lasts, so that a killed run goes on behind the last epoch: `Federation.epochs`.
+            norms: statistics of the batch norms. Only these modules are put in eval mode, dropout is not.
 
         Returns:
             Number of steps taken, those before a resumption included.
@@ -162,6 +170,8 @@ class SGD(Settings):
         lasting = {str(i): buffer for i, buffer in enumerate(buffers)}
         with mode_of(model, training=True), isolated(draw_seed(rng)):
             for epoch in epochs(self.epochs, keep, rng, device, model, lasting):
+                if norms == "frozen-after-first" and epoch > 1:
+                    _freeze_norms(model)
                 lr = self._rate(epoch)
                 steps = (epoch - 1) * math.ceil(len(labels) / self.batch_size)
                 steps = steps if self.max_steps is None else min(steps, self.max_steps)
@@ -204,6 +214,12 @@ class SGD(Settings):
             torch._foreach_add_(buffers, gradients)
             gradients = buffers
         torch._foreach_add_(weights, gradients, alpha=-lr)
+
+
+def _freeze_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
 
 
 def proximal(model: nn.Module, mu: float) -> Correction:
