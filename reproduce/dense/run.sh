@@ -1,15 +1,18 @@
 #!/bin/sh
-# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] [EPOCHS=60] sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
+# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] [EPOCHS=60] [NORM=frozen-after-first] [RUNS=FOLDER]
+# sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
 set -eu
 DATA=${1:-mnist} ALPHA=${2:-0.3} CLIENTS=${3:-5} DEVICE=${4:-cuda} SCALE=${5:-paper} MODELS=${6:-}
 METHODS=${METHODS:-feddf feddf-p fed-dafl fed-dafl-p fed-adi fed-adi-p dense dense-p} # -p: the mean of probabilities, not of logits
 case $DATA in
     mnist) MODEL=dense-mnist PUBLIC=fashion_mnist ;;
     fashion_mnist) MODEL=dense-mnist PUBLIC=mnist ;;
-    *) MODEL=dense-cnn2 PUBLIC=cifar100 ;;
+    cifar10) MODEL=dense-cnn2 PUBLIC=cifar100 ;;
+    cifar100) MODEL=dense-cnn2:width=256 PUBLIC=cifar10 ;;
+    *) echo "there is no recipe for '$DATA' here" >&2; exit 2 ;;
 esac
 [ -z "$MODELS" ] || MODEL=resnet18
-OUT="runs/reproduce-dense/$SCALE-$DATA-$ALPHA-$CLIENTS${EPOCHS:+-$EPOCHS}"
+OUT="${RUNS:-runs/reproduce-dense}/$SCALE-$DATA-$ALPHA-$CLIENTS${EPOCHS:+-$EPOCHS}${NORM:+-$NORM}"
 case $SCALE in small) SCALE=cpu MODEL=dense-mnist ;; esac # with batch norms, a third of the work
 EXTRA="" COMPARED=""
 for label in $METHODS; do
@@ -18,6 +21,11 @@ for label in $METHODS; do
     [ "$method" != feddf ] || AVERAGE=distillation.outputs
     [ "$label" = "$method" ] || CHOSEN=probabilities
     EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
+    [ -z "${NORM:-}" ] || EXTRA="$EXTRA --$label.local-norm $NORM"
+    case $DATA-$method in
+        cifar*) ;;
+        *-dense-published) EXTRA="$EXTRA --$label.local-view none --$label.student-view flip" ;; # as the code augments other data
+    esac
     case $SCALE-$method in
         paper-dense-published) ;; # its own 400
         paper-*) EXTRA="$EXTRA --$label.local.epochs 200" ;;
