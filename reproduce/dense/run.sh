@@ -1,6 +1,6 @@
 #!/bin/sh
-# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] [EPOCHS=60] [NORM=frozen-after-first] [RUNS=FOLDER]
-# sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]
+# DENSE's tables: [SEEDS="0 1 2"] [METHODS="dense dense-p ..."] [EPOCHS=60] [AUTHORS=1] [RUNS=FOLDER] [MORE="--FLAG ..."]
+# sh reproduce/dense/run.sh DATA ALPHA CLIENTS DEVICE SCALE [MODELS]; AUTHORS=1: clients train as in the authors' code
 set -eu
 DATA=${1:-mnist} ALPHA=${2:-0.3} CLIENTS=${3:-5} DEVICE=${4:-cuda} SCALE=${5:-paper} MODELS=${6:-}
 METHODS=${METHODS:-feddf feddf-p fed-dafl fed-dafl-p fed-adi fed-adi-p dense dense-p} # -p: the mean of probabilities, not of logits
@@ -12,7 +12,7 @@ case $DATA in
     *) echo "there is no recipe for '$DATA' here" >&2; exit 2 ;;
 esac
 [ -z "$MODELS" ] || MODEL=resnet18
-OUT="${RUNS:-runs/reproduce-dense}/$SCALE-$DATA-$ALPHA-$CLIENTS${EPOCHS:+-$EPOCHS}${NORM:+-$NORM}"
+OUT="${RUNS:-runs/reproduce-dense}/$SCALE-$DATA-$ALPHA-$CLIENTS${EPOCHS:+-$EPOCHS}${AUTHORS:+-authors}"
 case $SCALE in small) SCALE=cpu MODEL=dense-mnist ;; esac # with batch norms, a third of the work
 EXTRA="" COMPARED=""
 for label in $METHODS; do
@@ -21,10 +21,11 @@ for label in $METHODS; do
     [ "$method" != feddf ] || AVERAGE=distillation.outputs
     [ "$label" = "$method" ] || CHOSEN=probabilities
     EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
-    [ -z "${NORM:-}" ] || EXTRA="$EXTRA --$label.local-norm $NORM"
-    case $DATA-$method in
-        cifar*) ;;
-        *-dense-published) EXTRA="$EXTRA --$label.local-view none --$label.student-view flip" ;; # as the code augments other data
+    case $DATA-$method${AUTHORS:+-authors} in # the code augments CIFAR's images alone
+        cifar*-dense-published*) ;;
+        *-dense-published*) EXTRA="$EXTRA --$label.local-view none --$label.student-view flip" ;;
+        cifar*-authors) EXTRA="$EXTRA --$label.local-view crop_flip --$label.local-norm frozen-after-first" ;;
+        *-authors) EXTRA="$EXTRA --$label.local-norm frozen-after-first" ;;
     esac
     case $SCALE-$method in
         paper-dense-published) ;; # its own 400
@@ -47,4 +48,4 @@ esac
 # shellcheck disable=SC2086
 exec fedstill compare $COMPARED \
     --data "$DATA" --public "$PUBLIC:unlabeled" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
-    --model "$MODEL" --device "$DEVICE" --seeds $SEEDS $EXTRA --out "$OUT"
+    --model "$MODEL" --device "$DEVICE" --seeds $SEEDS $EXTRA ${MORE:-} --out "$OUT"
