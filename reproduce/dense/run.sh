@@ -15,6 +15,7 @@ esac
 OUT="${RUNS:-runs/reproduce-dense}/$SCALE-$DATA-$ALPHA-$CLIENTS${EPOCHS:+-$EPOCHS}${AUTHORS:+-authors}"
 case $SCALE in small) SCALE=cpu MODEL=dense-mnist ;; esac # with batch norms, a third of the work
 EXTRA="" COMPARED=""
+case " $METHODS " in *" feddf"*) EXTRA="--public $PUBLIC:unlabeled" ;; esac # nobody else looks at any
 for label in $METHODS; do
     method=${label%-p} AVERAGE=average CHOSEN=logits
     COMPARED="$COMPARED $label=$method"
@@ -47,5 +48,5 @@ esac
 [ -z "$MODELS" ] || EXTRA="$EXTRA --models $MODELS"
 # shellcheck disable=SC2086
 exec fedstill compare $COMPARED \
-    --data "$DATA" --public "$PUBLIC:unlabeled" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
+    --data "$DATA" --partition "dirichlet-capped:$ALPHA" --clients "$CLIENTS" \
     --model "$MODEL" --device "$DEVICE" --seeds $SEEDS $EXTRA ${MORE:-} --out "$OUT"

@@ -7,12 +7,10 @@ import argparse
 import datetime
 import json
 import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import torch
-
-import fedstill
 
 HERE = Path(__file__).parents[2]
 
@@ -27,8 +25,22 @@ def commit() -> str:
 
 
 def device() -> str:
-    """The GPU's name, or that there is none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    """The GPU's name, or that there is none; without torch, whose import takes seconds on a busy machine."""
+    with suppress(OSError):
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
+        )
+        if found.returncode == 0 and found.stdout.strip():
+            return found.stdout.splitlines()[0]
+    return "cpu"
+
+
+def torch_version() -> str:
+    """Of the installed torch."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def run_of(folder: Path) -> dict[str, Any]:
@@ -67,8 +79,7 @@ def main() -> None:
         "finished": args.status == 0,
         "status": args.status,
         "device": device(),
-        "torch": torch.__version__,
-        "fedstill": fedstill.__version__,
+        "torch": torch_version(),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "seconds": earlier + args.seconds,

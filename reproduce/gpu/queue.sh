@@ -2,7 +2,7 @@
 # The paper-size runs as pieces of at most nine minutes, the most telling first: sh reproduce/gpu/queue.sh [PIECE ...]
 # [JOBS=8] pieces at a time, [DEVICE=cuda], [LIMIT=540] seconds for one, [RUNS=runs/gpu], [RESULTS=reproduce/gpu/results], [SCALE=tiny].
 # A finished piece is skipped, one that was cut off goes on where it was: start it again until `queue.sh left` is silent.
-# sh reproduce/gpu/queue.sh list | left | one PIECE
+# sh reproduce/gpu/queue.sh list | left | one PIECE | collect (of pieces under way, what they have so far)
 set -eu
 cd "$(dirname "$0")/../.."
 export DEVICE="${DEVICE:-cuda}" RUNS="${RUNS:-runs/gpu}" RESULTS="${RESULTS:-reproduce/gpu/results}" SCALE="${SCALE:-paper}" LIMIT="${LIMIT:-540}"
@@ -105,6 +105,13 @@ case ${1:-} in
         python3 reproduce/gpu/collect.py "$2" "$RUNS/$2" --status "$status" --seconds "$(($(date +%s) - start))" --to "$RESULTS/$2.json"
         ;;
     inside) one "$2" ;;
+    collect)
+        for folder in "$RUNS"/*/; do
+            piece=$(basename "$folder")
+            grep -qs '"finished": true' "$RESULTS/$piece.json" ||
+                python3 reproduce/gpu/collect.py "$piece" "$folder" --status 99 --seconds 0 --to "$RESULTS/$piece.json"
+        done
+        ;;
     *)
         mkdir -p "$RUNS" "$RESULTS"
         if [ $# -gt 0 ]; then printf '%s\n' "$@"; else left; fi | xargs -P "${JOBS:-8}" -I '{}' sh "$0" one '{}'
