@@ -35,7 +35,7 @@ pieces() {
 
 left() {
     for piece in $(pieces | awk '!seen[$0]++'); do
-        grep -qs '"finished": true' "$RESULTS/$piece.json" || echo "$piece"
+        grep -qs '^ "finished": true' "$RESULTS/$piece.json" || echo "$piece"
     done
 }
 
@@ -108,7 +108,7 @@ case ${1:-} in
     collect)
         for folder in "$RUNS"/*/; do
             piece=$(basename "$folder")
-            grep -qs '"finished": true' "$RESULTS/$piece.json" ||
+            grep -qs '^ "finished": true' "$RESULTS/$piece.json" ||
                 python3 reproduce/gpu/collect.py "$piece" "$folder" --status 99 --seconds 0 --to "$RESULTS/$piece.json"
         done
         ;;
