@@ -1,5 +1,5 @@
 #!/bin/sh
-# FedRD's table 1: [SEEDS="0 1 2"] [METHODS="fedrd feddm ..."] sh reproduce/fedrd/run.sh DATA DEVICE SCALE
+# FedRD's table 1: [SEEDS="0 1 2"] [METHODS="fedrd feddm ..."] [RUNS=FOLDER] [MORE="--FLAG ..."] sh reproduce/fedrd/run.sh DATA DEVICE SCALE
 set -eu
 DATA=${1:-fashion_mnist} DEVICE=${2:-cuda} SCALE=${3:-paper}
 case $DATA in fashion_mnist | mnist) DPC=10 ;; *) DPC=30 ;; esac
@@ -30,4 +30,4 @@ for label in ${METHODS:-$ALL}; do
 done
 # shellcheck disable=SC2086
 exec fedstill compare $COMPARED --data "$DATA" --partition dirichlet-capped:0.1 --clients 10 --local-test 0.2 --model "projected:width=$WIDTH" \
-    --device "$DEVICE" --seeds $SEEDS $EXTRA --out "runs/reproduce-fedrd/$SCALE-$DATA"
+    --device "$DEVICE" --seeds $SEEDS $EXTRA ${MORE:-} --out "${RUNS:-runs/reproduce-fedrd}/$SCALE-$DATA"

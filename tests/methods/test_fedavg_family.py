@@ -16,6 +16,7 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedrep import FedRep
+from fedstill.methods.ldp_fedavg import LDPFedAvg
 from fedstill.methods.scaffold import Scaffold
 from fedstill.protocol import Method, load, parameters, state
 from fedstill.records import Records
@@ -41,6 +42,22 @@ def train(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], atol: float) -> bool:
     return all(torch.allclose(left[name], right[name], rtol=0, atol=atol) for name in left)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(), FedNova(), Scaffold(), LDPFedAvg()])
+def test_the_server_may_compute_on_another_device_than_replies_come_to(method: Method) -> None:
+    """The device "meta" holds no values, and refuses to compute with tensors of another, as a GPU does."""
+
+    def ask(*_: Any, **__: Any) -> list[Any]:
+        sent = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+        reply = {"weights": sent, "change": sent, "update": SimpleNamespace(value=sent), "num_records": 3, "work": 2.0}
+        return [SimpleNamespace(**reply)] * 2
+
+    round = SimpleNamespace(number=1, log=lambda **_: None)
+    fed: Any = SimpleNamespace(ask=ask, clients=[0, 1], evaluate=lambda _: 0.5)
+    fed.new_model, fed.rounds = (lambda: nn.Linear(3, 2, device="meta")), (lambda *_: [round, round])
+    model = method.server(fed)
+    assert {value.device.type for value in model.parameters()} == {"meta"}
 
 
 def test_fedprox_with_mu_0_is_fedavg(train: Any) -> None:

@@ -101,6 +101,14 @@ def run(method: Method, data: DataSet, folder: Path, **options: Any) -> tuple[nn
     return small.run(method, data, folder, public=noise_images(data), **options)
 
 
+def run_on(device: str, name: str, data: DataSet, folder: Path) -> tuple[nn.Module, ServerFederation]:
+    """`run` with everybody's models on a device."""
+    method, public = make(name), noise_images(data)
+    inline = Inline(partial(site(method, data.train, folder, public=public), device=device)())
+    fed = federation(method, inline, data, folder, public=public(), device=device)
+    return method.server(fed), fed
+
+
 class Whole(NamedTuple):
     """An undisturbed run."""
 
@@ -394,3 +402,25 @@ def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
     fed = federation(make(name), Narrow(here), digits, tmp_path, public=noise_images(digits)(), min_clients=3)
     make(name).server(fed)
     assert {(refusal.client, "must be" in refusal.reason) for refusal in fed.journal.refusals()} == {(1, True)}
+
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@pytest.mark.gpu
+@on_cuda
+@every
+def test_every_method_runs_on_a_gpu(name: str, digits: DataSet, tmp_path: Path) -> None:
+    model, fed = run_on("cuda", name, digits, tmp_path)
+    assert not fed.journal.refusals()
+    assert {value.device.type for value in (*model.parameters(), *model.buffers())} == {"cuda"}
+    assert all(torch.isfinite(value).all() for value in state(model).values())
+    assert 0 <= fed.last(model).accuracy <= 1
+
+
+@pytest.mark.gpu
+@on_cuda
+def test_a_run_on_a_gpu_is_that_of_the_cpu_but_for_rounding(digits: DataSet, tmp_path: Path) -> None:
+    there, here = (state(run_on(device, "fedavg", digits, tmp_path / device)[0]) for device in ("cuda", "cpu"))
+    # 24 steps of 0.05 with convolutions in TF32, which keeps 10 bits: 1e-3 of each gradient, whose weights move by 0.1
+    assert all(torch.allclose(value.cpu(), here[key], rtol=0, atol=5e-3) for key, value in there.items())

@@ -374,6 +374,20 @@ def test_unbalanced_clients_may_train_with_margins(digits: DataSet, tmp_path: Pa
     assert weights(plain) != weights(margins)
 
 
+def test_clients_may_freeze_their_batch_norms_after_an_epoch(
+    digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "MODEL", "convnet:width=8,depth=2,norm=batch")
+    method = dense(local=LOCAL.model_copy(update={"epochs": 3}), local_norm="frozen-after-first")
+    assert method.first_answer != method.model_copy(update={"local_norm": "batch"}).first_answer
+    fed = holding(of_sizes(60, 60), method, digits, tmp_path)
+    method.server(fed)
+    batches = -(-60 // LOCAL.batch_size)
+    counts = [int(value) for model in uploaded(fed) for name, value in state(model).items() if "num_batches" in name]
+    assert counts
+    assert set(counts) == {batches}  # of the first epoch alone
+
+
 def test_published_dense_runs(digits: DataSet, tmp_path: Path) -> None:
     published = Generation.published().model_copy(update={"steps": 2, "batch_size": 16, "nz": 16, "ngf": 8})
     method = dense(generation=published, pool=4, student_view="crop_flip", temperature=20.0)
@@ -389,6 +403,7 @@ def test_published_settings_are_those_of_the_readme() -> None:
     assert (method.student.lr, method.student.momentum, method.student.batch_size) == (0.005, 0.9, 256)
     assert (method.temperature, method.epochs, method.pool) == (20.0, 200, 200)
     assert method.local_view == method.student_view == "crop_flip"  # of the code, for CIFAR
+    assert method.local_norm == "frozen-after-first"
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])

@@ -63,6 +63,22 @@ def test_fit_is_the_plain_loop_to_the_bit(spec: str, momentum: float, weight_dec
     assert steps == 12  # 16 + 16 + 16 + 2 records, three times
 
 
+def test_frozen_norms_keep_the_statistics_of_the_first_epoch_to_the_bit() -> None:
+    records, ours, plain = small_records(50), new_model(), new_model()
+    SGD(lr=0.1, batch_size=16, epochs=3).fit(ours, records, stream(), norms="frozen-after-first")
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for step, (x, y) in enumerate(shuffled(records, stream(), 16, epochs=3)):
+        plain.train(step < 4)  # four batches an epoch; the whole network, as in the code of DENSE's authors
+        optimizer.zero_grad()
+        cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    assert torch.equal(flat(ours), flat(plain))
+    batch = new_model()
+    SGD(lr=0.1, batch_size=16, epochs=3).fit(batch, records, stream())
+    assert not torch.equal(flat(ours), flat(batch))
+    assert all(module.training for module in ours.modules())
+
+
 def test_large_sets_are_converted_by_batch_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, converted = new_model(), new_model()
     SGD().fit(kept, small_records(), stream())

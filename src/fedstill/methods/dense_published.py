@@ -7,7 +7,8 @@ Differs from the paper (docs/methods/dense-published.md has the whole list):
 
 * every epoch starts a new generator, whose latents are fitted with it, and the images are those of its best step;
 * batch statistics are not compared: the code looks for batch norms where it can't find any;
-* the student sees all images there ever were.
+* the student sees all images there ever were;
+* from the second local epoch on, clients' batch norms train with their running statistics.
 
 Differs from the code: the last epoch counts, not the best one on the test set.
 """
@@ -35,6 +36,7 @@ from fedstill.methods.uploads import (
 )
 from fedstill.protocol import Client, Federation, Method, State, state, step
 from fedstill.train.augment import VIEWS, View
+from fedstill.train.loop import Norms
 from fedstill.train.sgd import SGD
 
 
@@ -45,7 +47,9 @@ class DensePublished(DataFreeSettings, UploadSettings, Method):
     local: SGD = SGD(batch_size=128, epochs=400)
     """A client's training in one round."""
     local_view: View = "crop_flip"
-    """Augmentation of a client's records."""
+    """Augmentation of a client's records: that of CIFAR's in the code, which takes other data as they are (none)."""
+    local_norm: Norms = "frozen-after-first"
+    """Statistics of a client's batch norms: the code's test after each epoch leaves the network in eval mode."""
     generation: Generation = Generation.published()
     """Generation of one epoch's images."""
     student: SGD = SGD(lr=0.005, batch_size=256)

@@ -48,7 +48,8 @@ class FedNova(Method):
             kept = 1 - sum(tau * records / n / work for records, work in heads)
             old = parameters(model)
             new = weighted_mean((r.num_records, r.weights) for r in replies)  # buffers
-            load(model, new | {name: kept * value.double() + moved[name] for name, value in old.items()})
+            new |= {name: kept * x.double() + moved[name].to(x.device) for name, x in old.items()}
+            load(model, new)
             round.log(accuracy=fed.evaluate(model))
         return model
 

@@ -62,7 +62,8 @@ class LDPFedAvg(Method):
         for round in fed.rounds(self.rounds, model):
             replies = fed.ask(self.update, weights=parameters(model))
             mean = weighted_mean((1, reply.update.value) for reply in replies)
-            load(model, {name: w + self.server_lr * mean[name] for name, w in parameters(model).items()})  # w_{t+1}
+            eta = self.server_lr
+            load(model, {name: w + eta * mean[name].to(w.device) for name, w in parameters(model).items()})  # w_{t+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 

@@ -57,10 +57,11 @@ class Scaffold(Method):
             # x <- x + eta_g (mean y_k - x)
             old = parameters(model)
             eta = self.server_lr
-            load(model, mean | {name: (1 - eta) * value.double() + eta * mean[name] for name, value in old.items()})
+            new = {name: (1 - eta) * x.double() + eta * mean[name].to(x.device) for name, x in old.items()}
+            load(model, mean | new)
             # c <- c + 1/N sum_S (c_k^+ - c_k), N counting all clients
             _, change = weighted_sum((1 / len(fed.clients), r.change) for r in replies)
-            load(control, {name: value.double() + change[name] for name, value in control.items()})
+            load(control, {name: c.double() + change[name].to(c.device) for name, c in control.items()})
             round.log(accuracy=fed.evaluate(model))
         return model
 

@@ -20,6 +20,7 @@ from fedstill.models import same
 from fedstill.protocol import Client, Count, Federation, OwnState, Reply, Settings, load, state
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.ldam import LDAM
+from fedstill.train.loop import Norms
 from fedstill.train.sgd import SGD
 
 log = logging.getLogger("fedstill")
@@ -46,6 +47,9 @@ class UploadSettings(Settings):
     """Cross-entropy, or LDAM's loss for unbalanced classes."""
     ldam: LDAM = LDAM()
     """Settings of --local-loss ldam."""
+    local_norm: Norms = "batch"
+    """Statistics of a client's batch norms: each batch's own, or from the second local epoch on the running ones,
+    which then no longer change, as in the code of DENSE's authors."""
     start: Literal["fresh", "mean"] = "fresh"
     """The student before its training: unchanged (at first a random start), or the mean of the clients' models of its
     architecture, if there are any."""
@@ -53,12 +57,13 @@ class UploadSettings(Settings):
 
 def training_of(settings: UploadSettings) -> tuple[Any, ...]:
     """Settings of the clients' training, on which the replies to the first request depend (`Method.first_answer`)."""
-    return trained, settings.local, settings.local_view, settings.local_loss, settings.ldam
+    return trained, settings.local, settings.local_view, settings.local_loss, settings.ldam, settings.local_norm
 
 
 def trained(client: Client, model: nn.Module, settings: UploadSettings) -> Upload:
     """The upload of ``model`` after local training on the client's records."""
-    fit = partial(settings.local.fit, model, client.train, client.rng("batches"), augment=VIEWS[settings.local_view])
+    view, rng = VIEWS[settings.local_view], client.rng("batches")
+    fit = partial(settings.local.fit, model, client.train, rng, augment=view, norms=settings.local_norm)
     if settings.local_loss == "ldam":
         loss = settings.ldam.loss(client.train.class_counts())
         fit(loss=loss, on_epoch=loss.on_epoch)

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable
 from itertools import chain
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.evaluate import mode_of
 from fedstill.records import Trainable
@@ -16,8 +18,15 @@ from fedstill.train.epochs import Epochs, epochs
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Maps a normalised batch ``(n, c, h, w)`` to an augmented one; draws from the generator and from nothing else."""
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps a batch's output of the model, inputs as the model got them, and labels to the scalar to minimise."""
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+"""Maps a batch's output of the model, inputs as the model got them, and labels to the scalar to minimise.
+
+The output is the logits ``(n, classes)`` unless the model is made to give something else.
+"""
+
+Norms = Literal["batch", "frozen-after-first"]
+"""Statistics that batch norms train with: each batch's own throughout, or from the second epoch on the running ones,
+which then no longer change (eval mode)."""
 
 _CACHED_BYTES = 256 * 2**20
 """Inputs up to this size are normalised once per fit, larger ones batch by batch."""
@@ -59,6 +68,7 @@ def run_epochs(
     loss: Loss = cross_entropy,
     on_epoch: Callable[[int, int], None] | None = None,
     checkpoint: Epochs | None = None,
+    norms: Norms = "batch",
 ) -> int:
     """Train ``model`` in place for ``number`` epochs, as `fedstill.train.sgd.SGD.fit` documents.
 
@@ -74,6 +84,8 @@ def run_epochs(
     steps = 0
     with mode_of(model, training=True), isolated(draw_seed(rng)):
         for epoch in epochs(number, checkpoint, rng, device, model, tensors):
+            if norms == "frozen-after-first" and epoch > 1:
+                _freeze_norms(model)
             steps = (epoch - 1) * math.ceil(len(labels) / batch_size)
             steps = steps if max_steps is None else min(steps, max_steps)
             order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
@@ -91,6 +103,12 @@ def run_epochs(
             f"training with lr={lr:g} left weights that are not finite after {steps} steps; {lower_rate(lr)}"
         )
     return steps
+
+
+def _freeze_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
 
 
 def is_finite(model: nn.Module) -> bool:

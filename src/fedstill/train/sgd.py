@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedstill.records import Trainable
 from fedstill.settings import Settings
 from fedstill.train.epochs import Epochs
-from fedstill.train.loop import Augment, Loss, cross_entropy, run_epochs, trainable
+from fedstill.train.loop import Augment, Loss, Norms, cross_entropy, run_epochs, trainable
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 """One tensor for each trainable parameter, in the order of ``model.parameters()``."""
@@ -56,6 +56,7 @@ class SGD(Settings):
         loss: Loss = cross_entropy,
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
+        norms: Norms = "batch",
     ) -> int:
         """Train ``model`` in place on ``records``.
 
@@ -73,6 +74,7 @@ class SGD(Settings):
             on_epoch: called after each epoch with the number of epochs done and the number of all.
             checkpoint: saves model, momentum and random state, so that an interrupted run resumes after its last
                 epoch: `Federation.epochs`.
+            norms: statistics of the batch norms. Only these modules are put in eval mode, dropout is not.
 
         Returns:
             Number of steps taken, those before a resumption included.
@@ -113,6 +115,7 @@ class SGD(Settings):
             loss=loss,
             on_epoch=end_epoch,
             checkpoint=checkpoint,
+            norms=norms,
         )
 
     def _rate(self, epoch: int) -> float:
