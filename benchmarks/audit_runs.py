@@ -18,14 +18,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import record
 import torch
+from doubles import Watched
 from rich.console import Console
 from rich.table import Table
+from small import of_sizes, world
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
@@ -34,13 +36,8 @@ from fedstill import methods
 from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import Canaries
 from fedstill.data import sources
-from fedstill.data.shards import Shards
 from fedstill.distill.embedding import embed
 from fedstill.distill.public_map import split_public
-from fedstill.engines.agreement import Agreement
-from fedstill.engines.inprocess import Inline
-from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
 from fedstill.privacy import logistic, randomized_response, solver
 from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.guarantee import Guarantee
@@ -52,25 +49,6 @@ from fedstill.seeds import Simulated, stream
 
 EPSILON, LABEL_EPSILON, CONFIDENCE = 4.0, 1.0, 0.95
 PER_GUESS, RUNS = 5, 800  # canaries for each guess; runs with a lone canary, and as many without
-
-
-class Watched(ServerFederation):
-    """Keeps what crosses: what is sent down, and the client's replies as they are read from the journal."""
-
-    claim: Guarantee
-    noise_multipliers: list[float]  # as the client states them
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.down: list[dict[str, Any]] = []
-        self.up: list[Any] = []
-
-    def ask(self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any) -> Any:
-        """See `ServerFederation.ask`."""
-        replies = super().ask(step, to, at_most=at_most, exactly=exactly, **payload)
-        self.down.append(payload)
-        self.up.append(replies[0])
-        return replies
 
 
 @dataclass(frozen=True)
@@ -133,14 +111,14 @@ def outer(factors: Tensor, rows: Tensor) -> Tensor:
 
 def head_scores(fed: Watched, known: Records, canaries: Records, build: Build) -> Tensor:
     """Of a class head, and a score head: what is left to the canaries of ``Lambda beta = -(sum of gradients)``."""
-    method: Any = fed.agreement.method
+    method: Any = fed.spec.method
     here, model = fed.down[0]["features"], fed.new_model()
     load(model, here.weights)
 
     def seen(records: Records) -> Tensor:
         return extend(here.rows(model, records), here.radius, method.head.bias)
 
-    x, theirs, reply = seen(known), seen(canaries), fed.up[0]
+    x, theirs, reply = seen(known), seen(canaries), fed.up[0][0]
     beta = reply.head.value.double()
 
     def pull(rows: Tensor, labels: Tensor) -> Tensor:
@@ -162,7 +140,7 @@ def head_scores(fed: Watched, known: Records, canaries: Records, build: Build) -
 
 def sum_scores(fed: Watched, known: Records, canaries: Records, build: Build) -> Tensor:
     """Of class sums: what the known records leave, along each canary's row in its class."""
-    method: Any = fed.agreement.method
+    method: Any = fed.spec.method
     nets, radius = [fed.new_model(draw=1 + i) for i in range(method.nets)], fed.down[0]["radius"]
 
     def seen(records: Records) -> Tensor:
@@ -170,7 +148,7 @@ def sum_scores(fed: Watched, known: Records, canaries: Records, build: Build) ->
         constant = rows.new_full((len(rows), 1), radius * math.sqrt(method.count_share))
         return outer(one_hot(records.labels, fed.num_classes).double(), clipped(torch.cat([rows, constant], 1), radius))
 
-    left, effects = fed.up[0].sums.value.double() - seen(known).sum(0), seen(canaries)
+    left, effects = fed.up[0][0].sums.value.double() - seen(known).sum(0), seen(canaries)
     if not build.noise:
         left, effects = left - left.mean(0), effects - effects.mean(1, keepdim=True)
     return decode([(left, effects, radius * fed.noise_multipliers[0] * build.noise)])
@@ -188,9 +166,9 @@ def gradients(model: nn.Module, records: Records) -> Tensor:
 
 def update_scores(fed: Watched, known: Records, canaries: Records, build: Build) -> Tensor:
     """Of one step of SGD, clipped: along each canary's gradient at the start."""
-    method: Any = fed.agreement.method
+    method: Any = fed.spec.method
     effects = -gradients(fed.new_model(), canaries)
-    update = torch.cat([part.flatten() for part in fed.up[0].update.value.values()]).double()
+    update = torch.cat([part.flatten() for part in fed.up[0][0].update.value.values()]).double()
     if len(effects) == 1:
         alone: Tensor = (effects / effects.norm()) @ update
         return alone
@@ -207,7 +185,8 @@ def update_scores(fed: Watched, known: Records, canaries: Records, build: Build)
 
 def label_scores(fed: Watched, known: Records, canaries: Records, build: Build) -> Tensor:
     """Of labels that are 0 or 1: with which of them a canary's image was sent."""
-    images, labels = fed.up[1].images.value.flatten(1).float(), fed.up[1].labels.value
+    reply = fed.up[1][0]
+    images, labels = reply.images.value.flatten(1).float(), reply.labels.value
     same = torch.cdist(canaries.images.flatten(1).float(), images) < 1
     evidence: Tensor = (same & (labels == 1)).sum(1) - (same & (labels == 0)).sum(1)
     return evidence
@@ -272,14 +251,15 @@ class Attack:
     def play(self, build: Build, train: Records, model: str, public: Records, seed: int = 0) -> Watched:
         """A whole run with one client, which holds ``train``."""
         method = methods.find(self.method)(**self.settings)
-        agreement = Agreement(method, model, train.shape, train.num_classes, train.normalisation, seed)
-        shards = Shards(train, [(np.arange(len(train)), np.arange(0))], lambda: public)
+        data, parts = SimpleNamespace(train=train, test=public[:20]), of_sizes(len(train))
         with tempfile.TemporaryDirectory() as place, build.patch():
-            clients = Inline(Site(agreement, shards, Path(place, "clients")))
-            fed = Watched(agreement, clients, num_clients=1, folder=Path(place), test=public[:20], public=public)
+            facts = {"model": model, "seed": seed, "budget": None, "kind": Watched, "local_test": False}
+            fed: Watched = world(method, data, Path(place), parts, lambda: public, **facts).federation
             method.server(fed)
             fed.claim = fed.guarantee()
-            fed.noise_multipliers = [getattr(entry.event, "noise_multiplier", 0.0) for entry in fed.journal.spent()[0]]
+            fed.noise_multipliers = [
+                getattr(entry.event, "noise_multiplier", 0.0) for entry in fed.journal.releases()[0]
+            ]
         return fed
 
     def run(self, build: Build, share: float = 1.0) -> dict[str, Any]:

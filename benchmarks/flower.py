@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,10 @@ import record
 import torch
 from jaxtyping import Float32, UInt8
 from pydantic import PositiveInt
+from small import federation, site, spec_of
 from torch import Tensor, nn
 
 from fedstill.data import sources
-from fedstill.data.shards import Shards
-from fedstill.engines.agreement import Agreement
-from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
 from fedstill.protocol import Client, Federation, Method, Reply, step
 from fedstill.sites.loopback import loopback
 
@@ -75,19 +71,14 @@ class Idle(Method):
 
 
 def ours(clients: int, rounds: int, workers: int) -> list[float]:
-    from fedstill.engines.flower.simulation import simulation  # Ray, which the server of `deployed` does not load
+    from fedstill.engines.flower.simulation import Simulation  # Ray, which the server of `deployed` does not load
 
     data = sources.load("digits")
     method = Idle()
-    agreement = Agreement(method, "convnet:width=8,depth=2", data.train.shape, 10, data.train.normalisation, 0)
-    parts = [(part, part[:0]) for part in np.array_split(np.arange(len(data.train)), clients)]
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
-        make_site = partial(Site, agreement, Shards("digits", parts), Path(folder) / "clients")
-        with simulation(make_site, clients, workers=workers) as transport:
-            fed = ServerFederation(
-                agreement, transport, num_clients=clients, folder=Path(folder) / "run", test=data.test
-            )
+        with Simulation(site(method, data.train, Path(folder), clients), clients, workers=workers) as transport:
+            fed = federation(method, transport, data, Path(folder) / "run", num_clients=clients)
             for _ in range(rounds + 1):
                 began = time.perf_counter()
                 assert len(fed.ask(method.nothing, at_most={"n": 8})) == clients
@@ -202,23 +193,19 @@ def work(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def large(options: argparse.Namespace) -> list[dict[str, Any]]:
-    from fedstill.engines.flower.simulation import simulation  # see above
+    from fedstill.engines.flower.simulation import Simulation  # see above
 
     size, clients = options.mib << 20, (options.clients or [16])[0]
     data = sources.load("digits")
-    agreement = Agreement(
-        Idle(), "convnet:width=8,depth=2", data.train.shape, 10, data.train.normalisation, 0, max_bytes=1 << 30
-    )
-    parts = [(part, part[:0]) for part in np.array_split(np.arange(len(data.train)), clients)]
+    method = Idle(size=size)
     with tempfile.TemporaryDirectory() as folder:
-        make_site = partial(Site, agreement, Shards("digits", parts), Path(folder) / "clients")
-        with simulation(make_site, clients, workers=2) as transport:
-            fed = ServerFederation(
-                agreement, transport, num_clients=clients, folder=Path(folder) / "run", test=data.test
-            )
+        make_site = site(method, data.train, Path(folder), clients, max_bytes=1 << 30)
+        with Simulation(make_site, clients, workers=2) as transport:
+            spec = spec_of(method, data.train, max_bytes=1 << 30)
+            fed = federation(method, transport, data, Path(folder) / "run", spec=spec, num_clients=clients)
             began = time.perf_counter()
             with own_memory(psutil.Process, lambda: True) as seen:
-                Idle(size=size).server(fed)
+                method.server(fed)
             seconds = time.perf_counter() - began
     return [told(options, clients, seconds, seen)]
 

@@ -19,18 +19,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import record
 import torch
+from small import federation
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstill.data import sources
 from fedstill.data.shards import Shards
-from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Workers
-from fedstill.engines.server import ServerFederation
+from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import Site
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.fedavg import FedAvg
@@ -143,13 +144,12 @@ def engine(task: Task, workers: int, threads: int) -> Result:
         first.normalisation,
     )
     shares = np.split(np.arange(len(everything)), len(task.clients))
-    agreement = Agreement(method, "lenet5", first.shape, CLASSES, first.normalisation, seed=0)
+    spec = RunSpec.of(method, first, model="lenet5")
     with tempfile.TemporaryDirectory() as place:
         shards = Shards(everything, [(share, share[:0]) for share in shares])
-        transport = Workers(partial(Site, agreement, shards, Path(place) / "clients", threads=threads), workers)
-        fed = ServerFederation(
-            agreement, transport, num_clients=len(shares), folder=Path(place), test=everything[:1], keep_replies=False
-        )
+        transport = Workers(partial(Site, spec, shards, Path(place) / "clients", threads=threads), workers)
+        data = SimpleNamespace(test=everything[:1])
+        fed = federation(method, transport, data, Path(place), spec=spec, num_clients=len(shares))
         model, seconds = fed.new_model(), []
         for _ in fed.rounds(task.rounds + 1, model):
             began = time.perf_counter()

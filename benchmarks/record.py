@@ -1,4 +1,4 @@
-"""What was measured, as a file: with the command, the day and what it was measured on."""
+"""Files of measurements, with the command, the day and the machine."""
 
 import datetime
 import json
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))  # benchmarks share the tests' builders of runs
 
 
 def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:

@@ -10,37 +10,37 @@ from fedstill.journal import Journal, Refusal
 
 def test_replies_refusals_and_bytes_survive_a_restart(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.sent(0, 1, 10)
-    journal.sent(0, 2, 10)
-    journal.keep_reply(0, "update", 1, b"hello")
-    journal.keep_refusal(0, Refusal(2, "update", 1, "late"), 3)
+    journal.count_sent(0, 1, 10)
+    journal.count_sent(0, 2, 10)
+    journal.store_reply(0, "update", 1, b"hello")
+    journal.store_refusal(0, Refusal(2, "update", 1, "late"), 3)
     for opened in (journal, Journal(tmp_path)):
         assert opened.read_reply(0, "update", 1) == b"hello"
-        assert opened.answered(0, "update") == ([1], [Refusal(2, "update", 1, "late")])
+        assert opened.replies_to(0, "update") == ([1], [Refusal(2, "update", 1, "late")])
         assert (opened.bytes_down, opened.bytes_up) == (20, 8)
         assert opened.refusals() == [Refusal(2, "update", 1, "late")]
 
 
 def test_a_crash_between_a_reply_and_its_line_loses_no_bytes(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.keep_reply(0, "update", 1, b"hello")
-    journal.keep_refusal(0, Refusal(2, "update", None, "late"), 3)
-    journal.settle()
+    journal.store_reply(0, "update", 1, b"hello")
+    journal.store_refusal(0, Refusal(2, "update", None, "late"), 3)
+    journal.flush()
     (tmp_path / "meter.jsonl").unlink()
     journal = Journal(tmp_path)
     assert journal.bytes_up == 0
-    journal.answered(0, "update")
-    journal.answered(0, "update")
+    journal.replies_to(0, "update")
+    journal.replies_to(0, "update")
     assert journal.bytes_up == 8
 
 
 def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.sent(0, 1, 10)
+    journal.count_sent(0, 1, 10)
     with (tmp_path / "meter.jsonl").open("a") as file:
         file.write('{"exchange": 0, "cli')
     journal = Journal(tmp_path)
-    journal.sent(0, 2, 7)
+    journal.count_sent(0, 2, 7)
     assert Journal(tmp_path).bytes_down == 17
 
 
@@ -51,10 +51,10 @@ def test_seconds_go_on_where_the_last_message_left_them(tmp_path: Path) -> None:
 
 def test_old_replies_go_and_refusals_stay(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.keep_reply(0, "update", 1, b"a")
-    journal.keep_reply(1, "update", 1, b"b")
-    journal.keep_refusal(1, Refusal(2, "update", 2, "late"), 0)
-    journal.keep_reply(2, "update", 1, b"c")
+    journal.store_reply(0, "update", 1, b"a")
+    journal.store_reply(1, "update", 1, b"b")
+    journal.store_refusal(1, Refusal(2, "update", 2, "late"), 0)
+    journal.store_reply(2, "update", 1, b"c")
     journal.forget_replies(before=2)
     assert sorted(f.name for f in tmp_path.glob("*/*")) == ["00001.reply", "00002.refused"]
     assert journal.read_reply(2, "update", 1) == b"c"

@@ -75,8 +75,8 @@ class Apart(Method):
 
 def test_a_dataclass_crosses_as_its_fields(digits: DataSet, tmp_path: Path) -> None:
     small.run(Whole(), digits, tmp_path)
-    facts = small.agreement(Whole(), digits.train).facts
-    value = Map(small.state(small.agreement(Whole(), digits.train).new_model()), torch.ones(2), 1.5)
+    facts = small.spec_of(Whole(), digits.train).facts
+    value = Map(small.state(small.spec_of(Whole(), digits.train).new_model()), torch.ones(2), 1.5)
     fields = {"scale": 3.0, "weights": value.weights, "mean": value.mean, "radius": value.radius}
     payload = Whole.add.payload({"map": value, "scale": 3.0})
     assert payload.keys() == fields.keys()
@@ -148,8 +148,8 @@ def test_clients_of_one_process_share_what_a_step_computes_once(digits: DataSet,
 
 def test_the_state_is_the_shared_and_the_own_part(digits: DataSet) -> None:
     method = methods.find("fedrep")()
-    agreement = small.agreement(method, digits.train)
-    model, other = agreement.new_model(), agreement.new_model(draw=1)
+    spec = small.spec_of(method, digits.train)
+    model, other = spec.new_model(), spec.new_model(draw=1)
     shared, own = shared_part(method, model), own_part(method, model)
     assert own.keys() == method.own(model) and not own.keys() & shared.keys()
     assert [name for name in small.state(model) if name in shared] == list(shared)

@@ -1,19 +1,19 @@
-"""What a run has been told, on disk: every reply, the bytes that crossed, and the server's last checkpoint.
+"""The journal of a run, on disk: every reply, the bytes that crossed, and the server's last checkpoint.
 
 ::
 
     journal/
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       spent.jsonl                     one line per reply with released values: exchange, client, the releases
-      000000-update/request           the digest of the server's first question
-      000002-update/00007.reply       the reply of client 7 to its third
+      000000-update/request           the digest of the first request
+      000002-update/00007.reply       the reply of client 7 to the third request
       000002-update/00009.refused     why client 9's reply is not used
-      1000003-judge/00007.reply       what client 7 says of the model before that question, on test records of its own
-      checkpoint                      what the server's loop carries after its last finished round
-      epochs                          what long work at the server carries after one of its epochs
+      1000003-judge/00007.reply       client 7's evaluation of the model before the fourth request, on its test records
+      checkpoint                      the state of the server's loop after its last finished round
+      epochs                          the state of long work at the server after one of its epochs
 
-A resumed run asks the same questions in the same order; what is already answered is read from here. Every file is whole
-or absent (`fedstill.files`); replies and the checkpoint carry a checksum.
+A resumed run sends the same requests in the same order and reads the replies that it has from here. Every file is whole
+or absent (`fedstill.files`); replies and checkpoints carry a checksum.
 """
 
 import hashlib
@@ -34,18 +34,20 @@ from fedstill import files, wire
 from fedstill.privacy.ledger import Entry
 
 CHECKPOINT = "checkpoint"
-JUDGING = 1_000_000
-"""Questions that only judge a model are numbered from here on, so that they leave no trace in what else is asked: the
-first before question n is n more than this, a second n more than twice this. Their bytes are counted apart."""
+EVALUATIONS = 1_000_000
+"""Smallest number of an evaluation request. Evaluation requests have their own numbers, so that evaluating more often
+does not shift later random streams: the first one before request n is n plus this, the second n plus twice this. Their
+bytes are counted apart."""
 _SMALL = 1 << 18
-"""Bytes of a reply that may wait for the disk in memory, of which there are `_PENDING` at most."""
+"""Size in bytes up to which a reply is written in the background."""
 _PENDING = 128
+"""Maximum number of replies that wait in memory for the disk."""
 _WRITERS = 8
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a client's reply to one question is not used."""
+    """The reason why a client's reply to one request is not used."""
 
     client: int
     step: str
@@ -57,7 +59,7 @@ class Journal:
     """The journal in ``folder``; opening an existing one continues it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open or create; reads the meter, not the replies."""
+        """Open or create the journal; reads the meter, not the replies."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._meter = folder / "meter.jsonl"
@@ -83,13 +85,13 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, over all its starts; what a killed start did after its last message is not in it."""
+        """Seconds spent on the run over all its starts, without those after the last message of a killed start."""
         return time.perf_counter() - self._began
 
     # ------------------------------------------------------------------------------------------------------- the meter
 
     def _count(self, exchange: int, client: int, down: int = 0, up: int = 0) -> None:
-        if exchange >= JUDGING:
+        if exchange >= EVALUATIONS:
             self.bytes_judging += down + up
         else:
             self.bytes_down += down
@@ -97,8 +99,8 @@ class Journal:
         if up:
             self._up.add((exchange, client))
 
-    def sent(self, exchange: int, client: int, size: int) -> None:
-        """Count a request; one that is sent again after a crash crossed twice and is counted twice."""
+    def count_sent(self, exchange: int, client: int, size: int) -> None:
+        """Count a request; if it is sent again after a crash, it counts twice."""
         self._line(exchange=exchange, client=client, down=size)
 
     def _received(self, exchange: int, client: int, size: int) -> None:
@@ -111,31 +113,31 @@ class Journal:
 
     # -------------------------------------------------------------------------------------------------------- releases
 
-    def keep_spent(self, exchange: int, client: int, entries: Sequence[Entry]) -> None:
-        """Keep what a client says it released for a question."""
+    def store_releases(self, exchange: int, client: int, entries: Sequence[Entry]) -> None:
+        """Store the releases that a client lists in its reply to a request."""
         spent = [entry.model_dump(mode="json") for entry in entries]
         files.append_json(self._spent, {"exchange": exchange, "client": client, "spent": spent})
         if self._releases is not None:
             self._releases[client, exchange] = list(entries)
 
-    def times(self) -> dict[tuple[int, int], float]:
-        """Seconds since the run's start of the last message to or from a client, by (exchange, client), as opened."""
+    def last_message_times(self) -> dict[tuple[int, int], float]:
+        """Seconds from the run's start to the last message of each (exchange, client), as of opening the journal."""
         return dict(self._times)
 
-    def spent(self, before: int | None = None) -> dict[int, list[Entry]]:
+    def releases(self, before: int | None = None) -> dict[int, list[Entry]]:
         """The releases of each client, in order, in reply to requests ``before`` this one; to all by default.
 
         Of two replies to one request, after a crash, the later one counts.
         """
         if self._releases is None:
-            self._releases = self._read_spent()
+            self._releases = self._read_releases()
         ledgers: dict[int, list[Entry]] = {}
         for (client, exchange), entries in sorted(self._releases.items()):
             if before is None or exchange < before:
                 ledgers.setdefault(client, []).extend(entries)
         return ledgers
 
-    def _read_spent(self) -> dict[tuple[int, int], list[Entry]]:
+    def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
         releases: dict[tuple[int, int], list[Entry]] = {}
         for line in files.read_json_lines(self._spent):
             try:
@@ -149,10 +151,10 @@ class Journal:
     def _place(self, exchange: int, step: str) -> Path:
         return self.folder / f"{exchange:06d}-{step}"
 
-    def keep_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
-        """Keep a reply that passed its checks; it is on the disk for sure after `settle`.
+    def store_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
+        """Store a reply that passed its checks; it is on the disk after `flush`.
 
-        Small ones are written in the background, so that the next client does not wait for the disk.
+        Small replies are written in the background, so that the next client does not wait for the disk.
         """
         place = self._place(exchange, step) / f"{client:05d}.reply"
         if len(reply) > _SMALL:
@@ -163,33 +165,36 @@ class Journal:
             self._writing.append(self._writers.submit(files.write_checked, place, reply))
         self._received(exchange, client, len(reply))
 
-    def settle(self) -> None:
-        """Wait until every reply is on the disk; raises what went wrong."""
+    def flush(self) -> None:
+        """Wait until every reply is on the disk; raises the first error of a write."""
         self._lines.close()
         while self._writing:
             self._writing.popleft().result()
 
-    def keep_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
-        """Keep why a reply is not used; ``size`` is the bytes that crossed all the same."""
+    def store_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
+        """Store why a reply is not used; its ``size`` in bytes is counted all the same."""
         place = self._place(exchange, refusal.step) / f"{refusal.client:05d}.refused"
         files.write_json(place, {**vars(refusal), "bytes": size})
         self._received(exchange, refusal.client, size)
 
     def read_reply(self, exchange: int, step: str, client: int) -> bytearray:
-        """A kept reply.
+        """A stored reply.
 
         Raises:
-            Damaged: when the file is not what was written.
+            Damaged: the file is not what was written.
         """
-        self.settle()
+        self.flush()
         place = self._place(exchange, step) / f"{client:05d}.reply"
         return files.read_checked(place, f"delete it and run again to ask client {client} anew")
 
-    def asks(self, exchange: int, step: str, request: bytes) -> None:
-        """Note the digest of a run's first question; raises ValueError where kept replies answer another one.
+    def check_request(self, exchange: int, step: str, request: bytes) -> None:
+        """Store the digest of a run's first request, or compare the request with it.
 
-        Who extends a run must ask just what the others were asked. Later questions are computed from replies, and a GPU
-        may round them otherwise when a killed run computes them again.
+        An extended run must send new clients the request that the others got. Later requests are not compared: they are
+        computed from replies, and when a resumed run computes them again, a GPU may round them differently.
+
+        Raises:
+            ValueError: the stored replies answer another request.
         """
         if exchange:
             return
@@ -199,17 +204,17 @@ class Journal:
             files.write_bytes(place, digest.encode())
         elif place.read_text() != digest:
             raise ValueError(
-                f"{self.folder} holds replies to another question than step '{step}' asks now (the method's code or "
+                f"{self.folder} holds replies to another request than step '{step}' sends now (the method's code or "
                 "the data have changed since); start anew with another --out"
             )
 
-    def answered(self, exchange: int, step: str) -> tuple[list[int], list[Refusal]]:
-        """Who replied well to a question, and who was refused.
+    def replies_to(self, exchange: int, step: str) -> tuple[list[int], list[Refusal]]:
+        """The clients whose reply to a request is stored, and the refusals.
 
         Raises:
-            ValueError: when the journal holds another question under that number, so another run's.
+            ValueError: the journal holds another step's request under that number, so it is another run's.
         """
-        self.settle()
+        self.flush()
         others = [f.name for f in self.folder.glob(f"{exchange:06d}-*") if f.name != f"{exchange:06d}-{step}"]
         if others:
             raise ValueError(f"{self.folder} holds {others[0]} where this run asks '{step}'; choose another --out")
@@ -220,16 +225,16 @@ class Journal:
             refusal, size = self._read_refusal(f)
             refused.append(refusal)
             self._received(exchange, refusal.client, size)
-        for client in good:  # a crash between a reply and its line in the meter
+        for client in good:  # after a crash between a reply and its line in the meter
             if (exchange, client) not in self._up:
                 self._received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
         return good, refused
 
     def _read_refusal(self, place: Path) -> tuple[Refusal, int]:
         try:
-            kept = json.loads(place.read_text())
-            size = int(kept.pop("bytes"))
-            return Refusal(**kept), size
+            fields = json.loads(place.read_text())
+            size = int(fields.pop("bytes"))
+            return Refusal(**fields), size
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(place) from error
 
@@ -237,7 +242,7 @@ class Journal:
         return files.Damaged(f"{place} is damaged; delete {self.folder.parent} and run again")
 
     def forget_refusals(self, exchange: int, step: str) -> None:
-        """Forget who was refused in an exchange that failed, so that the next start asks them again."""
+        """Delete the refusals of an exchange that failed, so that the next start asks these clients again."""
         for place in self._place(exchange, step).glob("*.refused"):
             place.unlink()
 
@@ -246,10 +251,10 @@ class Journal:
         return [self._read_refusal(place)[0] for place in sorted(self.folder.glob("*/*.refused"))]
 
     def forget_replies(self, before: int) -> None:
-        """Delete replies to questions older than ``before``, which a checkpoint has made needless; refusals stay."""
-        self.settle()
+        """Delete replies to requests before ``before``, after a checkpoint has made them needless; refusals stay."""
+        self.flush()
         for place in self.folder.glob("[0-9]*-*"):
-            if int(place.name.split("-")[0]) % JUDGING < before:
+            if int(place.name.split("-")[0]) % EVALUATIONS < before:
                 if any(place.glob("*.refused")):
                     for f in place.glob("*.reply"):
                         f.unlink()
@@ -268,6 +273,6 @@ class Journal:
         if not place.exists():
             return None
         remedy = f"delete {self.folder.parent} and run again"
-        if name != CHECKPOINT:  # of work inside an exchange, whose replies are all there
+        if name != CHECKPOINT:  # work inside an exchange, whose replies are all stored
             remedy = "delete it and run again: that work at the server starts anew, and nobody is asked again"
         return wire.unpack(files.read_checked(place, remedy))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doubles import Killed
 
 from fedstill import files, models, wire
 from fedstill.attacks import membership as attack
@@ -139,10 +140,6 @@ def test_a_private_run_keeps_its_promise_with_fresh_noise_in_every_world(tmp_pat
     (place_of(folder, 0) / "world-001").rename(tmp_path / "before")
     membership(folder, FOUR)
     assert weights(folder, 0, 1) != before  # the same world, but for its noise
-
-
-class Killed(Exception):
-    pass
 
 
 class Seen(Watcher):

@@ -14,7 +14,7 @@ from fedstill.attacks.uploads import Uploads, uploads
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.run import Job, agreement_of, run
+from fedstill.experiment.run import Job, run, spec_of
 from fedstill.experiment.task import share_out
 from fedstill.methods import find
 from fedstill.protocol import Labels, Reply, client_steps
@@ -58,11 +58,11 @@ def test_a_change_of_the_model_is_read_as_one(tmp_path: Path) -> None:
     """Against the model that it was added to, a small change would say nothing."""
     task = Experiment(data="digits", clients=4, model="convnet:width=8,depth=2")
     method = find("ldp-fedavg")()
-    agreement = agreement_of(Job(task, "ldp-fedavg", method, tmp_path), share_out(task, None))
-    change = {name: torch.zeros_like(value) for name, value in parameters(agreement.new_model()).items()}
+    spec = spec_of(Job(task, "ldp-fedavg", method, tmp_path), share_out(task, None))
+    change = {name: torch.zeros_like(value) for name, value in parameters(spec.new_model()).items()}
     change["classifier.bias"][3] = 1e-9
     (step,) = client_steps(type(method)).values()
-    shares, source = attack._shares(attack._Reply(0, step.reply.schema, {"update": change}), agreement)
+    shares, source = attack._shares(attack._Reply(0, step.reply.schema, {"update": change}), spec)
     assert shares is not None and shares.argmax() == 3 and shares[3] == 1 and source == "the last layer"
 
 

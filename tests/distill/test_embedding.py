@@ -16,7 +16,6 @@ from torch.nn.functional import normalize
 from fedstill import methods, models, wire
 from fedstill.data.sources import DataSet
 from fedstill.distill.embedding import ImageFitting, embed, unit
-from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
 from fedstill.models.convnet import ConvNet
 from fedstill.protocol import Method, Records, client_steps
@@ -123,18 +122,10 @@ def released(
 ) -> tuple[Tensor, ServerFederation]:
     """Client 0's sums, after a whole run."""
     chosen = method(**changes)
-    site = small.site(chosen, data.train, folder, 1, public=public)()
-    fed = ServerFederation(
-        site.agreement,
-        Inline(site),
-        num_clients=1,
-        folder=folder,
-        test=data.test[:20],
-        public=None if public is None else public(),
-    )
+    fed = small.world(chosen, data, folder, 1, public, test=data.test[:20]).federation
     chosen.server(fed)
     kind = client_steps(type(chosen))["sum_up"].reply
-    values, _ = wire.decode(fed.journal.read_reply(0, "sum_up", 0), kind.schema, site.agreement.facts)
+    values, _ = wire.decode(fed.journal.read_reply(0, "sum_up", 0), kind.schema, fed.spec.facts)
     sums: Tensor = values["sums"]
     return sums.double(), fed
 
@@ -213,13 +204,12 @@ def test_every_class_has_its_images_whoever_holds_it_and_they_are_shown(digits: 
     data = replace(digits, train=ones, test=digits.test[:20])
     for epsilon in (None, 0.1):
         chosen = method(epsilon=epsilon)
-        site = small.site(chosen, data.train, tmp_path / str(epsilon), 2)()
 
         class Shows(ServerFederation):
             def show(self, name: str, images: Records) -> None:
                 shown[name] = images
 
-        fed = Shows(site.agreement, Inline(site), num_clients=2, folder=tmp_path / str(epsilon), test=data.test)
+        fed = small.world(chosen, data, tmp_path / str(epsilon), 2, kind=Shows).federation
         model = chosen.server(fed)
         assert torch.equal(shown["synthetic"].labels, torch.arange(10).repeat_interleave(2))
         assert all(torch.isfinite(p).all() for p in model.parameters())

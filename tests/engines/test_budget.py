@@ -2,14 +2,13 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 from census import Census
 from releases import entry
+from small import world
 
 from fedstill import wire
 from fedstill.engines.inprocess import Inline
@@ -27,14 +26,12 @@ FILTERED = accounting.rdp_filter(TWICE, DELTA)
 
 def census(data: Any, folder: Path, method: Census | None = None, kind: type[Inline] = Inline, **facts: Any) -> Any:
     """A server of four clients, of whom each request takes one release with the cost `EVENT`."""
-    site = small.site(method or Census(), data.train, folder)()
-    site.agreement = replace(site.agreement, **facts)
-    return ServerFederation(site.agreement, kind(site), num_clients=4, folder=folder, test=data.test, min_clients=0)
+    return world(method or Census(), data, folder, transport=kind, min_clients=0, **facts).federation
 
 
 def ask(fed: ServerFederation, clients: Sequence[int]) -> list[int]:
     """The clients that replied."""
-    return list(fed.ask(fed.agreement.method.count, to=clients).clients)  # type: ignore[attr-defined]
+    return list(fed.ask(fed.spec.method.count, to=clients).clients)  # type: ignore[attr-defined]
 
 
 def test_without_a_budget_everybody_is_able(digits: Any, tmp_path: Path) -> None:
@@ -58,7 +55,7 @@ def test_a_client_one_event_short_of_its_budget_is_not_asked_and_the_others_neve
     while able := fed.able(EVENT):
         assert ask(fed, able) == able
     assert fed.journal.refusals() == []
-    assert [len(entries) for entries in fed.journal.spent().values()] == [2] * 4
+    assert [len(entries) for entries in fed.journal.releases().values()] == [2] * 4
     assert ask(fed, [0, 1, 2, 3]) == []  # asked all the same, each refuses
     assert len(fed.journal.refusals()) == 4
     assert "above the budget" in fed.journal.refusals()[0].reason
@@ -115,7 +112,7 @@ def test_a_resumed_run_gets_the_answers_of_its_first_start(digits: Any, tmp_path
     assert first[1::2] == [0.0, *[pytest.approx(accounting.epsilon([EVENT] * n, DELTA, "record")) for n in (1, 2, 2)]]
     again = census(digits, tmp_path, budget=TWICE * 1.0001)  # the journal holds the replies to all three
     assert loop(again) == first
-    assert sum(map(len, again.journal.spent().values())) == 5
+    assert sum(map(len, again.journal.releases().values())) == 5
 
 
 def test_what_was_spent_is_the_largest_epsilon_and_no_number_without_noise(digits: Any, tmp_path: Path) -> None:

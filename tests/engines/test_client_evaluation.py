@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.data.sources import DataSet
 from fedstill.engines.client_evaluation import Judgement
-from fedstill.engines.site import last_state
+from fedstill.engines.client_state import last_state
 from fedstill.evaluate import evaluate
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.run import Job, run
@@ -79,7 +79,7 @@ def test_a_resumed_run_is_judged_alike(name: str, digits: DataSet, tmp_path: Pat
 
     def finish(folder: Path) -> tuple[bytes, dict[str, Any], int]:
         model, fed = small.run(method, digits, folder, local_test=True)
-        return weights(model), fed.judge(model).described(), fed.journal.bytes_judging
+        return weights(model), fed.evaluate_model(model).described(), fed.journal.bytes_judging
 
     whole = finish(tmp_path / "whole")
     finish(tmp_path / "run")
@@ -146,7 +146,7 @@ def test_a_client_is_judged_with_the_part_that_it_has_kept(name: str, digits: Da
         load(whole, last_state(tmp_path / "clients", client))
         with_its_own[client] = evaluate(whole, records)
     assert with_its_own != with_the_first
-    assert fed.judge(model).clients == pytest.approx(with_its_own)
+    assert fed.evaluate_model(model).clients == pytest.approx(with_its_own)
 
 
 def test_fine_tuning_is_not_on_the_records_it_is_judged_on(digits: DataSet, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_fine_tuning_is_not_on_the_records_it_is_judged_on(digits: DataSet, tmp_
     low, high = (np.flatnonzero(half.numpy())[:200] for half in (digits.train.labels < 5, digits.train.labels >= 5))
     method = FedAvgFT(rounds=1, local=LOCAL, tuning={**LOCAL, "epochs": 5})  # type: ignore[arg-type]
     fed = holding([(low[:100], high[:100]), (low[100:], high[100:])], method, digits, tmp_path)
-    table = fed.judge(method.server(fed)).confusion
+    table = fed.evaluate_model(method.server(fed)).confusion
     assert int(table.sum()) == int(table[5:].sum()) == 200
     assert int(table[5:, :5].sum()) > 190
 
@@ -195,7 +195,7 @@ def test_clients_are_asked_again_when_only_their_own_parts_have_changed(digits: 
         model, fed = small.run(HeadsOnly(), digits, tmp_path / folder, local_test=True, **options)
         lines = (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
         logged = {line["round"]: line["accuracy"] for line in map(json.loads, lines) if "accuracy" in line}
-        assert fed.judge(model).accuracy == logged[4]
+        assert fed.evaluate_model(model).accuracy == logged[4]
         return logged
 
     every_round = accuracies("every")
@@ -227,7 +227,7 @@ def test_another_model_is_judged_anew_even_without_a_question_between(
     model, fed = small.run(method, digits, tmp_path, local_test=True)
     if killed:
         model, fed = small.run(method, digits, tmp_path, local_test=True)
-    table = fed.judge(model).confusion
+    table = fed.evaluate_model(model).confusion
     assert int(table[:, 3].sum()) == int(table.sum()) > 0
     folders = sorted(place.name for place in (tmp_path / "journal").glob("*-judge"))
     assert folders == ["1000001-judge", "1000002-judge", "2000002-judge"]

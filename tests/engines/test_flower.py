@@ -19,15 +19,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects  # noqa: E402
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents  # noqa: E402
 from garbage import CLIENT, KINDS, Vandal, check_told, is_sentence, releases  # noqa: E402
-from small import Addressed, Probe, Sites, agreement, federation, run, site, weights  # noqa: E402
+from small import Addressed, Probe, SeveralSites, federation, run, site, weights  # noqa: E402
 
 from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.grid import OnGrid, content, taken  # noqa: E402
-from fedstill.engines.flower.simulation import simulation  # noqa: E402
+from fedstill.engines.flower.grid import GridTransport, content, take_bytes  # noqa: E402
+from fedstill.engines.flower.simulation import Simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
-from fedstill.sites import serve as deployed  # noqa: E402
+from fedstill.sites import serve  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
 
@@ -72,7 +72,7 @@ def _a_run() -> None:
 def exchange(grid: Any, clients: int, **options: Any) -> list[Any]:
     sent: list[int] = []
     nodes = {client: 100 + client for client in range(clients)}
-    transport = OnGrid(grid, nodes, **{"window": 4, **options})
+    transport = GridTransport(grid, nodes, **{"window": 4, **options})
     arrivals = list(transport.exchange(b"what?", range(clients), sent.append))
     assert sorted(sent) == list(range(clients))
     assert sorted(a.client for a in arrivals) == list(range(clients))
@@ -135,7 +135,7 @@ def test_quick_clients_share_messages_and_each_gets_its_own_reply() -> None:
     assert max(map(len, grid.groups)) <= 300 // (2 * 4)  # nobody who plays clients is left without
     assert len(grid.groups) < 70
     again = Players()
-    transport = OnGrid(again, dict.fromkeys(range(300), 1), window=4, ahead=1000, shared=True)  # type: ignore[arg-type]
+    transport = GridTransport(again, dict.fromkeys(range(300), 1), window=4, ahead=1000, shared=True)  # type: ignore[arg-type]
     for _ in range(5):
         list(transport.exchange(b"what?", range(300), lambda _: None))
     assert len(again.groups[-8:]) == 8 and sum(map(len, again.groups[-8:])) == 300  # it remembers
@@ -212,7 +212,7 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
     odd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = Grid({1: content(b"mine", client=0), 2: odd})
-    sites = apps.Sites(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
+    sites = apps.SiteTransport(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         found = sorted(sites.exchange(b"what?", [0, 1], lambda _: None))
     assert found == [(0, b"mine", None), (1, b"", "no site answers for it")]
@@ -223,10 +223,10 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
 def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """Node 1 was there first and claims to be client 0, node 3 is in no list; node 2 is client 0."""
     grid = Grid({node: content(f"{node}".encode(), client=0) for node in (1, 3, 2)})
-    before = apps.Sites(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
+    before = apps.SiteTransport(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
     assert sorted(before.exchange(b"what?", [0], lambda _: None)) == [(0, b"1", None)]
     grid.pushed.clear()
-    bound = apps.Sites(grid, "terms", 2, wait=0.3, nodes={0: 2, 1: 1})  # type: ignore[arg-type]
+    bound = apps.SiteTransport(grid, "terms", 2, wait=0.3, nodes={0: 2, 1: 1})  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         found = sorted(bound.exchange(b"what?", [0, 1], lambda _: None))
     assert found == [(0, b"2", None), (1, b"", "no site answers for it")]
@@ -240,7 +240,7 @@ def test_a_list_of_nodes_that_fits_no_clients_is_refused_in_a_sentence(text: str
     file.write_text("method: fedavg\ndata: digits\nclients: 2\n")
     settings = {"file": str(file), "out": str(tmp_path / "out"), "nodes": text}
     with pytest.raises(ValueError, match="it must give each of the clients 0 to 1 one node of its own") as error:
-        deployed.serve(lambda *_, **__: pytest.fail("connected"), settings)
+        serve.serve(lambda *_, **__: pytest.fail("connected"), settings)
     assert is_sentence(str(error.value))
     assert not (tmp_path / "out").exists()
 
@@ -256,7 +256,7 @@ def test_a_list_of_nodes_may_know_more_than_the_run(tmp_path: Path) -> None:
 
     for text in ("0:11, 1:12 ,5:13", ""):
         with pytest.raises(KeyboardInterrupt):
-            deployed.serve(connect, {"file": str(file), "out": str(tmp_path / "out"), "nodes": text})
+            serve.serve(connect, {"file": str(file), "out": str(tmp_path / "out"), "nodes": text})
     assert found == [{0: 11, 1: 12}, None]
 
 
@@ -276,17 +276,17 @@ def test_a_large_message_costs_its_receiver_twice_its_bytes() -> None:
         tracemalloc.reset_peak()  # what was pulled is not traced: that is one time
         built = inflate_object_from_contents(name, pulled)
         assert isinstance(built, Message)
-        assert taken(built) == data
+        assert take_bytes(built) == data
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 2.1 * len(data)  # while one time was freed bit by bit
-    assert taken(built) == b""  # and Flower's objects hold nothing more
+    assert take_bytes(built) == b""  # and Flower's objects hold nothing more
 
 
 def test_a_simulation_that_ends_ends_the_run() -> None:
     grid: Any = Grid({0: None})
-    transport = OnGrid(grid, {0: 0}, window=1, failed=lambda: "the power is out")
+    transport = GridTransport(grid, {0: 0}, window=1, failed=lambda: "the power is out")
     with pytest.raises(RuntimeError, match="ended early: the power is out"):
         list(transport.exchange(b"", [0], lambda _: None))
 
@@ -301,26 +301,22 @@ def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Pat
     sites["many"] = site(Probe(rounds=3), digits.train, tmp_path / "many" / "clients", 40)
     expected, _ = run(Probe(), digits, tmp_path / "inline")
     of_many, alone = run(Probe(rounds=3), digits, tmp_path / "inline-many", clients=40)
-    with simulation(partial(Sites, sites), 40, workers=2) as transport:  # type: ignore[arg-type]
+    with Simulation(partial(SeveralSites, sites), 40, workers=2) as transport:  # type: ignore[arg-type]
 
-        def federation(name: str, folder: str = "", **options: Any) -> ServerFederation:
-            return ServerFederation(
-                agreement(Probe(misbehave=wrong.get(name, {})), digits.train),
-                Addressed(transport, name),
-                folder=tmp_path / (folder or name),
-                test=digits.test,
-                **{"num_clients": 4, **options},
-            )
+        def server(name: str, **options: Any) -> ServerFederation:
+            method, way = Probe(misbehave=wrong.get(name, {})), Addressed(transport, name)
+            fed: ServerFederation = federation(method, way, digits, tmp_path / name, **options)
+            return fed
 
-        fed = federation("raise", min_clients=3)
+        fed = server("raise", min_clients=3)
         Probe(misbehave=wrong["raise"]).server(fed)
         assert {(r.client, "abacus" in r.reason) for r in fed.journal.refusals()} == {(1, True)}
         with pytest.raises(TooFewReplies, match="client 2: its process ended"):
-            Probe(misbehave=wrong["die"]).server(federation("die"))
-        assert weights(Probe().server(federation("well"))) == weights(expected)  # the actors are still there
-        fed = federation("many", num_clients=40)
+            Probe(misbehave=wrong["die"]).server(server("die"))
+        assert weights(Probe().server(server("well"))) == weights(expected)  # the actors are still there
+        fed = server("many", num_clients=40)
         assert weights(Probe(rounds=3).server(fed)) == weights(of_many)
-        assert max(pace.sharing for pace in transport._paces.values()) > 2  # in one message, as they are quick
+        assert max(pace.sharing for pace in transport.grid._paces.values()) > 2  # in one message, as they are quick
         assert (fed.journal.bytes_up, fed.journal.bytes_down) == (alone.journal.bytes_up, alone.journal.bytes_down)
     assert not any(thread.name.startswith("fedstill") for thread in threading.enumerate())
 
@@ -392,7 +388,7 @@ def test_a_run_in_which_one_client_sends_garbage_is_the_run_without_that_client(
     method = Probe(rounds=len(KINDS))
     silent = Probe(rounds=len(KINDS), misbehave={CLIENT: "raise"})
     expected, _ = run(silent, digits, tmp_path / "without", min_clients=3)
-    with simulation(partial(Vandal, site(method, digits.train, tmp_path)), 4, workers=2) as transport:  # type: ignore[arg-type]
+    with Simulation(partial(Vandal, site(method, digits.train, tmp_path)), 4, workers=2) as transport:  # type: ignore[arg-type]
         fed = federation(method, transport, digits, tmp_path / "garbage", min_clients=3)
         model = method.server(fed)
     found = fed.journal.refusals()

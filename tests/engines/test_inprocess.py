@@ -5,12 +5,15 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from small import Probe, run, site
+from doubles import Killed
+from small import Probe, run, site, slow_to_start
 
 from fedstill.engines.inprocess import Workers
 from fedstill.engines.server import TooFewReplies
@@ -35,17 +38,27 @@ def test_a_client_that_fails_is_left_out_and_the_run_goes_on(
     assert re.search(reason, refusal.reason), refusal.reason
 
 
+def test_the_time_limit_of_a_step_does_not_count_the_start_of_its_worker(digits: Any, tmp_path: Path) -> None:
+    make_site = partial(slow_to_start, 4.0, site(Probe(), digits.train, tmp_path))
+    with Workers(make_site, 1, timeout=3.0) as workers:
+        for _ in range(2):
+            arrivals = list(workers.exchange(b"", [0, 1], lambda _: None))
+            assert [(arrival.client, arrival.failure) for arrival in arrivals] == [(0, None), (1, None)]
+
+
 def test_too_few_replies_stop_the_run_and_say_why(digits: Any, tmp_path: Path) -> None:
     method = Probe(misbehave={0: "raise", 3: "raise"})
     with pytest.raises(TooFewReplies, match="2 of 4 .* 3 are needed .* client 0: ArithmeticError: the abacus broke"):
         run(method, digits, tmp_path, min_clients=3)
 
 
-def test_closing_ends_the_workers(digits: Any, tmp_path: Path) -> None:
-    workers = Workers(site(Probe(), digits.train, tmp_path), 2)
-    list(workers.exchange(b"", range(4), lambda _: None))
-    children = psutil.Process().children()
-    workers.close()
+@pytest.mark.parametrize("error", [None, Killed])
+def test_leaving_a_transport_ends_its_workers(error: type[BaseException] | None, digits: Any, tmp_path: Path) -> None:
+    with suppress(Killed), Workers(site(Probe(), digits.train, tmp_path), 2) as workers:
+        list(workers.exchange(b"", range(4), lambda _: None))
+        children = psutil.Process().children()
+        if error is not None:
+            raise error
     # other tests' programs may have left zombies, which have no command line
     alive = [c for c in psutil.Process().children() if c in children and c.status() != psutil.STATUS_ZOMBIE]
     assert [c for c in alive if "spawn_main" in " ".join(c.cmdline())] == []

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,24 +12,15 @@ from census import Census
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Float64
-from torch import Tensor, nn
+from small import run, world
+from torch import Tensor
 
 from fedstill import schema, wire
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.reply_checks import listed
-from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.engines.site import Site
+from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Arrival
-from fedstill.protocol import Method, Public, Released, Reply
-
-
-def run(method: Method, data: Any, folder: Path, **facts: Any) -> tuple[nn.Module, ServerFederation]:
-    agreement = replace(small.agreement(method, data.train), **facts)
-    make = small.site(method, data.train, folder)
-    site = make()
-    site.agreement = agreement
-    fed = ServerFederation(agreement, Inline(site), num_clients=4, folder=folder, test=data.test)
-    return method.server(fed), fed
+from fedstill.protocol import Public, Released, Reply
 
 
 def test_what_was_released_makes_the_guarantee(digits: Any, tmp_path: Path) -> None:
@@ -59,7 +49,7 @@ def test_the_engines_agree_and_a_resumed_run_is_charged_once(digits: Any, tmp_pa
     again, fed2 = run(Census(), digits, tmp_path / "one")
     assert small.weights(again) == small.weights(model)
     assert fed2.guarantee() == fed.guarantee()
-    assert {client: len(entries) for client, entries in fed2.journal.spent().items()} == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert {client: len(entries) for client, entries in fed2.journal.releases().items()} == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
 def test_a_raw_value_in_a_released_field_never_leaves(digits: Any, tmp_path: Path) -> None:
@@ -71,14 +61,8 @@ def test_a_raw_value_in_a_released_field_never_leaves(digits: Any, tmp_path: Pat
 def test_what_was_charged_is_told_even_when_the_reply_fails(wrong: str, digits: Any, tmp_path: Path) -> None:
     with pytest.raises(TooFewReplies):
         run(Census(wrong=wrong), digits, tmp_path)
-    again = ServerFederation(
-        small.agreement(Census(), digits.train),
-        Inline(None),
-        num_clients=4,
-        folder=tmp_path,
-        test=digits.test,  # type: ignore[arg-type]
-    )
-    assert sum(map(len, again.journal.spent().values())) == 4
+    again = world(Census(), digits, tmp_path).federation
+    assert sum(map(len, again.journal.releases().values())) == 4
 
 
 def test_a_budget_stops_the_release_that_would_exceed_it(digits: Any, tmp_path: Path) -> None:
@@ -104,18 +88,14 @@ def test_no_noise_no_guarantee(digits: Any, tmp_path: Path) -> None:
 
 
 def test_real_noise_is_drawn_once_and_given_again(digits: Any, tmp_path: Path) -> None:
-    agreement = replace(small.agreement(Census(), digits.train), simulated_noise=False)
-    site: Site = small.site(Census(), digits.train, tmp_path)()
-    site.agreement = agreement
-    request = wire.encode({}, Census.count.request, agreement.facts, {"step": "count", "exchange": 0})
-    first = site.answer(1, request)
-    assert site.answer(1, request) == first
-    other: Site = small.site(Census(), digits.train, tmp_path / "other")()
-    other.agreement = agreement
-    assert other.answer(1, request) != first
-    other.agreement = replace(agreement, simulated_noise=True)
-    simulated = other.answer(2, request)
-    assert other.answer(2, request) == simulated
+    here = world(Census(), digits, tmp_path, simulated_noise=False)
+    request = wire.encode({}, Census.count.request, here.spec.facts, {"step": "count", "exchange": 0})
+    first = here.site.answer(1, request)
+    assert here.site.answer(1, request) == first
+    other = world(Census(), digits, tmp_path / "other", simulated_noise=False)
+    assert other.site.answer(1, request) != first
+    simulated = world(Census(), digits, tmp_path / "other", simulated_noise=True)
+    assert simulated.site.answer(2, request) == simulated.site.answer(2, request)
 
 
 def test_a_reply_without_its_list_of_releases_is_refused(digits: Any, tmp_path: Path) -> None:
@@ -126,10 +106,8 @@ def test_a_reply_without_its_list_of_releases_is_refused(digits: Any, tmp_path: 
                 header.pop("spent")
                 yield arrival._replace(reply=wire.pack(tensors, header))
 
-    site = small.site(Census(), digits.train, tmp_path)()
-    fed = ServerFederation(site.agreement, Mute(site), num_clients=4, folder=tmp_path, test=digits.test)
     with pytest.raises(TooFewReplies, match="lists no release"):
-        Census().server(fed)
+        Census().server(world(Census(), digits, tmp_path, transport=Mute).federation)
 
 
 JSON = st.recursive(
@@ -150,7 +128,7 @@ def test_any_other_list_of_releases_is_refused(spent: Any) -> None:
 
 def test_forged_epsilons_are_refused(digits: Any, tmp_path: Path) -> None:
     _, fed = run(Census(), digits, tmp_path)
-    entry = fed.journal.spent()[0][0].model_dump(mode="json")
+    entry = fed.journal.releases()[0][0].model_dump(mode="json")
     assert listed({"spent": [entry]}, "count", 0)
     for change in (
         {"epsilon": 0.1},

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import Killed, Mortal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small import Probe, agreement, federation, run, site, weights
+from small import Probe, federation, run, site, spec_of, weights, world
 
 from fedstill import files, wire
 from fedstill.engines.inprocess import Inline
@@ -31,26 +32,18 @@ class Canned:
 
 
 def ask(replies: Sequence[bytes], data: Any, folder: Path, **options: Any) -> tuple[Any, ServerFederation]:
-    federation = ServerFederation(
-        agreement(Probe(), data.train),
-        Canned(replies),
-        num_clients=len(replies),
-        folder=folder,
-        test=data.test,
-        min_clients=0,
-        **options,
-    )
-    model = federation.new_model()
-    return federation.ask(Probe.update, at_most={"n": 3}, weights=model.state_dict()), federation
+    transport = Canned(replies)
+    fed = federation(Probe(), transport, data, folder, num_clients=len(replies), **{"min_clients": 0, **options})
+    return fed.ask(Probe.update, at_most={"n": 3}, weights=fed.new_model().state_dict()), fed
 
 
 @pytest.fixture(scope="module")
 def good(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """An honest client's reply."""
     folder = tmp_path_factory.mktemp("good")
-    facts = agreement(Probe(), digits.train).facts
-    state = agreement(Probe(), digits.train).new_model().state_dict()
-    request = wire.encode({"weights": state}, Probe.update.request, facts, {"step": "update", "exchange": 0})
+    spec = spec_of(Probe(), digits.train)
+    state = spec.new_model().state_dict()
+    request = wire.encode({"weights": state}, Probe.update.request, spec.facts, {"step": "update", "exchange": 0})
     return site(Probe(), digits.train, folder)().answer(1, request)
 
 
@@ -138,41 +131,10 @@ def test_malformed_replies_are_refused_and_the_others_used(
 
 
 def test_an_oversized_reply_is_refused(good: bytes, digits: Any, tmp_path: Path) -> None:
-    federation = ServerFederation(
-        agreement(Probe(), digits.train).__class__(
-            **{**vars_of(agreement(Probe(), digits.train)), "max_bytes": 30_000}
-        ),
-        Canned([good + bytes(40_000)]),
-        num_clients=1,
-        folder=tmp_path,
-        test=digits.test,
-        min_clients=0,
-    )
-    replies = federation.ask(Probe.update, weights=federation.new_model().state_dict())
+    spec = spec_of(Probe(), digits.train, max_bytes=30_000)
+    replies, fed = ask([good + bytes(40_000)], digits, tmp_path, spec=spec)
     assert len(replies) == 0
-    assert "--max-message-mb" in federation.journal.refusals()[0].reason
-
-
-def vars_of(thing: Any) -> dict[str, Any]:
-    return {name: getattr(thing, name) for name in thing.__dataclass_fields__}
-
-
-class Killed(BaseException):
-    """Stands for a crash: nothing may catch it."""
-
-
-class Mortal:
-    """Dies after so many replies."""
-
-    def __init__(self, inner: Any, lives: int) -> None:
-        self.inner, self.lives = inner, lives
-
-    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
-        for arrival in self.inner.exchange(request, clients, sent):
-            if self.lives == 0:
-                raise Killed
-            self.lives -= 1
-            yield arrival
+    assert "--max-message-mb" in fed.journal.refusals()[0].reason
 
 
 @pytest.mark.parametrize("lives", range(12))
@@ -182,8 +144,7 @@ def test_a_run_that_dies_after_any_reply_ends_as_if_nothing_had_happened(
     method = Probe(rounds=3)
     whole, untouched = run(method, digits, tmp_path / "whole")
     folder = tmp_path / "killed"
-    mortal = Mortal(Inline(site(method, digits.train, folder)()), lives)
-    first = ServerFederation(agreement(method, digits.train), mortal, num_clients=4, folder=folder, test=digits.test)
+    first = world(method, digits, folder, transport=lambda here: Mortal(Inline(here), lives)).federation
     with pytest.raises(Killed):
         method.server(first)
     model, resumed = run(method, digits, folder)
@@ -197,9 +158,7 @@ def test_a_run_that_dies_after_any_reply_ends_as_if_nothing_had_happened(
 
 def test_a_finished_run_asks_nobody_again(digits: Any, tmp_path: Path) -> None:
     model, first = run(Probe(), digits, tmp_path)
-    again = ServerFederation(
-        agreement(Probe(), digits.train), Mortal(None, 0), num_clients=4, folder=tmp_path, test=digits.test
-    )
+    again = federation(Probe(), Mortal(None, 0), digits, tmp_path)
     assert weights(Probe().server(again)) == weights(model)
     assert again.journal.bytes_down == first.journal.bytes_down
 
@@ -214,9 +173,9 @@ def test_replies_of_old_rounds_go_unless_kept(digits: Any, tmp_path: Path) -> No
 def test_the_meter_counts_what_crossed(good: bytes, digits: Any, tmp_path: Path) -> None:
     _, federation = ask([good, b"junk"], digits, tmp_path)
     assert federation.journal.bytes_up == len(good) + 4
-    facts = agreement(Probe(), digits.train).facts
-    state = agreement(Probe(), digits.train).new_model().state_dict()
-    request = wire.encode({"weights": state}, Probe.update.request, facts, {"step": "update", "exchange": 0})
+    spec = spec_of(Probe(), digits.train)
+    state = spec.new_model().state_dict()
+    request = wire.encode({"weights": state}, Probe.update.request, spec.facts, {"step": "update", "exchange": 0})
     assert federation.journal.bytes_down == 2 * len(request)
 
 
@@ -271,11 +230,8 @@ def test_a_damaged_reply_is_noticed(good: bytes, digits: Any, tmp_path: Path) ->
 
 
 def test_no_usable_reply_is_too_few(digits: Any, tmp_path: Path) -> None:
-    federation = ServerFederation(
-        agreement(Probe(), digits.train), Canned([b""]), num_clients=1, folder=tmp_path, test=digits.test
-    )
     with pytest.raises(TooFewReplies, match="0 bytes are not a fedstill message"):
-        federation.ask(Probe.update, weights=federation.new_model().state_dict())
+        ask([b""], digits, tmp_path, min_clients=None)
 
 
 @pytest.mark.parametrize("error", ["", "\x1b[31mred\nlines", "\ud800", 7, None, {"a": [1]}])
@@ -287,16 +243,9 @@ def test_a_clients_own_reason_is_short_and_printable(error: Any, digits: Any, tm
 
 
 def test_a_failed_exchange_asks_again_at_the_next_start(good: bytes, digits: Any, tmp_path: Path) -> None:
-    def start(reply: bytes) -> ServerFederation:
-        return ServerFederation(
-            agreement(Probe(), digits.train), Canned([reply]), num_clients=1, folder=tmp_path, test=digits.test
-        )
-
-    first = start(b"too late")
     with pytest.raises(TooFewReplies):
-        first.ask(Probe.update, weights=first.new_model().state_dict())
-    second = start(good)
-    assert len(second.ask(Probe.update, weights=second.new_model().state_dict())) == 1
+        ask([b"too late"], digits, tmp_path, min_clients=None)
+    assert len(ask([good], digits, tmp_path, min_clients=None)[0]) == 1
 
 
 def test_requests_are_counted_when_they_leave(digits: Any, tmp_path: Path) -> None:
@@ -306,7 +255,7 @@ def test_requests_are_counted_when_they_leave(digits: Any, tmp_path: Path) -> No
             raise Killed
             yield
 
-    fed = ServerFederation(agreement(Probe(), digits.train), Dead(), num_clients=4, folder=tmp_path, test=digits.test)
+    fed = federation(Probe(), Dead(), digits, tmp_path)
     with pytest.raises(Killed):
         fed.ask(Probe.update, weights=fed.new_model().state_dict())
     assert len((tmp_path / "journal" / "meter.jsonl").read_text().splitlines()) == 1
@@ -347,12 +296,9 @@ def test_a_checkpoint_of_something_else_is_a_sentence(digits: Any, tmp_path: Pat
 
 
 def mortal_run(digits: Any, folder: Path) -> None:
-    mortal = Mortal(Inline(site(Probe(rounds=3), digits.train, folder)()), 5)
-    fed = ServerFederation(
-        agreement(Probe(rounds=3), digits.train), mortal, num_clients=4, folder=folder, test=digits.test
-    )
+    method = Probe(rounds=3)
     with pytest.raises(Killed):
-        Probe(rounds=3).server(fed)
+        method.server(world(method, digits, folder, transport=lambda here: Mortal(Inline(here), 5)).federation)
 
 
 def test_integer_buffers_are_rounded_not_cut() -> None:

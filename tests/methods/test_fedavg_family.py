@@ -10,7 +10,7 @@ import torch
 from small import STEEPEST, descended, holding, kept, loss_on, near, of_sizes, run
 from torch import Tensor, nn
 
-from fedstill.engines.site import last_state
+from fedstill.engines.client_state import last_state
 from fedstill.methods.averaging import accumulated, mean_weights, weighted_mean
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fednova import FedNova
@@ -103,20 +103,8 @@ def test_accumulated_is_what_sgd_does() -> None:
 
 def test_fednova_weighs_directions_not_distances(digits: Any, tmp_path: Path) -> None:
     """By the formula: x - (sum p_k a_k) sum p_k (x - y_k)/a_k with numbers from the replies themselves."""
-    import numpy as np
-    from small import agreement
-
-    from fedstill.data.shards import Shards
-    from fedstill.engines.inprocess import Inline
-    from fedstill.engines.server import ServerFederation
-    from fedstill.engines.site import Site
-
     method = FedNova(rounds=1, local=LOCAL)
-    sizes = [np.arange(0, 120), np.arange(120, 480)]
-    inline = Inline(Site(agreement(method, digits.train), Shards(digits.train, [(s, s[:0]) for s in sizes]), tmp_path))
-    fed = ServerFederation(
-        agreement(method, digits.train), inline, num_clients=2, folder=tmp_path, test=digits.test, keep_replies=True
-    )
+    fed = holding(of_sizes(120, 360), method, digits, tmp_path)
     x = {n: v.double() for n, v in state(fed.new_model()).items()}
     result = state(method.server(fed))
     fed._exchange = 0
@@ -195,7 +183,7 @@ def test_scaffold_is_its_algorithm_when_half_of_the_clients_are_asked(digits: An
     x = fed.new_model()
     zero = {name: torch.zeros_like(value) for name, value in parameters(x).items()}
     c, own = zero, [zero] * 4
-    asked = [fed.journal.answered(round, "update")[0] for round in range(4)]
+    asked = [fed.journal.replies_to(round, "update")[0] for round in range(4)]
     assert {len(some) for some in asked} == {2} and len({tuple(some) for some in asked}) > 1
     for some in asked:
         sums, change = zero, zero

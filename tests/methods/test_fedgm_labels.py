@@ -3,20 +3,20 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from small import agreement, run
+from small import run, world
 from torch import Tensor
 
-from fedstill.data.shards import Shards
 from fedstill.data.sources import DataSet
-from fedstill.engines.inprocess import Inline
+from fedstill.engines.client import SiteClient
+from fedstill.engines.client_state import last_state
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.engines.site import Site, SiteClient
 from fedstill.methods import fedgm_labels, label_sets
 from fedstill.methods.fedgm_labels import FedGMLabels
 from fedstill.methods.label_sets import RandomisedSet
@@ -27,9 +27,12 @@ QUICK: dict[str, Any] = {"training": {"epochs": 2}, "matching": {"nets": 1, "bat
 LEVEL = 1e-6  # how seldom a binomial test may reject what is right
 
 
-def federation(method: FedGMLabels, train: Records, own: list[Any], test: Records, folder: Path) -> ServerFederation:
-    site = Site(agreement(method, train), Shards(train, [(o, o[:0]) for o in own]), folder / "clients")
-    return ServerFederation(agreement(method, train), Inline(site), num_clients=len(own), folder=folder, test=test)
+def federation(
+    method: FedGMLabels, train: Records, own: list[Any], test: Records, folder: Path, **facts: Any
+) -> ServerFederation:
+    data = SimpleNamespace(train=train, test=test)
+    fed: ServerFederation = world(method, data, folder, [(o, o[:0]) for o in own], **facts).federation
+    return fed
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_the_guarantee_is_epsilon_for_a_label_not_twice_epsilon(digits: DataSet,
     found = fed.guarantee()
     assert (found.holds, found.unit, found.epsilon, found.delta) == (True, "label", 1.5, 0.0)
     assert "parallel composition" in str(found.accountant)
-    assert [sorted(str(e.part) for e in entries) for entries in fed.journal.spent().values()] == 4 * [
+    assert [sorted(str(e.part) for e in entries) for entries in fed.journal.releases().values()] == 4 * [
         ["first", "second"]
     ]
 
@@ -80,8 +83,7 @@ def test_the_guarantee_is_epsilon_for_a_label_not_twice_epsilon(digits: DataSet,
 def test_a_budget_of_epsilon_is_enough_and_less_is_not(digits: DataSet, distilled: Any, tmp_path: Path) -> None:
     method = FedGMLabels(epsilon=1.5, ipc=1, **QUICK)
     for budget in (1.5, 1.4):
-        fed = federation(method, digits.train, [np.arange(50)], digits.test, tmp_path / f"{budget}")
-        fed._transport._site.agreement = replace(fed.agreement, budget=budget)  # type: ignore[attr-defined]
+        fed = federation(method, digits.train, [np.arange(50)], digits.test, tmp_path / f"{budget}", budget=budget)
         if budget < 1.5:
             with pytest.raises(TooFewReplies, match="above the budget"):
                 method.server(fed)
@@ -97,7 +99,7 @@ def test_published_guarantees_nothing_and_names_the_images(digits: DataSet, tmp_
         "field 'images' of step 'send_half' and field 'images' of step 'send_rest' are released unprotected"
     )
     # nor would it if somebody declared the images public: the tags are no records' labels
-    assert all(entry.event.kind == "none" for entry in fed.journal.spent()[0])
+    assert all(entry.event.kind == "none" for entry in fed.journal.releases()[0])
 
 
 # ------------------------------------------------------------------------------------------------ each label only once
@@ -162,9 +164,7 @@ def test_the_split_and_the_prior_know_none_of_the_labels_they_are_for(
 
 
 def _state(fed: ServerFederation) -> dict[str, Tensor]:
-    from fedstill.engines.site import _StateFiles
-
-    return _StateFiles(fed._folder / "clients" / "00000").read(99)
+    return last_state(fed._folder / "clients", 0)
 
 
 def test_without_epsilon_labels_stay_as_they_are(
@@ -273,4 +273,4 @@ def test_clients_without_records_or_without_stage_one_say_so(digits: DataSet, tm
         fed.ask(method.distil_part)
     with pytest.raises(TooFewReplies, match="no labels of stage 1"):
         fed.ask(method.distil_all, weights=state(fed.new_model()))
-    assert fed.journal.spent() == {}
+    assert fed.journal.releases() == {}

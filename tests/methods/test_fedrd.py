@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedstill.data.sources import DataSet
 from fedstill.distill import distribution_matching
 from fedstill.distill.distribution_matching import DistributionMatching
-from fedstill.engines.site import last_state
+from fedstill.engines.client_state import last_state
 from fedstill.methods.fedrd import FedRD
 from fedstill.protocol import Method, load, shared_part
 from fedstill.train.adam import Adam

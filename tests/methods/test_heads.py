@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small
 import torch
+from doubles import Killed, Watched
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
@@ -36,25 +37,6 @@ PUBLIC = ["fedavg-p", "fedd-p", "fedauxfdp", "fedaux-f", "fedaux"]
 Array = NDArray[np.float64]
 
 
-class Watched(ServerFederation):
-    """Keeps what is sent down and what comes up."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.down: list[dict[str, Any]] = []
-        self.up: list[list[Any]] = []
-
-    def ask(self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any) -> Any:
-        replies = super().ask(step, to, at_most=at_most, exactly=exactly, **payload)
-        self.down.append(payload)
-        self.up.append(list(replies))
-        return replies
-
-
-class Stop(Exception):
-    pass
-
-
 def make(name: str, **changes: Any) -> Method:
     return methods.find(name)(**{**TINY, **({} if name == "fedavg-p" else DISTILLING), **changes})
 
@@ -68,12 +50,8 @@ def set_up(
     kind: type[ServerFederation] = Watched,
     **facts: Any,
 ) -> Any:
-    public = public or small.noise_images(data)
-    site = small.site(method, data.train, folder, CLIENTS, public=public)()
-    site.agreement = replace(site.agreement, **facts)
-    return kind(
-        site.agreement, Inline(site), num_clients=CLIENTS, folder=folder, test=data.test, public=public(), min_clients=1
-    )
+    loaded = public or small.noise_images(data)
+    return small.world(method, data, folder, CLIENTS, loaded, kind=kind, min_clients=1, **facts).federation
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +177,10 @@ def test_nothing_private_goes_into_what_is_sent_down(name: str, few: DataSet, tm
                 self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any
             ) -> Any:
                 self.down.append(payload)
-                raise Stop
+                raise Killed
 
         fed = set_up(make(name), data, tmp_path / folder, kind=First, public=public)
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             make(name).server(fed)
         assert fed.down[0].keys() == {"features"}
         found: PublicFeatures = fed.down[0]["features"]
@@ -322,7 +300,7 @@ def test_students_see_neither_negatives_nor_private_records(
         monkeypatch.setattr(Records, "inputs", real)
 
     monkeypatch.setattr(Distillation, "fit", watched)
-    fed.agreement.method.server(fed)
+    fed.spec.method.server(fed)
     kept, negatives = split_public(fed.public, 0.2)
     assert torch.equal(calls[0][1].images, fed.public[kept].images)
 
@@ -342,7 +320,7 @@ def test_a_student_starts_from_the_mean_head_or_from_zeros(
     for start in ("mean", "fresh"):
         calls = spy(monkeypatch)
         fed = set_up(make(name, student=start, distillation={"epochs": 2}), few, tmp_path / start)
-        model = fed.agreement.method.server(fed)
+        model = fed.spec.method.server(fed)
         heads = [getattr(r.head, "value", r.head) for r in fed.up[0]]
         mean = sum(heads) / len(heads)
         begun = calls[0][0]["head"]
@@ -397,22 +375,22 @@ def test_fedaux_resumes_behind_a_finished_round(few: DataSet, tmp_path: Path) ->
     class Dies(Watched):
         left = 2 * CLIENTS + 1  # the scores, round 1 and one reply of round 2
 
-        def _judge(self, *args: Any) -> Any:
+        def _refusal_of(self, *args: Any) -> Any:
             self.left -= 1
             if self.left < 0:
-                raise Stop
-            return super()._judge(*args)
+                raise Killed
+            return super()._refusal_of(*args)
 
     whole = set_up(fedaux(), few, tmp_path / "whole")
     expected = small.weights(fedaux().server(whole))
     for entropy in (False, True):
         folder = tmp_path / f"broken-{entropy}"
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             fedaux().server(set_up(fedaux(), few, folder, kind=Dies, simulated_noise=not entropy))
         again = set_up(fedaux(), few, folder, simulated_noise=not entropy)
         model = fedaux().server(again)
         assert len(again.up) == 2  # scores and round 2
-        assert {client: len(entries) for client, entries in again.journal.spent().items()} == {0: 1, 1: 1, 2: 1}
+        assert {client: len(entries) for client, entries in again.journal.releases().items()} == {0: 1, 1: 1, 2: 1}
         if not entropy:
             assert small.weights(model) == expected
             assert again.guarantee() == whole.guarantee()
@@ -443,7 +421,7 @@ def test_both_heads_share_one_budget(share: float, epsilon: float, few: DataSet,
     found = fed.guarantee()
     assert found.holds and found.unit == "record"
     assert found.epsilon == pytest.approx(epsilon, rel=1e-3)
-    events = {entry.mechanism: entry.event for entry in fed.journal.spent()[0]}
+    events = {entry.mechanism: entry.event for entry in fed.journal.releases()[0]}
     assert events.keys() == {"LogisticHead", "BinaryHead"}
     precision = {name: event.noise_multiplier**-2 for name, event in events.items()}
     assert sum(precision.values()) == pytest.approx(gaussian_noise(epsilon, 1e-5) ** -2, rel=1e-4)
@@ -460,8 +438,8 @@ def test_a_budget_below_epsilon_refuses(name: str, few: DataSet, tmp_path: Path)
 def test_scores_alone_have_the_budget_to_themselves(few: DataSet, tmp_path: Path) -> None:
     for name in ("fedaux-f", "fedaux"):
         fed = set_up(make(name, epsilon=2.0), few, tmp_path / name, budget=2.0)
-        fed.agreement.method.server(fed)
-        (entry,) = fed.journal.spent()[1]
+        fed.spec.method.server(fed)
+        (entry,) = fed.journal.releases()[1]
         assert entry.mechanism == "BinaryHead"
         assert entry.event.noise_multiplier == pytest.approx(gaussian_noise(2.0, 1e-5), rel=1e-4)
         assert not fed.guarantee().holds
@@ -487,7 +465,7 @@ def test_by_default_the_penalty_follows_the_noise_and_not_the_data(few: DataSet,
         method = make("fedauxfdp", epsilon=epsilon, head=head)
         fed = set_up(method, data, tmp_path / folder, delta=delta)
         method.server(fed)
-        found: str = next(e.theorem for e in fed.journal.spent()[0] if e.mechanism == "LogisticHead")
+        found: str = next(e.theorem for e in fed.journal.releases()[0] if e.mechanism == "LogisticHead")
         return found
 
     for epsilon, delta, logit_noise in ((1.0, 1e-5, 1.0), (3.0, 1e-6, 0.5)):
@@ -573,7 +551,7 @@ def test_a_client_whose_features_are_zero_or_no_numbers_works(
     images = few.train.images.clone()
     images[:80] = 3  # client 0: flat images
     data = replace(few, train=replace(few.train, images=images))
-    features = models.features(small.agreement(make("fedavg-p"), data.train).new_model(), data.train[:80].inputs())
+    features = models.features(small.spec_of(make("fedavg-p"), data.train).new_model(), data.train[:80].inputs())
     assert features.isnan().all() if model == "brittle" else not features.any()
     if name == "fedgm-records":
         method = methods.find(name)(nets=2, ipc=1, fitting={"steps": 3}, training={"epochs": 1})

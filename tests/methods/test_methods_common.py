@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import small
 import torch
-from small import MODEL, Addressed, Shuffled, Sites, federation, noise_images, site, weights
+from doubles import Killed
+from small import MODEL, Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
 from torch import nn
 
 from fedstill import methods, wire
@@ -18,7 +18,6 @@ from fedstill.data.sources import DataSet
 from fedstill.engines import server
 from fedstill.engines.inprocess import Inline, Workers
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
 from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, Settings, returns_run_model, state
 
@@ -174,7 +173,7 @@ def workers(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Two processes for all methods."""
     public = noise_images(digits)
     sites = {name: site(make(name), digits.train, tmp_path_factory.mktemp("clients"), public=public) for name in SMALL}
-    pool = Workers(partial(Sites, sites), 2)
+    pool = Workers(partial(SeveralSites, sites), 2)
     yield pool
     pool.close()
 
@@ -198,11 +197,11 @@ def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replie
 def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Flower's simulation, for all methods."""
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
-    from fedstill.engines.flower.simulation import simulation
+    from fedstill.engines.flower.simulation import Simulation
 
     public = noise_images(digits)
     sites = {name: site(make(name), digits.train, tmp_path_factory.mktemp("clients"), public=public) for name in SMALL}
-    with simulation(partial(Sites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
+    with Simulation(partial(SeveralSites, sites), 4, workers=2) as transport:  # type: ignore[arg-type]
         yield transport
 
 
@@ -232,29 +231,20 @@ def test_another_seed_differs(name: str, digits: DataSet, whole: dict[str, Whole
 
 @every
 def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
-    class Crash(BaseException):
-        pass
-
     class Dies(ServerFederation):
         left = 3
 
-        def _judge(self, *args: Any) -> Any:
+        def _refusal_of(self, *args: Any) -> Any:
             self.left -= 1
             if self.left < 0:
-                raise Crash
-            return super()._judge(*args)
+                raise Killed
+            return super()._refusal_of(*args)
 
-    public = noise_images(digits)
-    inline = Inline(site(make(name), digits.train, tmp_path, public=public)())
-    dying = federation(make(name), inline, digits, tmp_path, public=public(), kind=Dies)
-    with pytest.raises(Crash):
+    dying = world(make(name), digits, tmp_path, public=noise_images(digits), kind=Dies).federation
+    with pytest.raises(Killed):
         make(name).server(dying)
     model, _ = run(make(name), digits, tmp_path)
     assert weights(model) == whole[name].weights
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.mark.parametrize("name", LASTING)
@@ -345,13 +335,7 @@ def test_other_epsilons_and_deltas_are_met_within_a_budget_of_just_that_much(
     name: str, digits: DataSet, tmp_path: Path
 ) -> None:
     method = make(name, epsilon=3.0)
-    public = noise_images(digits)
-    facts = {"delta": 1e-6, "budget": 3.0}
-    here: Site = site(method, digits.train, tmp_path, public=public)()
-    here.agreement = replace(here.agreement, **facts)
-    fed = ServerFederation(
-        here.agreement, Inline(here), num_clients=4, folder=tmp_path, test=digits.test, public=public()
-    )
+    fed = world(method, digits, tmp_path, public=noise_images(digits), delta=1e-6, budget=3.0).federation
     method.server(fed)
     assert fed.guarantee().epsilon == pytest.approx(3.0, rel=1e-3)
     assert fed.guarantee().delta == (0.0 if PRIVATE[name] == "label" else 1e-6)
@@ -369,7 +353,7 @@ def test_without_an_epsilon_there_is_no_guarantee(name: str, digits: DataSet, tm
 def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small, "MODELS", {})
     with pytest.raises(ValueError, match="fedrd needs a network in two parts, not a ConvNet; take --model projected"):
-        _ = small.agreement(make("fedrd"), digits.train).facts
+        _ = small.spec_of(make("fedrd"), digits.train).facts
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if methods.find(name).__name__ not in small.MODELS])

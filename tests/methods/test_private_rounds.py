@@ -43,27 +43,14 @@ def make(name: str, **changes: Any) -> Any:
 def run(
     method: Any, data: DataSet, folder: Path, *, budget: float | None, clients: int = 4, **options: Any
 ) -> tuple[nn.Module, ServerFederation, list[dict[str, float]]]:
-    make_site = small.site(method, data.train, folder, clients, public=noise_images(data))
-    agreement = small.agreement(method, data.train)
-    agreement = type(agreement)(**{**vars(agreement), "budget": budget})
-    here = make_site()
-    here.agreement = agreement
-    fed = ServerFederation(
-        agreement,
-        Inline(here),
-        num_clients=clients,
-        folder=folder,
-        test=data.test,
-        public=noise_images(data)(),
-        **options,
-    )
+    fed = small.world(method, data, folder, clients, noise_images(data), budget=budget, **options).federation
     model = method.server(fed)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return model, fed, lines
 
 
 def spent_by(fed: ServerFederation) -> dict[int, list[Any]]:
-    return {client: [entry.event for entry in entries] for client, entries in fed.journal.spent().items()}
+    return {client: [entry.event for entry in entries] for client, entries in fed.journal.releases().items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +58,7 @@ def test_the_log_states_the_largest_epsilon_of_a_client(name: str, digits: DataS
     method = make(name, participation=0.5, rounds=4)
     _, fed, lines = run(method, digits, tmp_path, budget=None if name in ("dp-fl", "fedkd") else 20.0)
     events = spent_by(fed)
-    assert {entry.adaptive for each in fed.journal.spent().values() for entry in each} == {name in ADAPTIVE}
+    assert {entry.adaptive for each in fed.journal.releases().values() for entry in each} == {name in ADAPTIVE}
     if name in ADAPTIVE:
         account = accounting.rdp_filter(20.0, 1e-5)
         worst = max(account.epsilon(each) for each in events.values())
@@ -99,7 +86,7 @@ def test_nobody_is_asked_beyond_the_budget_and_the_run_ends(name: str, digits: D
     _, fed, lines = run(method, digits, tmp_path, budget=budget)
     assert fed.journal.refusals() == []  # no site had to refuse
     assert len(lines) < method.rounds
-    for entries in fed.journal.spent().values():
+    for entries in fed.journal.releases().values():
         assert total_epsilon(entries, 1e-5, budget) <= budget
         assert not covers(entries, entries[-1], budget, 1e-5)  # and none is left over
     if name not in ADAPTIVE:

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import MODEL, STEEPEST, agreement, descended, holding, kept, loss_on, near, of_sizes, run
+from small import MODEL, STEEPEST, descended, holding, kept, loss_on, near, of_sizes, run, world
 
-from fedstill.data.shards import Shards
 from fedstill.data.sources import DataSet
-from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.fedgm import FedGM
 from fedstill.methods.real import Real
@@ -26,8 +23,7 @@ MATCHING: dict[str, Any] = {"nets": 2, "batch_size": 16}
 def one_class_each(method: Method, data: DataSet, folder: Path) -> tuple[ServerFederation, Any]:
     """Ten clients with one digit each, and the replies they sent."""
     own = [np.flatnonzero(data.train.labels.numpy() == label) for label in range(10)]
-    site = Site(agreement(method, data.train), Shards(data.train, [(o, o[:0]) for o in own]), folder / "clients")
-    fed = ServerFederation(agreement(method, data.train), Inline(site), num_clients=10, folder=folder, test=data.test)
+    fed = world(method, data, folder, [(o, o[:0]) for o in own]).federation
     return fed, fed.ask(next(iter(client_steps(type(method)).values())), at_most={"n": 30})
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import small
 import torch
+from doubles import Killed
 from small import (
     STEEPEST,
     descended,
-    federation,
     holding,
     kept,
     loss_on,
     near,
     noise_images,
     of_sizes,
-    site,
     weights,
+    world,
 )
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
@@ -54,10 +54,6 @@ SMALL: dict[str, Any] = {"local": LOCAL, "epochs": 4, "student": LOCAL}
 
 def dense(**changes: Any) -> Dense:
     return Dense(**{**SMALL, "generation": {"steps": 2, "batch_size": 16, "ngf": 8, "nz": 16}, **changes})
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.mark.parametrize("after", [1, 3, 4])
@@ -100,32 +96,13 @@ def test_epochs_of_a_finished_stage_are_not_done_again(
     assert weights(model) == weights(expected)
 
 
-def mixed(method: Method, transport: Any, digits: DataSet, folder: Path, **options: Any) -> Any:
-    fed = federation(method, transport, digits, folder, **options)
-    fed.agreement = transport.site.agreement
-    fed.architectures = [fed.agreement.architecture(client) for client in fed.clients]
-    return fed
-
-
-def site_of(method: Method, digits: DataSet, folder: Path, **changes: Any) -> Any:
-    from dataclasses import replace
-
-    here = site(method, digits.train, folder, public=noise_images(digits))()
-    here.agreement = replace(here.agreement, models=KINDS, **changes)
-    return here
-
-
-class Held(Inline):
-    """In this process, with the site at hand."""
-
-    def __init__(self, here: Any) -> None:
-        super().__init__(here)
-        self.site = here
+def mixed(method: Method, digits: DataSet, folder: Path, **options: Any) -> Any:
+    return world(method, digits, folder, public=noise_images(digits), models=KINDS, **options).federation
 
 
 def test_clients_may_have_models_that_differ(digits: DataSet, tmp_path: Path) -> None:
     method = FedDF(local=LOCAL, distillation={"epochs": 1})  # type: ignore[arg-type]
-    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path, public=noise_images(digits)())
+    fed = mixed(method, digits, tmp_path)
     taught: list[Any] = []
     distil = Distillation.distil
 
@@ -152,7 +129,7 @@ def test_clients_may_have_models_that_differ(digits: DataSet, tmp_path: Path) ->
 @pytest.mark.parametrize("averaged", ["logits", "probabilities"])
 def test_the_teachers_are_judged_together_averaged_and_alone(averaged: str, digits: DataSet, tmp_path: Path) -> None:
     method = FedDF(local=LOCAL, distillation={"epochs": 1, "outputs": averaged})  # type: ignore[arg-type]
-    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path, public=noise_images(digits)())
+    fed = mixed(method, digits, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Distillation, "distil", lambda *_, **__: None)
         groups = made_by(patch, feddf, "Teachers")
@@ -201,7 +178,7 @@ def read_count(fed: Any, client: int) -> int:
 def test_a_model_is_rebuilt_only_from_the_run_s_own_list(
     name: Any, sentence: str, digits: DataSet, tmp_path: Path
 ) -> None:
-    class Renames(Held):
+    class Renames(Inline):
         def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
             for arrival in super().exchange(request, clients, sent):
                 if arrival.client == 2:
@@ -211,14 +188,7 @@ def test_a_model_is_rebuilt_only_from_the_run_s_own_list(
                 yield arrival
 
     method = FedDF(local=LOCAL, distillation={"epochs": 1})  # type: ignore[arg-type]
-    fed = mixed(
-        method,
-        Renames(site_of(method, digits, tmp_path)),
-        digits,
-        tmp_path,
-        public=noise_images(digits)(),
-        min_clients=3,
-    )
+    fed = mixed(method, digits, tmp_path, transport=Renames, min_clients=3)
     method.server(fed)
     ((client, reason),) = [(refusal.client, refusal.reason) for refusal in fed.journal.refusals()]
     assert client == 2
@@ -227,7 +197,7 @@ def test_a_model_is_rebuilt_only_from_the_run_s_own_list(
 
 def test_clients_that_differ_can_t_start_from_one_student(digits: DataSet, tmp_path: Path) -> None:
     method = dense(rounds=2)
-    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path)
+    fed = mixed(method, digits, tmp_path)
     with pytest.raises(ValueError, match="can't start from the student, a convnet:width=8,depth=2; take --rounds 1"):
         method.server(fed)
 
@@ -248,7 +218,7 @@ def test_a_mean_of_nothing_is_said_to_be_a_random_start(
     digits: DataSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     method = dense(start="mean", epochs=1)
-    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path)
+    fed = mixed(method, digits, tmp_path)
     fed.architecture = "convnet:width=16,depth=1"
     fed.new_model = partial(new_or_wider, fed.new_model)
     method.server(fed)
@@ -261,7 +231,7 @@ def new_or_wider(new_model: Any, *, architecture: str | None = None) -> Any:
 
 def test_options_in_another_order_name_the_same_network(digits: DataSet, tmp_path: Path) -> None:
     method = dense(start="mean", epochs=1)
-    fed = mixed(method, Held(site_of(method, digits, tmp_path)), digits, tmp_path)
+    fed = mixed(method, digits, tmp_path)
     fed.architecture = "convnet:depth=2,width=8"  # as KINDS[0]
     method.server(fed)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()

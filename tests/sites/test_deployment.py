@@ -24,8 +24,9 @@ from fedstill.data.sources import DataSet  # noqa: E402
 from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.run import Job, run  # noqa: E402
 from fedstill.experiment.task import share_out  # noqa: E402
+from fedstill.sites.certificates import certificates, site_key  # noqa: E402
 from fedstill.sites.ledger import create_ledger  # noqa: E402
-from fedstill.sites.loopback import Loopback, certificates, loopback, site_key  # noqa: E402
+from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 import small
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from small import MODEL
 
-from fedstill import methods, schema, wire
+from fedstill import methods, wire
 from fedstill.data.sources import DataSet
-from fedstill.engines.agreement import Agreement
+from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.engines.terms import Terms
 from fedstill.engines.transport import Arrival
 from fedstill.records import Records
-from fedstill.sites import setup as deploy
-from fedstill.sites.policy import Policy, PolicySite
+from fedstill.sites import setup
+from fedstill.sites.answer import answer
+from fedstill.sites.policy import SitePolicy
 
 RUN = "0123456789abcdef" * 2
 NAMES = tuple("0123456789")
@@ -32,70 +29,57 @@ def write_data(place: Path, records: Records) -> None:
 
 
 @pytest.fixture
-def make(digits: DataSet, tmp_path: Path) -> Callable[..., PolicySite]:
+def make(digits: DataSet, tmp_path: Path) -> Callable[..., SitePolicy]:
     """Makes a site with half the digits."""
 
-    def site(client: int = 0, records: Records | None = None, **policy: Any) -> PolicySite:
+    def site(client: int = 0, records: Records | None = None, **policy: Any) -> SitePolicy:
         place = tmp_path / f"site-{client}"
         place.mkdir()
         part = np.array_split(np.arange(len(digits.train)), 2)[client]
         write_data(place / "data.npz", digits.train[torch.from_numpy(part)] if records is None else records)
         wanted = {"methods": ["fedavg", "fedgm", "fedavg-p"], "unprotected": True, "simulated_noise": True, **policy}
-        return PolicySite(deploy.site(place, {"client": client, "data": "data.npz", "state": "state", **wanted}))
+        return setup.site(place, {"client": client, "data": "data.npz", "state": "state", **wanted})
 
     return site
 
 
-def agreement(name: str, digits: DataSet, **changes: Any) -> Agreement:
+def spec_of(name: str, digits: DataSet, **facts: Any) -> RunSpec:
     small_settings: dict[str, Any] = {
         "fedavg": {"rounds": 2, "local": {"lr": 0.05, "batch_size": 32}},
         "fedgm": {"ipc": 1, "training": {"epochs": 1}, "matching": {"nets": 1, "batch_size": 8}},
         "fedavg-p": {"extractor": {"pretrain": "none"}, "space": {"dims": 8}},
     }
     method = methods.find(name)(**small_settings.get(name, {}))
-    facts = {"seed": 0, **changes}
-    return Agreement(method, MODEL, digits.train.shape, 10, digits.train.normalisation, **facts)
-
-
-def terms(name: str, digits: DataSet, run: str = RUN, public: str | None = "noise=64", **changes: Any) -> str:
-    agreed = agreement(name, digits, **changes)
-    return Terms.of(agreed, run=run, method=name, class_names=NAMES, public=public).model_dump_json()
+    return small.spec_of(method, digits.train, **{"name": name, "run": RUN, "public": "noise=64", **facts})
 
 
 class Direct:
     """The way to sites in this process."""
 
-    def __init__(self, sites: list[PolicySite], terms: str) -> None:
+    def __init__(self, sites: list[SitePolicy], spec: RunSpec) -> None:
         self.sites = sites
-        self.terms = terms
+        self.spec = spec
         self.replies: list[bytes] = []
 
     def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
         for client in clients:
             sent(client)
-            self.replies.append(self.sites[client].answer(self.terms, request))
+            self.replies.append(answer(self.sites[client], self.spec.text(), request))
             yield Arrival(client, self.replies[-1])
 
 
-def federation(
-    name: str, digits: DataSet, sites: list[PolicySite], folder: Path, run: str = RUN, **changes: Any
-) -> ServerFederation:
-    agreed = agreement(name, digits, **changes)
-    return ServerFederation(
-        agreed,
-        Direct(sites, terms(name, digits, run, **changes)),
-        num_clients=len(sites),
-        folder=folder,
-        test=digits.test,
-        public=small.noise_images(digits)(),
-    )
+def federation(name: str, digits: DataSet, sites: list[SitePolicy], folder: Path, **facts: Any) -> ServerFederation:
+    spec = spec_of(name, digits, **facts)
+    options = {"num_clients": len(sites), "public": small.noise_images(digits)()}
+    fed: ServerFederation = small.federation(spec.method, Direct(sites, spec), digits, folder, spec=spec, **options)
+    return fed
 
 
-def log(site: PolicySite) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (site.policy.state / "log.jsonl").read_text().splitlines()]
+def log(site: SitePolicy) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (site.state / "log.jsonl").read_text().splitlines()]
 
 
-def spent(site: PolicySite) -> list[str]:
+def spent(site: SitePolicy) -> list[str]:
     return (site.ledger / "ledger.jsonl").read_text().splitlines()
 
 
@@ -104,10 +88,10 @@ def spent(site: PolicySite) -> list[str]:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedgm", "fedavg-p"])
 def test_real_sites_give_the_weights_and_bytes_of_simulated_clients(
-    name: str, digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    name: str, digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     fed = federation(name, digits, [make(0), make(1)], tmp_path / "run")
-    method = fed.agreement.method
+    method = fed.spec.method
     found = method.server(fed)
     expected, simulated = small.run(
         method, digits, tmp_path / "simulated", clients=2, public=small.noise_images(digits)
@@ -120,43 +104,43 @@ def test_real_sites_give_the_weights_and_bytes_of_simulated_clients(
 
 
 def test_what_was_answered_is_logged_and_what_was_released_is_spent_for_good(
-    digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     site = make(0, methods=["fedavg-p.train_head"], unprotected=False, simulated_noise=False, budget=1.3)
     fed = federation("fedavg-p", digits, [site], tmp_path / "run", simulated_noise=False)
-    fed.agreement.method.server(fed)
+    fed.spec.method.server(fed)
     assert fed.guarantee().epsilon == pytest.approx(1.0, rel=1e-3)
     assert [(line["what"], line["method"], line["step"]) for line in log(site)] == [
         ("answered", "fedavg-p", "train_head")
     ]
     assert len(spent(site)) == 1
-    again = PolicySite(Policy.read(tmp_path / "site-0" / "policy.toml"))  # as after a restart
+    again = SitePolicy.read(tmp_path / "site-0" / "policy.toml")  # as after a restart
     other = federation("fedavg-p", digits, [again], tmp_path / "other", run="f" * 32, simulated_noise=False)
     with pytest.raises(TooFewReplies, match="budget of 1.3"):
-        other.agreement.method.server(other)
+        other.spec.method.server(other)
     assert len(spent(site)) == 1
 
 
 def test_the_same_question_again_gets_the_same_reply_and_costs_nothing(
-    digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     site = make(0, unprotected=False, simulated_noise=False, budget=1.3)
     replies = []
     for folder in ("first", "resumed elsewhere"):
         fed = federation("fedavg-p", digits, [site], tmp_path / folder, simulated_noise=False)
-        fed.agreement.method.server(fed)
+        fed.spec.method.server(fed)
         replies.append(fed._transport.replies[0])  # type: ignore[attr-defined]
     assert replies[0] == replies[1]
     assert len(spent(site)) == 1
 
 
 def test_classes_are_known_by_name_and_a_site_may_lack_some(
-    digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     threes = digits.train[digits.train.labels == 3]
     site = make(0, threes)
     fed = federation("fedgm", digits, [site], tmp_path / "run")
-    fed.agreement.method.server(fed)
+    fed.spec.method.server(fed)
     _, header = wire.unpack(fed._transport.replies[0])  # type: ignore[attr-defined]
     tensors, _ = wire.unpack(fed._transport.replies[0])  # type: ignore[attr-defined]
     assert header["step"] == "distil"
@@ -166,10 +150,10 @@ def test_classes_are_known_by_name_and_a_site_may_lack_some(
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def refused(site: PolicySite, fed: ServerFederation) -> str:
+def refused(site: SitePolicy, fed: ServerFederation) -> str:
     """Run; every client must refuse. Returns why, and sees that nothing left and nothing was spent."""
     with pytest.raises(TooFewReplies) as stopped:
-        fed.agreement.method.server(fed)
+        fed.spec.method.server(fed)
     for reply in fed._transport.replies:  # type: ignore[attr-defined]
         tensors, header = wire.unpack(reply)
         assert not tensors
@@ -199,7 +183,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_policy_does_not_allow_is_refused_with_a_reason(
-    case: str, digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    case: str, digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     name, policy, changes, reason = CASES[case]
     site = make(0, **policy)
@@ -207,10 +191,10 @@ def test_what_the_policy_does_not_allow_is_refused_with_a_reason(
 
 
 def test_code_of_others_is_run_only_where_the_policy_says_so(
-    digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     site = make(0, methods=["fedavg", "small:Gossip"])
-    text = json.loads(terms("fedavg", digits))
+    text = json.loads(spec_of("fedavg", digits).text())
     request = wire.pack({}, {"step": "update", "exchange": 0})
     for change, reason in (
         ({"method": "small:Gossip", "settings": {}}, "own methods only"),
@@ -218,17 +202,17 @@ def test_code_of_others_is_run_only_where_the_policy_says_so(
     ):
         step_name = "tell" if "method" in change else "update"
         request = wire.pack({}, {"step": step_name, "exchange": 0})
-        assert reason in str(wire.envelope(site.answer(json.dumps({**text, **change}), request))["error"])
+        assert reason in str(wire.envelope(answer(site, json.dumps({**text, **change}), request))["error"])
 
 
 def test_what_a_step_complains_about_stays_in_the_site_s_log(
-    digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(methods.TABLE, "gossip", "small:Gossip")
     site = make(0, methods=["gossip"])
-    text = json.dumps({**json.loads(terms("fedavg", digits)), "method": "gossip", "settings": {}})
-    request = wire.encode({}, (), agreement("fedavg", digits).facts, {"step": "tell", "exchange": 0})
-    reply = site.answer(text, request)
+    text = json.dumps({**json.loads(spec_of("fedavg", digits).text()), "method": "gossip", "settings": {}})
+    request = wire.encode({}, (), spec_of("fedavg", digits).facts, {"step": "tell", "exchange": 0})
+    reply = answer(site, text, request)
     assert wire.envelope(reply) == {"error": "the step failed at the site; its log says why"}
     assert b"pixels" not in reply
     assert "the patient's pixels" in log(site)[-1]["detail"]
@@ -236,11 +220,11 @@ def test_what_a_step_complains_about_stays_in_the_site_s_log(
 
 @pytest.mark.parametrize("what", ["lost", "emptied", "changed", "no key"])
 def test_without_an_intact_ledger_nothing_is_released(
-    what: str, digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    what: str, digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     site = make(0, unprotected=False, simulated_noise=False, budget=5.0)
     fed = federation("fedavg-p", digits, [site], tmp_path / "run", simulated_noise=False)
-    fed.agreement.method.server(fed)
+    fed.spec.method.server(fed)
     file = site.ledger / "ledger.jsonl"
     if what == "lost":
         file.unlink()
@@ -252,58 +236,26 @@ def test_without_an_intact_ledger_nothing_is_released(
         (site.ledger / "ledger.key").unlink()
     other = federation("fedavg-p", digits, [site], tmp_path / "other", run="f" * 32, simulated_noise=False)
     with pytest.raises(TooFewReplies, match="the site; its log says why"):
-        other.agreement.method.server(other)
+        other.spec.method.server(other)
     assert all(not wire.unpack(reply)[0] for reply in other._transport.replies)  # type: ignore[attr-defined]
     assert log(site)[-1]["what"] == "failed"
 
 
 def test_data_that_do_not_fit_the_task_are_refused(
-    digits: DataSet, make: Callable[..., PolicySite], tmp_path: Path
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
 ) -> None:
     site = make(0)
-    text = json.loads(terms("fedavg", digits))
+    text = json.loads(spec_of("fedavg", digits).text())
     request = wire.pack({}, {"step": "update", "exchange": 0})
     for change, reason in (
         ({"shape": [1, 16, 16]}, "the site's images are 1 x 8 x 8, the run's 1 x 16 x 16"),
         ({"class_names": ["0", "1"]}, "the site has the class 9; the run has 2 classes"),
     ):
-        assert reason in str(wire.envelope(site.answer(json.dumps({**text, **change}), request))["error"])
-    named = {**json.loads(terms("fedavg-p", digits)), "public": "secret"}
+        assert reason in str(wire.envelope(answer(site, json.dumps({**text, **change}), request))["error"])
+    named = {**json.loads(spec_of("fedavg-p", digits).text()), "public": "secret"}
     request = wire.pack({}, {"step": "train_head", "exchange": 0})
-    answer = wire.envelope(site.answer(json.dumps(named), request))
-    assert "error" in answer
-
-
-# --------------------------------------------------------------------------------------------------------------- terms
-
-
-def test_terms_survive_the_wire(digits: DataSet) -> None:
-    agreed = agreement("fedavg-p", digits, budget=2.0, delta=1e-6)
-    found = Terms.read(
-        Terms.of(agreed, run=RUN, method="fedavg-p", class_names=NAMES, public="noise").model_dump_json()
-    )
-    assert found.agreement() == agreed
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(max_size=300), data=st.binary(max_size=300))
-def test_garbage_is_refused_in_a_sentence(text: str, data: bytes, digits: DataSet) -> None:
-    with pytest.raises(schema.Refused, match="the run's terms are wrong"):
-        Terms.read(text)
-    good = json.loads(terms("fedavg", digits))
-    for key in good:
-        broken = {**good, key: data.hex() + "~"}
-        try:
-            Terms.read(json.dumps(broken)).agreement()
-        except schema.Refused:
-            pass
-
-
-def test_terms_are_bounded() -> None:
-    with pytest.raises(schema.Refused, match="are the most"):
-        Terms.read(" " * 200_000)
-    with pytest.raises(schema.Refused):
-        Terms.read("[" * 90_000)
+    reply = wire.envelope(answer(site, json.dumps(named), request))
+    assert "error" in reply
 
 
 def test_a_policy_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
@@ -315,6 +267,6 @@ def test_a_policy_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
     ):
         place.write_text(content)
         with pytest.raises(ValueError, match=reason):
-            Policy.read(place)
+            SitePolicy.read(place)
     with pytest.raises(ValueError, match="can't be read"):
-        Policy.read(tmp_path / "none.toml")
+        SitePolicy.read(tmp_path / "none.toml")

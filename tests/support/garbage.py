@@ -254,16 +254,16 @@ def turns() -> Iterator[tuple[str, int, int]]:
             yield next(kinds), client, number
 
 
-def spoil(deployed: ModuleType) -> None:
+def spoil(serve: ModuleType) -> None:
     """Makes a vandal of the site of this process; see hooks/sitecustomize.py."""
-    honest = deployed.Deployed.answer
+    honest = serve.site_answer
 
-    def answer(self: Any, client: int, terms: str, request: bytes) -> bytes:
-        reply = honest(self, client, terms, request)
-        (kind,) = (k for k, vandal, number in turns() if (vandal, number) == (self.number, exchange(request)))
+    def answer(policy: Any, spec: str, request: bytes) -> bytes:
+        reply = honest(policy, spec, request)
+        (kind,) = (k for k, vandal, number in turns() if (vandal, number) == (policy.client, exchange(request)))
         return KINDS[kind](reply)
 
-    deployed.Deployed.answer = answer
+    serve.site_answer = answer  # type: ignore[attr-defined]
 
 
 def is_sentence(reason: str) -> bool:

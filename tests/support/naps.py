@@ -4,12 +4,12 @@ import time
 from types import ModuleType
 from typing import Any
 
-from fedstill.engines.site import SiteClient
+from fedstill.engines.client import SiteClient
 
 LONG = 3600
 
 
-def in_release(deployed: ModuleType) -> None:
+def in_release(serve: ModuleType) -> None:
     """After a release was charged and made, before the reply holds it."""
     honest = SiteClient.release
 
@@ -21,13 +21,13 @@ def in_release(deployed: ModuleType) -> None:
     SiteClient.release = release  # type: ignore[method-assign]
 
 
-def before_sending(deployed: ModuleType) -> None:
+def before_sending(serve: ModuleType) -> None:
     """After the reply was kept, before it leaves."""
-    honest = deployed.Deployed.answer
+    honest = serve.site_answer
 
-    def answer(self: Any, *args: Any) -> bytes:
-        reply = honest(self, *args)
+    def answer(*args: Any) -> bytes:
+        reply = honest(*args)
         time.sleep(LONG)
         return bytes(reply)
 
-    deployed.Deployed.answer = answer
+    serve.site_answer = answer  # type: ignore[attr-defined]

@@ -4,9 +4,10 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.data import public as public_data
 from fedstill.data.shards import Shards
-from fedstill.engines.agreement import Agreement
 from fedstill.engines.inprocess import Inline, Workers
-from fedstill.engines.server import Replies, ServerFederation
+from fedstill.engines.replies import Replies
+from fedstill.engines.run_spec import RunSpec
+from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, Step, load, state, step
@@ -101,10 +103,15 @@ class Gossip(Method):
         raise ValueError(f"the patient's pixels are {client.train.images.flatten()[:4].tolist()}")
 
 
-def agreement(method: Method, train: Records, seed: int = 0) -> Agreement:
-    model = MODELS.get(type(method).__name__, MODEL)
-    budget = BUDGETS.get(type(method).__name__)
-    return Agreement(method, model, train.shape, train.num_classes, train.normalisation, seed, budget=budget)
+def spec_of(method: Method, train: Records, **facts: Any) -> RunSpec:
+    """The spec of a small run."""
+    kind = type(method).__name__
+    return RunSpec.of(method, train, **{"model": MODELS.get(kind, MODEL), "budget": BUDGETS.get(kind), **facts})
+
+
+def agreement(method: Method, train: Records, seed: int = 0) -> RunSpec:
+    """`spec_of` a seed."""
+    return spec_of(method, train, seed=seed)
 
 
 def noise_images(data: Any, count: int = 64) -> Callable[[], Records]:
@@ -117,19 +124,77 @@ def _labelled(count: int, shape: tuple[int, int, int], normalisation: Normalisat
     return Records(images, torch.arange(count) % num_classes, num_classes, normalisation)
 
 
+Parts = Sequence[tuple[Any, Any]]
+"""The train and the test indices of each client."""
+
+
+def equal_parts(train: Records, clients: int) -> Parts:
+    """Each client has a part of the records, and every tenth of these to be evaluated on."""
+    return [(part, part[::10]) for part in np.array_split(np.arange(len(train)), clients)]
+
+
 def site(
     method: Method,
     train: Records,
     folder: Path,
-    clients: int = 4,
+    clients: int | Parts = 4,
     seed: int = 0,
     public: Callable[[], Records] | None = None,
+    **facts: Any,
 ) -> Callable[[], Site]:
-    parts = [(part, part[::10]) for part in np.array_split(np.arange(len(train)), clients)]
-    return partial(Site, agreement(method, train, seed), Shards(train, parts, public), folder / "clients")
+    """Makes the site of all clients; picklable."""
+    parts = equal_parts(train, clients) if isinstance(clients, int) else clients
+    return partial(Site, spec_of(method, train, seed=seed, **facts), Shards(train, parts, public), folder / "clients")
 
 
-class Sites:
+def slow_to_start(seconds: float, make_site: Callable[[], Site]) -> Site:
+    """A site that takes so long to set up."""
+    time.sleep(seconds)
+    return make_site()
+
+
+class World(NamedTuple):
+    """A run in this process."""
+
+    spec: RunSpec
+    site: Site
+    transport: Any
+    federation: Any
+
+
+def world(
+    method: Method,
+    data: Any,
+    folder: Path,
+    clients: int | Parts = 4,
+    public: Callable[[], Records] | None = None,
+    models: tuple[str, ...] = (),
+    *,
+    transport: Callable[[Site], Any] = Inline,
+    **facts: Any,
+) -> World:
+    """Site, transport and server of a small run in this process.
+
+    Args:
+        method: the method.
+        data: the data set.
+        folder: the run's folder.
+        clients: number of clients with equal parts of the records, or the indices of each.
+        public: loads the public records.
+        models: models of the clients, where they differ.
+        transport: makes the way to the site.
+        **facts: other fields of `RunSpec`, and options of `ServerFederation`; ``kind`` is a subclass of it.
+    """
+    fields = {name: facts.pop(name) for name in facts.keys() & RunSpec.model_fields.keys()}
+    here = site(method, data.train, folder, clients, public=public, models=models, **fields)()
+    way = transport(here)
+    number = clients if isinstance(clients, int) else len(clients)
+    shown = None if public is None else public()
+    fed = federation(method, way, data, folder, spec=here.spec, **{"num_clients": number, "public": shown, **facts})
+    return World(here.spec, here, way, fed)
+
+
+class SeveralSites:
     """The sites of several runs in one worker, as starting a process takes seconds; the request's head says which."""
 
     def __init__(self, make_sites: dict[str, Callable[[], Site]]) -> None:
@@ -141,7 +206,7 @@ class Sites:
 
 
 class Addressed:
-    """Names the run to `Sites`."""
+    """Names the run to `SeveralSites`."""
 
     def __init__(self, inner: Any, name: str) -> None:
         self.inner = inner
@@ -161,11 +226,13 @@ class Shuffled:
         yield from reversed(list(self.inner.exchange(request, clients, sent)))
 
 
-def federation(method: Method, transport: Any, data: Any, folder: Path, seed: int = 0, **options: Any) -> Any:
-    """A server of four clients; personal methods are judged by their clients."""
+def federation(
+    method: Method, transport: Any, data: Any, folder: Path, seed: int = 0, spec: RunSpec | None = None, **options: Any
+) -> Any:
+    """A server of four clients; personal methods are evaluated by their clients."""
     kind: Any = options.pop("kind", ServerFederation)
     defaults = {"num_clients": 4, "test": data.test, "local_test": type(method).personal}
-    return kind(agreement(method, data.train, seed), transport, folder=folder, **{**defaults, **options})
+    return kind(spec or spec_of(method, data.train, seed=seed), transport, folder=folder, **{**defaults, **options})
 
 
 def run(
@@ -175,21 +242,21 @@ def run(
     *,
     workers: int = 0,
     clients: int = 4,
-    seed: int = 0,
     shuffle: bool = False,
     timeout: float | None = None,
     public: Callable[[], Records] | None = None,
-    **options: Any,
+    **facts: Any,
 ) -> tuple[nn.Module, ServerFederation]:
-    make_site = site(method, data.train, folder, clients, seed, public)
-    transport: Any = Workers(make_site, workers, timeout=timeout) if workers else Inline(make_site())
-    try:
-        shown: Any = Shuffled(transport) if shuffle else transport
-        held = None if public is None else public()
-        fed = federation(method, shown, data, folder, seed, num_clients=clients, public=held, **options)
+    """A whole run; see `world`."""
+
+    def transport(here: Site) -> Any:
+        make = partial(Site, here.spec, here.data, here.folder)
+        way = stack.enter_context(Workers(make, workers, timeout=timeout) if workers else Inline(here))
+        return Shuffled(way) if shuffle else way
+
+    with ExitStack() as stack:
+        fed = world(method, data, folder, clients, public, transport=transport, **facts).federation
         return method.server(fed), fed
-    finally:
-        transport.close()
 
 
 def weights(model: nn.Module) -> bytes:
@@ -202,21 +269,18 @@ def of_sizes(*sizes: int) -> list[tuple[Any, Any]]:
     return [(np.arange(end - size, end), np.arange(0)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def holding(
-    parts: Sequence[tuple[Any, Any]], method: Method, data: Any, folder: Path, **options: Any
-) -> ServerFederation:
-    """A server whose clients hold these parts of the records (train, test), in this process; it keeps all replies."""
-    here = Site(agreement(method, data.train), Shards(data.train, parts), folder / "clients")
+def holding(parts: Parts, method: Method, data: Any, folder: Path, **facts: Any) -> ServerFederation:
+    """A server whose clients have these parts of the records (train, test), in this process; it keeps all replies."""
     tested = any(len(test) for _, test in parts)
-    options = {"num_clients": len(parts), "keep_replies": True, "local_test": tested, **options}
-    fed: ServerFederation = federation(method, Inline(here), data, folder, **options)
+    facts = {"keep_replies": True, "local_test": tested, **facts}
+    fed: ServerFederation = world(method, data, folder, parts, **facts).federation
     return fed
 
 
 def kept(fed: ServerFederation, asked: Step[Any], exchange: int = 0) -> Sequence[Any]:
     """What the clients replied to a question, by its number; only those who were asked."""
-    clients, _ = fed.journal.answered(exchange, asked.name)
-    return Replies(fed, exchange, asked, clients)
+    clients, _ = fed.journal.replies_to(exchange, asked.name)
+    return Replies(fed.journal, fed.spec.facts, exchange, asked, clients)
 
 
 def descended(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from doubles import Killed
 from torch import Tensor, nn
 
 from fedstill import files, models
@@ -167,10 +168,6 @@ def test_divergence_is_an_error_with_a_remedy() -> None:
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.mark.parametrize("spec", ["convnet:width=4,depth=2,norm=batch", "resnet8:width=2", "dropout"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import Killed
 from torch import Tensor, nn
 
 from fedstill.protocol import load, state
@@ -21,10 +22,6 @@ TRAININGS = {
     "adam": Adam(lr=0.01, weight_decay=0.01, batch_size=16, epochs=4),
     "server": CondensedTraining(lr=0.05, batch_size=16, epochs=4),
 }
-
-
-class Killed(BaseException):
-    pass
 
 
 class Keeper:

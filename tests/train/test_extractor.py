@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from doubles import Killed
 from torch import Tensor, nn
 
 from fedstill import models
@@ -93,9 +94,6 @@ def test_labels_are_not_in_the_key(tmp_path: Path, trainings: list[int]) -> None
 
 
 def test_a_killed_pretraining_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(Exception):
-        pass
-
     def kill(done: int, _of: int) -> None:
         if done == 2:
             raise Killed

@@ -44,7 +44,7 @@ from fedstill.attacks.attack import Attack
 from fedstill.attacks.report import allowed, page, show
 from fedstill.attacks.shadow import ShadowAttack
 from fedstill.data import sources
-from fedstill.engines.site import last_state
+from fedstill.engines.client_state import last_state
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
 from fedstill.experiment import config, extend, progress

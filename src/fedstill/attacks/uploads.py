@@ -24,9 +24,9 @@ from fedstill.attacks import images, labels
 from fedstill.attacks.attack import Attack
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
 from fedstill.data import sources
-from fedstill.engines.agreement import Agreement
+from fedstill.engines.run_spec import RunSpec
 from fedstill.experiment import extend
-from fedstill.experiment.run import agreement_of
+from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
 from fedstill.protocol import client_steps, returns_run_model
@@ -101,8 +101,8 @@ def uploads(
     """
     job = extend.read_simulated(folder, "")
     task = share_out(job.experiment, data)
-    agreement = agreement_of(job, task)
-    replies = list(_replies(folder, agreement))
+    spec = spec_of(job, task)
+    replies = list(_replies(folder, spec))
     known = task.test[torch.randperm(len(task.test), generator=stream(job.experiment.seed, "attack"))[:_REFERENCE]]
     found: dict[str, Any] = {"records_known": len(known), "labels": [], "images": []}
     judge: nn.Module | None = None
@@ -110,14 +110,14 @@ def uploads(
         client = reply.client
         progress(f"client {client}")
         own = task.train[torch.from_numpy(task.parts[client][0])]
-        shares, source = _shares(reply, agreement)
+        shares, source = _shares(reply, spec)
         if shares is not None:
             leak = labels.leak(shares, own.class_counts(), settings.least_share)
             found["labels"].append({"client": client, "from": source, "shares": shares.tolist(), **asdict(leak)})
         sent = _images(reply, task)
         if sent is not None and len(sent):
             if judge is None:
-                judge = agreement.new_model()
+                judge = spec.new_model()
                 settings.judge.fit(judge, known, stream(job.experiment.seed, "attack", "judge"))
             rng = stream(job.experiment.seed, "attack", "alike", client)
             near = images.compare(sent, *images.alike(own, known, rng))
@@ -131,13 +131,13 @@ def uploads(
                 }
             )
     progress("the finished model")
-    found["inversion"] = _inverted(folder, settings, agreement, task)
+    found["inversion"] = _inverted(folder, settings, spec, task)
     files.write_json(RunFolder(folder).attack / "uploads.json", found)
     return found
 
 
-def _replies(folder: Path, agreement: Agreement) -> Iterator[_Reply]:
-    journal, steps = Journal(RunFolder(folder).journal), client_steps(type(agreement.method))
+def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
+    journal, steps = Journal(RunFolder(folder).journal), client_steps(type(spec.method))
     kept = [place for place in journal.folder.glob("000000-*") if any(place.glob("*.reply"))]
     if not kept:
         raise ValueError(
@@ -145,19 +145,19 @@ def _replies(folder: Path, agreement: Agreement) -> Iterator[_Reply]:
         )
     name = kept[0].name.partition("-")[2]
     schema = steps[name].reply.schema
-    for client in journal.answered(0, name)[0]:
-        values, _ = wire.decode(journal.read_reply(0, name, client), schema, agreement.facts)
+    for client in journal.replies_to(0, name)[0]:
+        values, _ = wire.decode(journal.read_reply(0, name, client), schema, spec.facts)
         yield _Reply(client, schema, values)
 
 
-def _shares(reply: _Reply, agreement: Agreement) -> tuple[Tensor | None, str]:
+def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
     """Estimated shares of the classes, and the field they are read from; None where no field tells."""
-    classes = agreement.num_classes
+    classes = spec.num_classes
     if (tags := reply.labels) is not None:
         if not len(tags):
             return None, ""
         return torch.bincount(tags, minlength=classes).double() / len(tags), "labels"
-    start = agreement.new_model(architecture=agreement.architecture(reply.client))
+    start = spec.new_model(architecture=spec.architecture(reply.client))
     names = {name for name, _ in start.named_parameters()}
     f = reply.field(lambda f: f.like is not None and names <= reply.values[f.name].keys())
     if f is None:
@@ -179,16 +179,16 @@ def _images(reply: _Reply, task: Task) -> Records | None:
     return Records(images, tags, like.num_classes, like.normalisation)
 
 
-def _inverted(folder: Path, settings: Uploads, agreement: Agreement, task: Task) -> dict[str, Any] | None:
+def _inverted(folder: Path, settings: Uploads, spec: RunSpec, task: Task) -> dict[str, Any] | None:
     """Closeness of images drawn from the model to records; None for a model that was put together at the server."""
     tensors, header = RunFolder(folder).read_model(lambda tensors, header: (tensors, header))
-    if not returns_run_model(type(agreement.method)) or header.get("model") != agreement.model:
+    if not returns_run_model(type(spec.method)) or header.get("model") != spec.model:
         return None
-    model = agreement.new_model(tensors)
+    model = spec.new_model(tensors)
     classes = torch.arange(task.train.num_classes)
-    made = settings.inversion.invert(model, classes, task.train, stream(agreement.seed, "attack", "inversion"))
+    made = settings.inversion.invert(model, classes, task.train, stream(spec.seed, "attack", "inversion"))
     held = torch.cat([torch.from_numpy(own) for own, _ in task.parts])
-    members, others = images.alike(task.train[held], task.test, stream(agreement.seed, "attack", "as many"))
+    members, others = images.alike(task.train[held], task.test, stream(spec.seed, "attack", "as many"))
     return {
         name: float(closest_psnr(made, records).mean()) for name, records in (("training", members), ("test", others))
     }

@@ -17,7 +17,7 @@ def deployment(words: list[str]) -> None:
     )
     if usage(words, text):
         return
-    from fedstill.sites import setup as deploy
+    from fedstill.sites import check, setup
 
     if words[0] == "check":
         no_more(words[2:])
@@ -25,18 +25,18 @@ def deployment(words: list[str]) -> None:
             raise Bad(f"there is no flag {unknown[0]}; deploy check knows an empty folder for what it makes")
         console = terminal()
         try:
-            for line in deploy.check(Path(words[1]) if words[1:] else None):
+            for line in check.check(Path(words[1]) if words[1:] else None):
                 console.print(line, soft_wrap=True, highlight=False)
         except RuntimeError as error:
             print(f"fedstill: {error}", file=sys.stderr)
             raise SystemExit(1) from None
     elif words[0] == "app" and len(words) == 2 and not words[1].startswith("-"):
-        print(f"the app is in {deploy.app(Path(words[1]))}; 'flwr run {words[1]} CONNECTION --run-config ...' runs it")
+        print(f"the app is in {setup.app(Path(words[1]))}; 'flwr run {words[1]} CONNECTION --run-config ...' runs it")
     elif words[0] == "site":
         from fedstill.cli import flags
 
         folder, settings = flags.parse_site("fedstill deploy site", words[1:])
-        deploy.site(folder, settings)
+        setup.site(folder, settings)
         print(f"policy: {folder / 'policy.toml'}; edit it as you like, the site reads it anew for each request")
     else:
         raise Bad(f"'deploy {' '.join(words)}' is none of: deploy site FOLDER, deploy app FOLDER, deploy check")

@@ -17,7 +17,7 @@ from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method
 from fedstill.settings import Settings
-from fedstill.sites.policy import Policy
+from fedstill.sites.policy import SitePolicy
 
 S = TypeVar("S", bound=Settings)
 _EACH = "each"
@@ -158,7 +158,7 @@ def parse_site(program: str, words: Sequence[str]) -> tuple[Path, dict[str, Any]
     """The folder and the flags of ``fedstill deploy site FOLDER``; paths of data are made absolute."""
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         raise ValueError(f"the site's folder comes first: {program} FOLDER --client 0 --data PATH --methods fedavg-p")
-    base = Policy(client=0, data=Path("data"), state=Path("state"), methods=("none",))
+    base = SitePolicy(client=0, data=Path("data"), state=Path("state"), methods=("none",))
     flags = words if words[0].startswith("-") else words[1:]
     usage = "Write a site's policy.toml and make its ledger; a policy that is there already stays as it is."
     found = _settings(base, _parse(program, usage, flags, {"policy": (_plain(base), "")}, []).policy, "--")

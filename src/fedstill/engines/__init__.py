@@ -1,1 +1,1 @@
-"""What runs a method: the server's side, the client's side, and the ways a message gets from one to the other."""
+"""Engines: the server's side, the client's side, and the transports between them."""

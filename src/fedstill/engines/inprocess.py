@@ -1,9 +1,10 @@
-"""Clients on this machine: inside the server's process, or in worker processes of their own.
+"""Clients on this machine: inside the server's process, or in worker processes.
 
-Either way a client gets bytes and gives bytes. A worker is started once (importing torch takes seconds), holds the
-clients' records as shared pages of a file, and answers for whichever client it is handed next.
+Either way a client receives and sends bytes. A worker is started once (importing torch takes seconds), maps the
+clients' records as shared pages of a file, and answers for any client.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -14,35 +15,35 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from typing_extensions import override
+
 from fedstill.engines.site import Site
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import keep_memory
 
 
-class Inline:
-    """All clients one after the other in this process; what a debugger or a single GPU wants. Knows no time-out."""
+class Inline(Transport):
+    """All clients one after the other in this process, for a debugger or a single GPU. Knows no time limit."""
 
     def __init__(self, site: Site) -> None:
         """``site`` answers for every client."""
-        self._site = site
+        self.site = site
 
+    @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        """See `Transport.exchange`."""
         for client in clients:
             sent(client)
-            yield Arrival(client, self._site.answer(client, request))
-
-    def close(self) -> None:
-        """Nothing to release."""
+            yield Arrival(client, self.site.answer(client, request))
 
 
-class Workers:
-    """``number`` processes that answer for the clients, each for one at a time.
+class Workers(Transport):
+    """Worker processes that answer for the clients, each for one client at a time.
 
     Args:
         make_site: called once in every worker; must be picklable.
-        number: how many processes.
-        timeout: seconds that a client may take for one step; a worker that takes longer is replaced. None: no limit.
+        number: number of processes.
+        timeout: seconds that a client may take for one step, not counting the start of its worker; a worker that takes
+            longer is replaced. None: no limit.
     """
 
     def __init__(self, make_site: Callable[[], Site], number: int, *, timeout: float | None = None) -> None:
@@ -50,8 +51,8 @@ class Workers:
         self._timeout = timeout
         self._workers: list[_Worker | None] = [None] * number
 
+    @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        """See `Transport.exchange`."""
         waiting = list(reversed(clients))
         for place in range(min(len(waiting), len(self._workers))):  # all at once: starting takes seconds
             self._workers[place] = self._workers[place] or _Worker(self._make_site)
@@ -62,21 +63,25 @@ class Workers:
                     worker = self._workers[place] or _Worker(self._make_site)
                     self._workers[place] = worker
                     client = waiting.pop()
-                    busy[worker.pipe] = (place, client, time.monotonic() + (self._timeout or float("inf")))
+                    busy[worker.pipe] = (place, client, self._deadline(worker))
                     sent(client)
                     try:
                         worker.ask(client, request)
-                    except OSError:  # it died while idle; reading from its pipe says so below
+                    except OSError:  # the worker died while idle; reading from its pipe says so below
                         continue
             patience = min(deadline for _, _, deadline in busy.values()) - time.monotonic()
-            ready = wait(list(busy), None if patience == float("inf") else max(patience, 0))
-            for pipe in ready or [p for p, (_, _, deadline) in busy.items() if deadline <= time.monotonic()]:
+            readable = wait(list(busy), None if patience == math.inf else max(patience, 0))
+            for pipe in readable or [p for p, (_, _, deadline) in busy.items() if deadline <= time.monotonic()]:
                 assert isinstance(pipe, Connection)
                 place, client, _ = busy.pop(pipe)
                 answering = self._workers[place]
                 assert answering is not None
                 try:
-                    arrival = Arrival(client, pipe.recv_bytes()) if ready else self._late(client)
+                    if readable and not answering.ready:
+                        answering.greet()
+                        busy[pipe] = (place, client, self._deadline(answering))
+                        continue
+                    arrival = Arrival(client, pipe.recv_bytes()) if readable else self._late(client)
                 except (EOFError, OSError):
                     arrival = Arrival(client, b"", f"its process ended ({answering.end()})")
                 if arrival.failure:
@@ -84,11 +89,15 @@ class Workers:
                     self._workers[place] = None
                 yield arrival
 
+    def _deadline(self, worker: "_Worker") -> float:
+        """End of a step that begins now; never, while the worker is starting."""
+        return time.monotonic() + self._timeout if self._timeout and worker.ready else math.inf
+
     def _late(self, client: int) -> Arrival:
         return Arrival(client, b"", f"no reply within {self._timeout:g} s (--timeout)")
 
+    @override
     def close(self) -> None:
-        """End the workers."""
         for worker in self._workers:
             if worker:
                 worker.kill()
@@ -96,14 +105,20 @@ class Workers:
 
 
 class _Worker:
-    """One process and the pipe to it."""
+    """One process and the pipe to it; ``ready`` once its first message has come."""
 
     def __init__(self, make_site: Callable[[], Site]) -> None:
+        self.ready = False
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process: SpawnProcess = context.Process(target=_serve, args=(make_site, theirs), daemon=True)
         self._process.start()
         theirs.close()
+
+    def greet(self) -> None:
+        """Receive the message that the worker sends when its site is set up."""
+        self.pipe.recv_bytes()
+        self.ready = True
 
     def ask(self, client: int, request: bytes) -> None:
         self.pipe.send_bytes(client.to_bytes(8, "little"))
@@ -124,12 +139,13 @@ class _Worker:
 
 
 def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
-    """A worker's life: one request after the other until the server's end of the pipe is gone."""
+    """Answer one request after the other until the server closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()
     site = make_site()
     with suppress(EOFError, OSError):
+        pipe.send_bytes(b"ready")
         while True:
             client = int.from_bytes(pipe.recv_bytes(), "little")
             pipe.send_bytes(site.answer(client, pipe.recv_bytes()))

@@ -1,4 +1,4 @@
-"""What must hold of a reply before anything uses it."""
+"""Checks that a reply must pass before it is used."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ _SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_
 def check(
     arrival: Arrival, exchange: int, step: Step[Any], facts: schema.Facts, at_most: Mapping[str, int] | None
 ) -> tuple[str | None, list[Entry]]:
-    """Why a reply must not be used, or None; and what the client says it released."""
+    """Why a reply must not be used, or None; and the releases that it lists."""
     if arrival.failure is not None:
         return arrival.failure, []
     spent: list[Entry] = []
@@ -40,7 +40,7 @@ def listed(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
     """The releases that a reply lists.
 
     Raises:
-        Refused: the list is no list of releases, or of another step's.
+        Refused: the list is malformed, or its releases are another step's.
     """
     try:
         entries = _SPENT.validate_python(header.get("spent", []))

@@ -3,8 +3,7 @@
 import importlib
 import multiprocessing
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,19 +11,20 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 import fedstill
 from fedstill.data import sources
 from fedstill.engines import inprocess
-from fedstill.engines.agreement import Agreement
+from fedstill.engines.client_state import forget_state
+from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site, forget_state
-from fedstill.engines.terms import Terms
+from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.task import Task, held, share_out
+from fedstill.experiment.task import Task, client_data, share_out
 from fedstill.protocol import Method, returns_run_model
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
@@ -55,10 +55,6 @@ class Job(NamedTuple):
     command: str = ""
 
 
-Sites = Callable[[Terms], Transport]
-"""Connects to real sites, which receive the run's terms."""
-
-
 Made = Callable[[nn.Module], None]
 """Receives the finished model."""
 
@@ -68,7 +64,7 @@ def run(
     *,
     data: sources.DataSet | None = None,
     watcher: Watcher | None = None,
-    sites: Sites | None = None,
+    sites: Callable[[RunSpec], Transport] | None = None,
     task: Task | None = None,
     made: Made | None = None,
 ) -> dict[str, Any]:
@@ -78,7 +74,7 @@ def run(
         job: the run.
         data: the data set, if `fedstill.data.sources.load` cannot find it by ``job.experiment.data``.
         watcher: observes the progress.
-        sites: connects to real clients, which have records of their own: the server's data set then only gives the task
+        sites: connects to real sites, which have records of their own: the server's data set then only gives the task
             (shape, classes, normalisation) and the test records. By default clients are simulated on this machine.
         task: the records of simulated clients, if ``job.experiment`` does not describe them; it must be the same when a
             run is resumed.
@@ -98,35 +94,22 @@ def run(
             folder.read_summary()
             return folder.read_json(folder.summary)
         task = task or share_out(experiment, data, share=sites is None)
-        agreement = agreement_of(job, task)
-        assert agreement.facts  # raises where the model cannot be built
-        everything = held(experiment, task)
-        public = everything.public()
-        number = (begun and begun.run) or secrets.token_hex(16)
-        facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": number}
+        spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
+        assert spec.facts  # raises where the model cannot be built
+        clients = client_data(experiment, task)
+        public = clients.public()
+        facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": spec.run}
         origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
         folder.write_config({**description, **facts, **origin})
-        way: AbstractContextManager[Transport]
         if sites is None:
             folder.write_partition(task.class_names, task.counts())
             keep_memory()
             make_site = partial(
-                Site,
-                agreement,
-                everything,
-                folder.clients,
-                device=experiment.device,
-                threads=experiment.threads,
+                Site, spec, clients, folder.clients, device=experiment.device, threads=experiment.threads
             )
-            way = _transport(experiment, make_site)
-        else:
-            terms = Terms.of(
-                agreement, run=number, method=job.name, class_names=task.class_names, public=experiment.public
-            )
-            way = nullcontext(sites(terms))
-        with way as transport:
+        with _transport(experiment, make_site) if sites is None else sites(spec) as transport:
             federation = ServerFederation(
-                agreement,
+                spec,
                 transport,
                 num_clients=experiment.clients,
                 folder=job.out,
@@ -191,44 +174,48 @@ def _check_task(job: Job) -> None:
         )
 
 
-def agreement_of(job: Job, task: Task) -> Agreement:
-    """What server and clients of a run agree on."""
-    return Agreement(
-        method=job.method,
-        model=job.experiment.model,
-        shape=task.train.shape,
-        num_classes=task.train.num_classes,
-        normalisation=task.train.normalisation,
-        seed=job.experiment.seed,
-        max_bytes=job.experiment.max_message_mb * 10**6,
-        delta=job.experiment.delta,
-        budget=job.experiment.budget,
-        simulated_noise=job.experiment.noise == "simulated",
-        models=job.experiment.models,
-    )
+def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
+    """The spec of a run; ``run`` is its random number.
+
+    Raises:
+        ValueError: a fact is out of its range; one sentence.
+    """
+    experiment = job.experiment
+    try:
+        return RunSpec.of(
+            job.method,
+            task.train,
+            name=job.name,
+            run=run,
+            class_names=task.class_names,
+            model=experiment.model,
+            seed=experiment.seed,
+            max_bytes=experiment.max_message_mb * 10**6,
+            delta=experiment.delta,
+            budget=experiment.budget,
+            simulated_noise=experiment.noise == "simulated",
+            models=experiment.models,
+            public=experiment.public,
+        )
+    except ValidationError as error:
+        raise ValueError(f"there can't be such a run: {config.sentence(error)}") from error
 
 
-@contextmanager
-def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Iterator[Transport]:
-    number = experiment.num_workers
+def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Transport:
+    """The way to simulated clients."""
     if experiment.engine == "flower":
-        with _flower().simulation(
+        simulation: Transport = _flower().Simulation(
             make_site,
             experiment.clients,
             cpus=experiment.cpus_per_client,
             gpus=experiment.gpus_per_client,
             workers=experiment.workers,
             timeout=experiment.timeout,
-        ) as simulated:
-            yield simulated
-        return
-    local = (
-        inprocess.Workers(make_site, number, timeout=experiment.timeout) if number else inprocess.Inline(make_site())
-    )
-    try:
-        yield local
-    finally:
-        local.close()
+        )
+        return simulation
+    if experiment.num_workers:
+        return inprocess.Workers(make_site, experiment.num_workers, timeout=experiment.timeout)
+    return inprocess.Inline(make_site())
 
 
 def _flower() -> ModuleType:
@@ -245,7 +232,7 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
     """Write the results of a run whose server loop has ended."""
     experiment, journal = job.experiment, federation.journal
     seconds = journal.seconds
-    folder.write_model(state(model), {"model": experiment.model, **task.described()})
+    folder.write_model(state(model), federation.spec.task)
     judgement = federation.last(model)
     folder.write_evaluation(judgement.confusion)
     first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]

@@ -1,7 +1,7 @@
 """The task of a run: its records, and their partition among the clients."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +23,6 @@ class Task(NamedTuple):
     fingerprint: str
     source: str | Records
     public: shards.Indices | None = None
-
-    def described(self) -> dict[str, Any]:
-        """Shape, classes and normalisation of the images, as JSON."""
-        normalisation = self.train.normalisation
-        return {
-            "shape": list(self.train.shape),
-            "class_names": list(self.class_names),
-            "mean": list(normalisation.mean),
-            "std": list(normalisation.std),
-        }
 
     def counts(self) -> NDArray[np.int64]:
         """Training records of each client and class, ``(K, C)``."""
@@ -83,7 +73,7 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
     return Task(found.train, test, parts, found.class_names, found.fingerprint, source, public_records)
 
 
-def held(experiment: Experiment, task: Task) -> shards.Shards:
+def client_data(experiment: Experiment, task: Task) -> shards.Shards:
     """The clients' records and the public ones."""
     load_public = None
     if task.public is not None:

@@ -30,7 +30,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
     record = read_run(folder)
     promised = record.guarantee
     journal = Journal(RunFolder(folder).journal)
-    spent = journal.spent()
+    spent = journal.releases()
     yield Text(f"{record.label}, seed {record.summary['seed']}: {guarantees.words(promised)}", style="bold")
     if guarantees.is_finite(promised):
         yield Text(f"neighbours: {promised.adjacency or '-'}\nholds against: {promised.adversary}")
@@ -39,7 +39,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
     if not spent:
         yield Text("No client released anything through a mechanism.")
         return
-    yield _table(spent, journal.times())
+    yield _table(spent, journal.last_message_times())
     yield from _sums(spent, record.config["experiment"])
 
 

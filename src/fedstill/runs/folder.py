@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedstill import files, wire
-from fedstill.journal import JUDGING, Journal
+from fedstill.journal import EVALUATIONS, Journal
 from fedstill.records import Records
 from fedstill.runs.contents import Config, Evaluation, Metric, Part, Partition, Summary
 from fedstill.schema import Refused
@@ -108,7 +108,7 @@ class RunFolder:
     @property
     def exchanges(self) -> set[int]:
         """The numbers of the requests so far, without those that only evaluate."""
-        return {exchange for exchange, _ in Journal(self.journal).times() if exchange < JUDGING}
+        return {exchange for exchange, _ in Journal(self.journal).last_message_times() if exchange < EVALUATIONS}
 
     def stranger(self) -> str | None:
         """The name of a file in the folder that a run does not start with, or None."""

@@ -1,7 +1,7 @@
-"""What ``flwr run`` runs: the two components of pyproject.toml's ``[tool.flwr.app]`` (docs/deploy.md)."""
+"""The two components of the Flower app that ``flwr run`` starts (``flower_app/pyproject.toml``, docs/deploy.md)."""
 
 from fedstill.engines.flower import apps
-from fedstill.sites import serve as deployed
+from fedstill.sites import serve
 
-client_app = apps.client_app(deployed.player)
-server_app = apps.server_app(deployed.serve)
+client_app = apps.client_app(serve.number, serve.answer)
+server_app = apps.server_app(serve.serve)

@@ -1,7 +1,5 @@
-"""A whole deployment on this machine, with certificates, a SuperLink and sites with keys: `fedstill deploy check`."""
+"""A trial deployment on this machine: a SuperLink with TLS, and sites with keys."""
 
-import datetime
-import ipaddress
 import json
 import os
 import shutil
@@ -13,109 +11,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tomli_w
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedstill.records import Records
-from fedstill.sites import setup as deploy
+from fedstill.sites import setup
+from fedstill.sites.certificates import HOST, Certificates, certificates, site_key
 
-HOST = "127.0.0.1"
 _CONNECTION = "here"
 
 
-class Certificates(NamedTuple):
-    """Files of a certificate authority and of a server that it vouches for."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-
-def certificates(folder: Path, *, days: float = 7.0) -> Certificates:
-    """Make an authority and a certificate for this machine's loopback, good from yesterday for ``days`` days."""
-    now = datetime.datetime.now(datetime.UTC)
-    start, end = now - datetime.timedelta(days=30), now + datetime.timedelta(days=days)
-    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-
-    def named(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-
-    def builder(name: str, key: Any) -> x509.CertificateBuilder:
-        return x509.CertificateBuilder(
-            issuer_name=named("fedstill loopback"),
-            subject_name=named(name),
-            public_key=key.public_key(),
-            serial_number=x509.random_serial_number(),
-            not_valid_before=start,
-            not_valid_after=end,
-        )
-
-    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-    root = (
-        builder("fedstill loopback", authority)
-        .add_extension(x509.BasicConstraints(True, 0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA256())
-    )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
-    server = (
-        builder("localhost", own)
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(False, None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA256())
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    found = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    found.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    found.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    _secret(
-        found.key,
-        own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
-    return found
-
-
-def site_key(place: Path) -> Path:
-    """Make a site's key pair as `ssh-keygen -t ecdsa` does; returns the public one, ``place`` with ``.pub``."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    openssh = serialization.PrivateFormat.OpenSSH
-    _secret(place, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
-    public = place.with_name(f"{place.name}.pub")
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
-    )
-    return public
-
-
-def _secret(place: Path, content: bytes) -> None:
-    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-
-
 def free_port() -> int:
-    """A port that nobody listens at just now."""
+    """A port that is free at present."""
     with socket.socket() as some:
         some.bind((HOST, 0))
         return int(some.getsockname()[1])
 
 
 class Loopback:
-    """A SuperLink with TLS and the sites around it; everything it starts ends with `close`.
+    """A SuperLink with TLS and its sites; `close` ends every process.
 
     Args:
-        folder: for keys, certificates, logs, sites and runs; absolute.
-        certs: of the SuperLink; made if not given.
+        folder: absolute path of a folder for keys, certificates, logs, sites and runs.
+        certs: certificates of the SuperLink; made if not given.
 
     Attributes:
-        nodes: Flower's id of each site's node; a run hears a client from no other.
+        nodes: Flower's node id of each site; a run accepts a client from no other node.
     """
 
     def __init__(self, folder: Path, certs: Certificates | None = None) -> None:
@@ -124,7 +48,7 @@ class Loopback:
         self.certs = certs or certificates(folder / "certificates")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[int, int] = {}
-        self.app = deploy.app(folder / "app")
+        self.app = setup.app(folder / "app")
         home = folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
         connection = {"address": f"{HOST}:{self.port}", "root-certificates": str(self.certs.authority)}
@@ -160,7 +84,7 @@ class Loopback:
             )
 
     def log(self, name: str) -> str:
-        """What a program has said."""
+        """Output of a program."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
 
     def superlink(self, *options: object) -> None:
@@ -181,10 +105,10 @@ class Loopback:
             return some.connect_ex((HOST, self.port)) == 0
 
     def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-        """Wait until something is so.
+        """Wait until ``there()`` is true.
 
         Raises:
-            RuntimeError: it is not so in time.
+            RuntimeError: it is not true in time.
         """
         until = time.monotonic() + seconds
         while not there():
@@ -204,13 +128,13 @@ class Loopback:
         )
 
     def add_site(self, client: int, records: Records | None = None, **policy: Any) -> Path:
-        """Make a site's folder with key, data, policy and ledger, and register its key; returns the folder."""
+        """Make a site's folder with key, data, policy and ledger, register the key, and return the folder."""
         place = self.folder / f"site-{client}"
         place.mkdir()
         if records is not None:
             images = records.images.permute(0, 2, 3, 1).numpy()
             np.savez(place / "data.npz", x_train=images, y_train=records.labels.numpy())
-        deploy.site(place, {"client": client, "data": "data.npz", "state": "state", **policy})
+        setup.site(place, {"client": client, "data": "data.npz", "state": "state", **policy})
         key = site_key(place / "site.key")
         registered = self.flwr("supernode", "register", key, _CONNECTION, "--format", "json")
         try:
@@ -241,14 +165,14 @@ class Loopback:
         )
 
     def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int = 0) -> str:
-        """Submit a run from an experiment file; returns Flower's number of it. Results go to ``runs/NAME``."""
+        """Submit a run, and return Flower's id of it; results go to ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(content)))
         out = str(self.folder / "runs" / name)
         return self._submit({"file": str(file), "out": out, "wait": wait, "at-a-time": at_a_time})
 
     def extend(self, finished: str, name: str, wait: float = 120.0) -> str:
-        """Submit the extension of a finished run by the sites that were missing."""
+        """Submit the extension of a finished run by the sites that did not answer it."""
         runs = self.folder / "runs"
         return self._submit({"extend": str(runs / finished), "out": str(runs / name), "wait": wait})
 
@@ -262,7 +186,7 @@ class Loopback:
             raise RuntimeError(f"the run can't be submitted: {submitted.stdout} {submitted.stderr}") from error
 
     def status(self, run: str) -> str:
-        """``running``, ``finished:completed``, ``finished:failed`` and so on."""
+        """Status of a run: ``running``, ``finished:completed``, ``finished:failed`` and so on."""
         listed = self.flwr("list", _CONNECTION, "--format", "json", "--run-id", run)
         try:
             return str(json.loads(listed.stdout)["runs"][0]["status"])
@@ -270,16 +194,16 @@ class Loopback:
             return "unknown"
 
     def finish(self, run: str, seconds: float = 300.0) -> str:
-        """Wait for a run's end; returns its status."""
+        """Wait for the end of a run, and return its status."""
         self.wait_for(lambda: self.status(run).startswith("finished"), "the run to finish", seconds)
         return self.status(run)
 
     def said(self, run: str) -> str:
-        """What the server printed."""
+        """Output of a run's server."""
         return self.flwr("log", run, _CONNECTION, "--show").stdout
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a program and all that it started."""
+        """End a program and every process that it started."""
         process = self.processes.pop(name)
         _signal(process, how)
         try:
@@ -289,7 +213,7 @@ class Loopback:
             process.wait()
 
     def close(self) -> None:
-        """End everything."""
+        """End all programs."""
         for name in reversed(list(self.processes)):
             self.stop(name)
 

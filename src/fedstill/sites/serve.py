@@ -1,4 +1,4 @@
-"""A run among real sites: what the server and the sites do when Flower starts them (`fedstill.sites.app`)."""
+"""Server and sites of a deployment, as Flower starts them (`fedstill.sites.app`)."""
 
 import logging
 import re
@@ -8,48 +8,51 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from fedstill import schema
+from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import Site
-from fedstill.engines.terms import Terms
 from fedstill.engines.transport import Transport, Watcher
 from fedstill.experiment import config, extend
 from fedstill.experiment.run import Job, run
-from fedstill.experiment.task import held, share_out
+from fedstill.experiment.task import client_data, share_out
 from fedstill.journal import Refusal
 from fedstill.runs.folder import RunFolder
-from fedstill.sites.policy import Policy, PolicySite
+from fedstill.sites.answer import answer as site_answer
+from fedstill.sites.policy import SitePolicy
 
 Config = Mapping[str, Any]
 log = logging.getLogger("fedstill")
 
 
 class Lines(Watcher):
-    """Progress as lines, for a log."""
+    """Prints progress as lines, for a log."""
 
+    @override
     def asked(self, step: str, clients: int, answered: int) -> None:
-        """See `Watcher`."""
         print(f"asking {clients} clients: {step}" + (f" ({answered} have answered)" if answered else ""), flush=True)
 
+    @override
     def arrived(self, refusal: Refusal | None) -> None:
-        """See `Watcher`."""
         if refusal is not None:
             print(f"client {refusal.client} is left out: {refusal.reason}", flush=True)
 
+    @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
-        """See `Watcher`."""
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         print(f"round {round} of {rounds}: {numbers}", flush=True)
 
 
 def serve(connect: Callable[..., Transport], settings: Config) -> None:
-    """The server's part of a run.
+    """Run the server's part.
 
     Args:
-        connect: from the run's terms (JSON), the number of clients and seconds to wait to the way to the sites.
+        connect: makes the way to the sites, given the text of the run's spec, the number of clients and options.
         settings: ``file``, an experiment file on the server; ``out``, the run's folder; ``wait``, seconds to wait for
-            sites; ``at-a-time``, how many sites have a question at a time, 0 for all; ``nodes``, whose node each
-            client's is, as ``0:ID,1:ID``. In place of ``file``: ``extend``, a finished run, with ``clients``, how many
-            sites there are now.
+            sites; ``at-a-time``, the number of sites that have a request at a time, 0 for all; ``nodes``, the node of
+            each client, as ``0:ID,1:ID``. In place of ``file``: ``extend``, a finished run, with ``clients``, the
+            number of sites there are now.
 
     Raises:
         ValueError: a setting is missing or wrong.
@@ -64,9 +67,9 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     if at_a_time < 0:
         raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
 
-    def sites(terms: Terms) -> Transport:
+    def sites(spec: RunSpec) -> Transport:
         return connect(
-            terms.model_dump_json(),
+            spec.text(),
             experiment.clients,
             wait=wait,
             timeout=experiment.timeout,
@@ -79,7 +82,7 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
 
 
 def _nodes(text: str, clients: int) -> dict[int, int] | None:
-    """Flower's id of the node of each client of the run, of which the list may know more; None without a list."""
+    """Flower's node id of each client of the run, from a list that may have more; None without a list."""
     if not text:
         return None
     pairs = [re.fullmatch(r"\s*(\d{1,9}):(\d{1,20})\s*", part, re.ASCII) for part in text.split(",")]
@@ -108,47 +111,39 @@ def _job(settings: Config) -> Job:
     return job
 
 
-class Deployed:
-    """A real site: its node is told where its policy file is, and nothing else."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.number = policy.client
-        self._site = PolicySite(policy)
-
-    def answer(self, client: int, terms: str, request: bytes) -> bytes:
-        """See `Player.answer`; the site knows its own number."""
-        return self._site.answer(terms, request)
-
-
-@lru_cache(maxsize=1)
-def _simulated_site(file: str, out: str, terms: str) -> Site:
-    """Plays every client of an experiment file; set up once in a process that answers for many."""
-    experiment = config.read_yaml(Path(file))[0]
-    everything = held(experiment, share_out(experiment, None))
-    agreed = Terms.read(terms).agreement()
-    return Site(agreed, everything, RunFolder(Path(out)).clients, device=experiment.device, threads=experiment.threads)
-
-
-class Simulated:
-    """A node of Flower's simulation: it holds what the experiment file gives to its number."""
-
-    def __init__(self, number: int, settings: Config) -> None:
-        self.number = number
-        self._settings = settings
-
-    def answer(self, client: int, terms: str, request: bytes) -> bytes:
-        """See `Player.answer`."""
-        return _simulated_site(str(self._settings["file"]), str(self._settings["out"]), terms).answer(client, request)
-
-
-def player(node: Config, settings: Config) -> Deployed | Simulated:
-    """What answers at a node.
+def number(node: Config, settings: Config) -> int:
+    """The client number of a node, given its own configuration and the run's.
 
     Raises:
         ValueError: the node has neither a policy file nor a number.
     """
     if "policy" in node:
-        return Deployed(Policy.read(Path(str(node["policy"]))))
+        return _policy(node).client
     if "partition-id" in node:
-        return Simulated(int(node["partition-id"]), settings)
+        return int(node["partition-id"])
     raise ValueError("the node has no policy; start it with --node-config 'policy=\"/path/policy.toml\"'")
+
+
+def answer(node: Config, settings: Config, client: int, spec: str, request: bytes) -> bytes:
+    """A node's reply to a request; ``spec`` is the text of the run's.
+
+    A node with a policy file is a real site, which knows its own number. A node of Flower's simulation plays any client
+    of the run's experiment file.
+    """
+    if "policy" in node:
+        return site_answer(_policy(node), spec, request)
+    number(node, settings)
+    return _simulated_site(str(settings["file"]), str(settings["out"]), spec).answer(client, request)
+
+
+def _policy(node: Config) -> SitePolicy:
+    return SitePolicy.read(Path(str(node["policy"])))
+
+
+@lru_cache(maxsize=1)
+def _simulated_site(file: str, out: str, spec: str) -> Site:
+    """A site for every client of an experiment file; set up once in a process that answers for many."""
+    experiment = config.read_yaml(Path(file))[0]
+    data = client_data(experiment, share_out(experiment, None))
+    folder = RunFolder(Path(out)).clients
+    return Site(RunSpec.read(spec), data, folder, device=experiment.device, threads=experiment.threads)

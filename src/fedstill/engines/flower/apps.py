@@ -1,60 +1,57 @@
-"""What Flower's own runtime runs, simulated or deployed: a client that asks its site, a server that asks its sites."""
+"""The apps that Flower's runtime runs in a deployment: a client that asks its site, a server that asks its sites."""
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from typing_extensions import override
 
 from fedstill import schema
-from fedstill.engines.flower.grid import ASK, OnGrid, content, taken
-from fedstill.engines.transport import Arrival
+from fedstill.engines.flower.grid import ASK, GridTransport, content, take_bytes
+from fedstill.engines.transport import Arrival, Transport
 
 HELLO = "hello"
 """The name of the query by which the server learns which client a node is."""
+SPEC = "terms"
+"""The name of the config value that carries the text of the run's spec."""
 _POLL = 0.1
-"""Seconds between two looks at what came over a network."""
+"""Seconds between two looks for replies over a network."""
 
-Config = Mapping[str, Any]
 log = logging.getLogger("fedstill")
 
 
-class Player(Protocol):
-    """A client's side, as its node sets it up."""
-
-    number: int
-
-    def answer(self, client: int, terms: str, request: bytes) -> bytes:
-        """The reply to a request, from the run's terms; never raises."""
+Config = Mapping[str, Any]
+Number = Callable[[Config, Config], int]
+"""Returns the client number of a node, given the configurations of the node and of the run."""
+AnswerRequest = Callable[[Config, Config, int, str, bytes], bytes]
+"""Returns a reply, given both configurations, the client, the text of the run's spec and the request."""
 
 
-def client_app(set_up: Callable[[Config, Config], Player]) -> ClientApp:
-    """The app of a node.
-
-    Args:
-        set_up: from the node's own configuration and the run's to what answers; called for each message.
-    """
+def client_app(number: Number, answer: AnswerRequest) -> ClientApp:
+    """The app of a node; both functions are called anew for each message."""
     app = ClientApp()
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:
         try:
-            number = set_up(context.node_config, context.run_config).number
-        except Exception as error:  # whose text would go to the server
+            client = number(context.node_config, context.run_config)
+        except Exception as error:  # the server must not see its text
             log.error("this site is not set up: %s", error)
             return Message(content(b"", error="it is not set up; its log says why"), reply_to=message)
-        return Message(content(b"", client=number), reply_to=message)
+        return Message(content(b"", client=client), reply_to=message)
 
     @app.query(ASK)
     def ask(message: Message, context: Context) -> Message:
         facts = message.content.config_records["facts"]
         try:
-            player = set_up(context.node_config, context.run_config)
             (client,) = map(int, facts["clients"])  # type: ignore[arg-type]
-            reply = player.answer(client, str(facts["terms"]), taken(message))
+            spec = str(facts[SPEC])
+            reply = answer(context.node_config, context.run_config, client, spec, take_bytes(message))
         except Exception as error:
             log.error("this site can't answer: %s", error)
             reply = b""
@@ -63,39 +60,40 @@ def client_app(set_up: Callable[[Config, Config], Player]) -> ClientApp:
     return app
 
 
-def server_app(serve: Callable[[Callable[..., "Sites"], Config], None]) -> ServerApp:
+def server_app(serve: Callable[[Callable[..., "SiteTransport"], Config], None]) -> ServerApp:
     """The app of the server.
 
     Args:
-        serve: gets what makes `Sites` (all its arguments but the grid), and the run's configuration.
+        serve: receives a function that makes a `SiteTransport` (from all its arguments but the grid), and the run's
+            configuration.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(lambda *args, **options: Sites(grid, *args, **options), context.run_config)
+        serve(partial(SiteTransport, grid), context.run_config)
 
     return app
 
 
-class Sites:
-    """The way to real sites, found by asking every node which client it is.
+class SiteTransport(Transport):
+    """The way to real sites, found by asking every node for its client number.
 
     Args:
         grid: Flower's way to its nodes.
-        terms: the run's terms, which go with every request.
-        clients: how many sites there should be, numbered from 0.
-        wait: seconds to wait for sites that are not there yet, each time some are needed.
-        timeout: see `OnGrid`.
-        at_a_time: how many sites have a question at a time; 0 for all.
-        nodes: of every client, Flower's id of its node, which the SuperLink gives to a key; no other node is asked
-            or believed to be that client. None believes who comes first.
+        spec: text of the run's spec, which goes with every request.
+        clients: number of sites, which are numbered from 0.
+        wait: seconds to wait for missing sites, each time some are needed.
+        timeout: see `GridTransport`.
+        at_a_time: number of sites that have a request at a time; 0 for all.
+        nodes: Flower's node id of every client, which the SuperLink gives to a key; no other node is asked or believed
+            to be that client. None believes the first node that claims a number.
     """
 
     def __init__(
         self,
         grid: Grid,
-        terms: str,
+        spec: str,
         clients: int,
         *,
         wait: float,
@@ -104,7 +102,7 @@ class Sites:
         nodes: Mapping[int, int] | None = None,
     ) -> None:
         self._grid = grid
-        self._terms = terms
+        self._spec = spec
         self._clients = clients
         self._wait = wait
         self._timeout = timeout
@@ -113,22 +111,22 @@ class Sites:
         self._nodes: dict[int, int] = {}
         self._met: set[int] = set()
 
+    @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        """See `Transport.exchange`."""
         self._find(clients)
-        inner = OnGrid(
+        inner = GridTransport(
             self._grid,
             self._nodes,
             window=self._at_a_time or len(clients),
             timeout=self._timeout,
-            facts={"terms": self._terms},
+            facts={SPEC: self._spec},
             poll=_POLL,
             at_once=1,
         )
         yield from inner.exchange(request, clients, sent)
 
     def _find(self, clients: Sequence[int]) -> None:
-        """Ask new nodes who they are until these clients are there or waiting is over."""
+        """Ask new nodes for their numbers until these clients are there or waiting is over."""
         until = time.monotonic() + self._wait
         asked: dict[str, int] = {}
         while missing := [client for client in clients if client not in self._nodes]:

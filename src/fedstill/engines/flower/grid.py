@@ -1,7 +1,7 @@
-"""Our bytes on a Flower grid: as they are, cut into raw ``Array`` objects.
+"""Messages of ours on a Flower grid: their bytes in raw ``Array`` objects, cut into pieces.
 
-Flower builds an array of a message from chunks and holds its bytes three times meanwhile, and the rest of the message
-twice; cut into many, a message costs its receiver two times its bytes.
+Flower builds each array of a message from chunks and needs three times its bytes meanwhile, and twice the bytes of the
+rest; cut into many arrays, a message costs its receiver only twice its bytes.
 """
 
 import gc
@@ -14,38 +14,39 @@ from itertools import accumulate, pairwise
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from fedstill import schema, wire
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import handing_back
 
 _BYTES = 64 << 20
-"""Replies that may wait in the server's memory, beyond one for each client that can be played at a time."""
+"""Bytes of replies that may wait in the server's memory, beyond one reply for each client played at a time."""
 _LARGE = 16 << 20
-"""Bytes of a reply that is worth tidying up after."""
+"""Size in bytes from which memory is tidied up after a reply."""
 _PIECE = 2 << 20
-"""Bytes of an array at most, and of the replies that share a message."""
+"""Maximum bytes of an array, and of the replies that share a message."""
 _SHARED = 0.1
-"""Seconds that the clients who share a message may take together: about as long as Flower takes to hand one over."""
+"""Maximum seconds that the clients of a shared message take together: about what Flower takes to hand one over."""
 ASK = "ask"
 """The name of the query that carries a request."""
 
 
-class OnGrid:
+class GridTransport(Transport):
     """The way to clients that are nodes of a Flower grid.
 
     Args:
         grid: Flower's way to its nodes.
         nodes: the node of every client.
-        window: how many clients have a question at a time; the others' messages are not made before.
+        window: number of clients that have a request at a time; messages for the others are not made before.
         ahead: as ``window``, once replies to a step have turned out to be small: `_BYTES` in all.
-        timeout: seconds that a client may take for one step, None for no limit.
-        failed: says why there is nothing to wait for any more, or None.
-        facts: what goes with every request.
-        poll: seconds between two looks at what came.
-        at_once: replies to fetch at a time; over a network only so many are in memory together.
-        shared: whether a node can play any client, so that clients who turn out to be quick can share a message, which
-            then costs them less than their steps do.
+        timeout: seconds that a client may take for one step; None for no limit.
+        failed: returns why Flower has ended, or None while it runs.
+        facts: config values that go with every request.
+        poll: seconds between two looks for replies.
+        at_once: number of replies to fetch at a time; over a network only so many are in memory together.
+        shared: whether a node can play any client, so that quick clients can share a message, which would otherwise
+            cost more than their steps.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class OnGrid:
         self._at_once = at_once
         self._shared = shared
 
+    @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        """See `Transport.exchange`."""
         with handing_back():
             yield from self._exchange(request, clients, sent)
 
@@ -85,7 +86,7 @@ class OnGrid:
         waiting = deque(client for client in clients if client in self._nodes)
         for client in sorted(set(clients) - self._nodes.keys()):
             yield Arrival(client, b"", "no site answers for it")
-        alone = deque[int]()  # who were in a message that failed
+        alone = deque[int]()  # clients of a shared message that failed
         flying: dict[str, tuple[list[int], float]] = {}  # message -> clients, deadline
         while waiting or alone or flying:
             if reason := self._failed():
@@ -124,7 +125,7 @@ class OnGrid:
                 time.sleep(self._poll)
 
     def _may_fly(self, pace: "_Pace") -> int:
-        """How many clients may be asked at a time: more than can be played, once replies are known to be small."""
+        """Number of clients that may have a request: more than can be played, once replies are known to be small."""
         if not pace.largest:
             return self._window
         return max(self._window, min(self._ahead, _BYTES // pace.largest))
@@ -153,21 +154,21 @@ class OnGrid:
 
 @dataclass
 class _Pace:
-    """What replies to a step have told: bytes of the largest, seconds that a client took, how many shared a message."""
+    """Statistics of replies to a step: largest size, seconds per client, clients that shared a message."""
 
     largest: int = 0
     seconds: float = math.inf
     sharing: int = 1
 
     def learn(self, clients: int, largest: int, seconds: float) -> None:
-        """What the latest message tells; clients who don't say how long they took are slow."""
+        """Add the latest message; clients that don't say how long they took count as slow."""
         self.largest = max(self.largest, largest, 1)
         self.seconds = seconds / clients
         self.sharing = max(self.sharing, clients)
 
     @property
     def fit(self) -> int:
-        """How many clients may share the next one: few at first, as the first to answer may be the quickest."""
+        """Number of clients that may share the next message: few at first, as the first reply may be the quickest."""
         if not self.largest:
             return 1
         return max(1, int(min(2 * self.sharing, _PIECE // self.largest, _SHARED / max(self.seconds, 1e-9))))
@@ -203,18 +204,18 @@ def _holding(pieces: Sequence[bytes], **facts: int | str | float | list[int]) ->
 
 
 def content(data: bytes, **facts: int | str | float | list[int]) -> RecordDict:
-    """A message of ours: the bytes, and what has to stand beside them.
+    """A message of ours: the bytes, and config values beside them.
 
-    A reply of several clients holds the bytes of one after the other, and ``sizes`` says how many are whose.
+    A reply of several clients holds their bytes one after the other; ``sizes`` gives the number of each.
     """
     return _holding(_cut(data), **facts)
 
 
-def taken(message: Message) -> bytes:
-    """The bytes of a message of ours, which has none afterwards, as Flower's objects live on in cycles for a while.
+def take_bytes(message: Message) -> bytes:
+    """The bytes of a message of ours, which is emptied, since Flower's objects live on in cycles for a while.
 
     Raises:
-        KeyError, AttributeError, TypeError: it is none of ours.
+        KeyError, AttributeError, TypeError: the message is not one of ours.
     """
     arrays = message.content.array_records["message"]
     pieces = [arrays[str(number)] for number in range(max(1, len(arrays)))]
@@ -225,15 +226,15 @@ def taken(message: Message) -> bytes:
 
 
 def _arrivals(clients: Sequence[int], reply: Message) -> list[Arrival]:
-    """What came back from each of the clients that a message asked."""
+    """The arrival of each client that a message asked."""
     try:
         if reply.has_error():
             return [Arrival(client, b"", _failure(reply)) for client in clients]
         if len(clients) == 1:
-            return [Arrival(clients[0], taken(reply))]
+            return [Arrival(clients[0], take_bytes(reply))]
         sizes: list[int] = list(reply.content.config_records["facts"]["sizes"])  # type: ignore[arg-type]
         cuts = pairwise(accumulate(sizes, initial=0))
-        data = taken(reply)
+        data = take_bytes(reply)
         return [Arrival(client, data[start:end]) for client, (start, end) in zip(clients, cuts, strict=True)]
     except (KeyError, AttributeError, TypeError, ValueError):
         return [Arrival(client, b"", "the reply holds no bytes of ours") for client in clients]
@@ -247,7 +248,7 @@ def _failure(reply: Message) -> str:
 
 
 def _seconds(reply: Message) -> float:
-    """How long the clients say they took, or infinity."""
+    """Seconds that the clients say they took, or infinity."""
     if reply.has_error():
         return math.inf
     facts: Mapping[str, object] = reply.content.config_records.get("facts", {})

@@ -7,8 +7,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 # Ray's 15 leaves clients next to nothing on a machine that is busy
@@ -20,9 +20,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
+from typing_extensions import override
 
-from fedstill.engines.flower.grid import ASK, OnGrid, content, taken
+from fedstill.engines.flower.grid import ASK, GridTransport, content, take_bytes
 from fedstill.engines.site import Site
+from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import keep_memory
 
 _TURN = 0.0002
@@ -32,36 +34,67 @@ _AHEAD = 1000
 """Messages that may wait for an actor; they share the request's bytes."""
 
 
-@contextmanager
-def simulation(
-    make_site: Callable[[], Site],
-    clients: int,
-    *,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
-    workers: int | None = None,
-    timeout: float | None = None,
-) -> Iterator[OnGrid]:
-    """A running simulation; the caller is the server.
+class Simulation(Transport):
+    """A running simulation of Flower; this process is its server.
 
     Args:
         make_site: called once in every process that plays clients; must be picklable.
-        clients: how many there are.
+        clients: number of clients.
         cpus: cores that Ray sets aside for a client.
         gpus: GPUs, or a share of one, likewise.
-        workers: play so many clients at a time at most; as many as resources allow by default.
-        timeout: see `OnGrid`.
+        workers: maximum number of clients played at a time; as many as resources allow by default.
+        timeout: see `GridTransport`.
 
     Raises:
-        ValueError: there are not the resources for one client.
+        ValueError: the resources do not suffice for one client.
     """
-    for name in ("flwr", "ray"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures come back as replies
+
+    def __init__(
+        self,
+        make_site: Callable[[], Site],
+        clients: int,
+        *,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        workers: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        for name in ("flwr", "ray"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # failures come back as replies
+        with ExitStack() as stack:
+            stack.callback(ray.shutdown)
+            _start_ray(None if workers is None else math.ceil(max(1, workers) * cpus))
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(_TURN)
+            slots = _slots(cpus, gpus)
+            flower = _FlowerThread(
+                make_site, clients, {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": 1}
+            )
+            stack.callback(flower.end)
+            grid = flower.grid()
+            # Flower hands messages over ten times a second, so that many must wait for actors not to idle; but waiting
+            # must not count as taking long
+            ahead = slots if timeout else max(2 * slots, _AHEAD)
+            nodes = _nodes(grid, clients)
+            self.grid = GridTransport(
+                grid, nodes, window=slots, ahead=ahead, timeout=timeout, failed=flower.failure, shared=True
+            )
+            self._stack = stack.pop_all()
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        return self.grid.exchange(request, clients, sent)
+
+    @override
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _start_ray(cpus: int | None) -> None:
     if not ray.is_initialized():
-        number = None if workers is None else math.ceil(max(1, workers) * cpus)
         with _no_usage_module():
             ray.init(
-                num_cpus=number,
+                num_cpus=cpus,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -71,33 +104,14 @@ def simulation(
         from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
         global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
-    turn = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN)
-    try:
-        slots = _slots(cpus, gpus)
-        flower = _Simulation(
-            make_site, clients, {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": 1}
-        )
-        try:
-            grid = flower.grid()
-            # Flower hands messages over ten times a second, so that many must wait for actors not to idle; but waiting
-            # must not count as taking long
-            ahead = slots if timeout else max(2 * slots, _AHEAD)
-            nodes = _nodes(grid, clients)
-            yield OnGrid(grid, nodes, window=slots, ahead=ahead, timeout=timeout, failed=flower.failure, shared=True)
-        finally:
-            flower.end()
-    finally:
-        sys.setswitchinterval(turn)
-        ray.shutdown()
 
 
 @contextmanager
 def _no_usage_module() -> Iterator[None]:
-    """Start Ray without the process that is left of its dashboard when that is off.
+    """Start Ray without the process that remains of its dashboard when the dashboard is off.
 
-    It runs the module of usage statistics alone, which asks 169.254.169.254 and metadata.google.internal which cloud
-    this is even where statistics are off.
+    That process only runs the module of usage statistics, which asks 169.254.169.254 and metadata.google.internal
+    about the cloud even where statistics are off.
     """
     from ray._private import node
 
@@ -110,12 +124,12 @@ def _no_usage_module() -> Iterator[None]:
         kind.start_api_server = start
 
 
-class _Simulation(threading.Thread):
-    """Flower's simulation beside this thread, which is the server; Flower's own server only hands over its grid."""
+class _FlowerThread(threading.Thread):
+    """Flower's simulation in a thread of its own; Flower's server app only hands its grid over to the main thread."""
 
     def __init__(self, make_site: Callable[[], Site], clients: int, resources: dict[str, float]) -> None:
         super().__init__(name="fedstill simulation", daemon=True)
-        self._player = _player(ray.put(make_site))
+        self._app = _client_app(ray.put(make_site))
         self._clients = clients
         self._backend: Any = {"client_resources": resources}
         self._grid = queue.Queue[Grid | None]()
@@ -133,31 +147,31 @@ class _Simulation(threading.Thread):
             self._done.wait()
 
         try:
-            run_simulation(app, self._player, self._clients, backend_config=self._backend)
+            run_simulation(app, self._app, self._clients, backend_config=self._backend)
         except BaseException as error:
             self._error = error
         finally:
             self._grid.put(None)
 
     def grid(self) -> Grid:
-        """Flower's way to its nodes, once there is one."""
+        """Flower's grid, once there is one."""
         grid = self._grid.get()
         if grid is None:
             raise RuntimeError(f"Flower's simulation did not start: {self._error}")
         return grid
 
     def failure(self) -> str | None:
-        """Why the simulation is over, or None while it isn't."""
+        """Why the simulation has ended, or None while it runs."""
         return None if self.is_alive() else str(self._error)
 
     def end(self) -> None:
-        """Let it finish."""
+        """End the simulation."""
         self._done.set()
         self.join(timeout=30)
 
 
 def _slots(cpus: float, gpus: float) -> int:
-    """How many clients Ray can play at a time."""
+    """Number of clients that Ray can play at a time."""
     have = ray.cluster_resources()  # type: ignore[no-untyped-call]
     found = min(have.get("CPU", 0) // cpus if cpus else 10**6, have.get("GPU", 0) // gpus if gpus else 10**6)
     if found < 1:
@@ -169,14 +183,14 @@ def _slots(cpus: float, gpus: float) -> int:
 
 
 def _nodes(grid: Grid, clients: int) -> dict[int, int]:
-    """Any node can play any client, so the order does not matter."""
+    """A node for each client; any node can play any client, so the order does not matter."""
     while len(nodes := list(grid.get_node_ids())) < clients:
         time.sleep(0.02)
     return dict(enumerate(sorted(nodes)))
 
 
-def _player(reference: "ray.ObjectRef[Callable[[], Site]]") -> ClientApp:
-    """Answers for whichever clients a message names."""
+def _client_app(reference: "ray.ObjectRef[Callable[[], Site]]") -> ClientApp:
+    """An app that answers for the clients that a message names."""
     app = ClientApp()
 
     @app.query(ASK)
@@ -192,7 +206,7 @@ def _answered(reference: "ray.ObjectRef[Callable[[], Site]]", message: Message) 
         keep_memory()
         site = _SITES[reference.hex()] = ray.get(reference)()
     clients: list[int] = message.content.config_records["facts"]["clients"]  # type: ignore[assignment]
-    request = taken(message)
+    request = take_bytes(message)
     began = time.perf_counter()
     replies = [site.answer(client, request) for client in clients]
     seconds = time.perf_counter() - began
@@ -200,4 +214,4 @@ def _answered(reference: "ray.ObjectRef[Callable[[], Site]]", message: Message) 
 
 
 _SITES: dict[str, Site] = {}
-"""Of this process, by the reference of what made it."""
+"""Sites of this process, by the reference of the function that made them."""

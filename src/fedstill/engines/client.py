@@ -1,0 +1,118 @@
+"""One client of a site, as a step sees it."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill import seeds
+from fedstill.engines.request_results import RequestResults
+from fedstill.engines.run_spec import RunSpec
+from fedstill.privacy.ledger import Entry, Ledger
+from fedstill.privacy.mechanisms import Mechanism
+from fedstill.protocol import Client, Released
+from fedstill.records import Records
+
+Result = TypeVar("Result")
+Rows = TypeVar("Rows")
+Value = TypeVar("Value")
+
+
+class ClientData(Protocol):
+    """Records of the clients of a site."""
+
+    def public(self) -> Records | None:
+        """The public records, which everybody has, or None."""
+
+    def records(self, client: int) -> tuple[Records, Records]:
+        """The train and the local test records of a client."""
+
+
+class SiteClient(Client):
+    """The `Client` that a step sees."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        client: int,
+        exchange: int,
+        step: str,
+        data: ClientData,
+        state: dict[str, Tensor],
+        ledger: Ledger,
+        device: torch.device,
+        common: RequestResults,
+    ) -> None:
+        self.id = client
+        self.architecture = spec.architecture(client)
+        self.state = {name: value.to(device) for name, value in state.items()}
+        self.device = device
+        self.delta = spec.delta
+        self._spec = spec
+        self._data = data
+        self._exchange = exchange
+        self._step = step
+        self._ledger = ledger
+        self._releases = 0
+        self._common = common
+
+    @cached_property
+    def _records(self) -> tuple[Records, Records]:
+        return self._data.records(self.id)
+
+    # records that a step does not use are neither copied nor moved
+
+    @cached_property
+    @override
+    def train(self) -> Records:
+        return self._records[0].to(self.device)
+
+    @cached_property
+    @override
+    def test(self) -> Records:
+        return self._records[1].to(self.device)
+
+    @cached_property
+    @override
+    def public(self) -> Records | None:
+        public = self._data.public()
+        return None if public is None else public.to(self.device)
+
+    @override
+    def once(self, name: str, compute: Callable[[], Result]) -> Result:
+        return self._common.once(name, compute)
+
+    @override
+    def release(
+        self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: str | None = None
+    ) -> Released[Value]:
+        index, self._releases = self._releases, self._releases + 1
+        entry = Entry(
+            exchange=self._exchange,
+            step=self._step,
+            index=index,
+            mechanism=type(mechanism).__name__,
+            unit=mechanism.unit,
+            event=mechanism.event,
+            theorem=mechanism.theorem,
+            adaptive=adaptive,
+            part=part,
+        )
+        self._ledger.charge(entry)
+        noise: seeds.Noise = seeds.Entropy()
+        if self._spec.simulated_noise:
+            noise = seeds.Simulated(self.rng("privacy noise", index))
+        return Released(mechanism(rows, noise))
+
+    @override
+    def rng(self, *use: str | int) -> torch.Generator:
+        return seeds.stream(self._spec.seed, "client", self.id, self._exchange, *use)
+
+    @override
+    def new_model(
+        self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, architecture: str | None = None
+    ) -> nn.Module:
+        return self._spec.new_model(weights, draw=draw, architecture=architecture, device=self.device)

@@ -1,0 +1,205 @@
+"""The public set-up of a run: everything that the server and all clients know before the first request."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from annotated_types import Gt, Le, Len, Lt
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+from torch import Tensor, nn
+
+from fedstill import methods, models, schema, seeds
+from fedstill.protocol import Method, shared_part
+from fedstill.records import Normalisation, Records
+from fedstill.settings import Settings
+from fedstill.weights import load, parameters, state
+
+LARGEST = 100_000
+"""Maximum length of the JSON text, in characters."""
+DEFAULTS: dict[str, Any] = {"run": "0" * 32, "seed": 0, "max_bytes": 1 << 29, "delta": 1e-5, "simulated_noise": True}
+"""Facts of a simulated run that `RunSpec.of` is not given."""
+
+Text = Annotated[str, Len(1, 200)]
+
+
+def _method_or_settings(value: Any) -> Any:
+    if not isinstance(value, Method | dict):
+        raise ValueError("the method's settings must be an object")
+    return value
+
+
+def _plain(value: Method | dict[str, Any]) -> dict[str, Any]:
+    return value.model_dump(mode="json") if isinstance(value, Method) else value
+
+
+class RunSpec(Settings):
+    """The public set-up of a run.
+
+    Its JSON (`text`) crosses to real sites, which name the run's state folder by a hash of it. Do not change names,
+    order or defaults of fields without a new `version`.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    version: Literal[1] = 1
+    """Version of the JSON format."""
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Random number of the run, drawn once by the server and kept when the run is resumed."""
+    name: Annotated[Text, Field(alias="method")]
+    """Name of the method, as `fedstill.methods.find` takes it."""
+    settings: Annotated[Any, BeforeValidator(_method_or_settings), PlainSerializer(_plain)]
+    """The method, or its hyperparameters as they came from a server (see `method`)."""
+    model: Text
+    """Name and options of the model, as `fedstill.models.build` takes them."""
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    """Channels, height and width of an image."""
+    class_names: Annotated[tuple[Annotated[str, Len(0, 200)], ...], Len(1)]
+    """Class names of the task, in order."""
+    mean: Annotated[tuple[float, ...], Len(1)]
+    """Mean of each channel's pixels, in [0, 1]."""
+    std: Annotated[tuple[PositiveFloat, ...], Len(1)]
+    """Standard deviation of each channel's pixels."""
+    seed: NonNegativeInt
+    """Seed of every random stream except privacy noise."""
+    max_bytes: Annotated[int, Gt(0), Le(1 << 34)]
+    """Size of the largest message that either side accepts."""
+    delta: Annotated[float, Gt(0), Lt(1)]
+    """Delta at which epsilons are stated and noise is calibrated."""
+    budget: PositiveFloat | None = None
+    """Largest epsilon of one client's releases in this run; None for no limit. A real site has its own limit too."""
+    simulated_noise: bool = False
+    """Whether privacy noise is drawn from the seed (the server could subtract it) instead of the system's entropy."""
+    models: Annotated[tuple[Text, ...], Len(0, 1000)] = ()
+    """Models of the clients, in turn, where they differ from ``model``."""
+    public: Text | None = None
+    """Public records, as `fedstill.data.public.load` takes them."""
+
+    @classmethod
+    def of(cls, method: Method, records: Records, **facts: Any) -> Self:
+        """The spec of a run of ``method`` on a task whose records are like ``records``.
+
+        Args:
+            method: the method with its hyperparameters.
+            records: give image shape, classes and normalisation.
+            **facts: other fields: ``model``, and what differs from `DEFAULTS`.
+
+        Raises:
+            ValidationError: a fact is out of its range.
+        """
+        kind, normalisation = type(method), records.normalisation
+        task = {
+            "name": f"{kind.__module__}:{kind.__qualname__}",
+            "shape": records.shape,
+            "class_names": tuple(map(str, range(records.num_classes))),
+            "mean": normalisation.mean,
+            "std": normalisation.std,
+        }
+        return cls(settings=method, **{**DEFAULTS, **task, **facts})
+
+    def replace(self, **facts: Any) -> Self:
+        """A copy with other values of some fields, checked like a new spec."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **facts})
+
+    def text(self) -> str:
+        """JSON of the spec, for `read`."""
+        return self.model_dump_json(by_alias=True)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The spec that a server sent as `text`.
+
+        Raises:
+            Refused: the text is not JSON of a spec, or a value is out of its range.
+        """
+        if len(text) > LARGEST:
+            raise schema.Refused(f"the run's spec has {len(text):,} characters; {LARGEST:,} are the most")
+        try:
+            return cls.model_validate_json(text)
+        except (ValidationError, RecursionError) as error:
+            reason = "it nests too deeply"
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}"
+            raise schema.Refused(f"the run's spec is wrong at {reason}") from error
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with its hyperparameters.
+
+        A spec that was read looks the method up at first use, so that a site's policy can check the name before any
+        code of that name is imported.
+
+        Raises:
+            Refused: there is no such method, or it does not take these settings.
+        """
+        if isinstance(self.settings, Method):
+            return self.settings
+        try:
+            return methods.find(self.name)(**self.settings)
+        except (ValueError, TypeError) as error:
+            raise schema.Refused(f"method '{schema.clean(self.name)}' can't be set up: {error}") from error
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the task."""
+        return len(self.class_names)
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """Normalisation of the task's images."""
+        return Normalisation(self.mean, self.std)
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """Facts that a user of the finished model needs, as JSON: model, shape, class names, normalisation."""
+        return self.model_dump(mode="json", include={"model", "shape", "class_names", "mean", "std"})
+
+    def architecture(self, client: int) -> str:
+        """Name of the client's own model."""
+        return self.models[client % len(self.models)] if self.models else self.model
+
+    def new_model(
+        self,
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        draw: int = 0,
+        architecture: str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> nn.Module:
+        """The model in its ``draw``-th random start, or with ``weights``; in train mode."""
+        name = self.model if architecture is None else architecture
+        assert name in (self.model, *self.models), f"{name} is none of the run's models"
+        with seeds.isolated(seeds.derive(self.seed, "model", draw)):
+            model = models.build(name, self.shape, self.num_classes)
+        if weights is not None:
+            load(model, weights)
+        return model.to(device).train()
+
+    @cached_property
+    def facts(self) -> schema.Facts:
+        """Sizes and templates against which the wire checks every message."""
+        model = self.new_model()
+        channels, height, width = self.shape
+        templates = {
+            "state": schema.template(state(model)),
+            "parameters": schema.template(parameters(model)),
+            "shared": schema.template(shared_part(self.method, model)),
+        }
+        templates[f"state of {self.model}"] = templates["state"]
+        for name in {*self.models} - {self.model}:
+            templates[f"state of {name}"] = schema.template(state(self.new_model(architecture=name)))
+        return schema.Facts(
+            sizes={"channels": channels, "height": height, "width": width, "classes": self.num_classes},
+            templates=templates,
+            max_bytes=self.max_bytes,
+        )
