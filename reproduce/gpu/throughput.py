@@ -8,10 +8,10 @@ import sys
 import time
 
 import torch
-from fedstill.train.sgd import SGD
 
 from fedstill import models
 from fedstill.records import Normalisation, Records
+from fedstill.train.sgd import SGD
 
 BATCHES = 100
 
