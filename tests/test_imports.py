@@ -48,12 +48,6 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Of ``from fedstill.a import b`` both ``fedstill.a`` and ``fedstill.a.b``, of which one is a module."""
-    names = imported(path)
-    return names | {name.rpartition(".")[0] for name in names}
-
-
 def parts(names: set[str]) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("fedstill.")}
 
@@ -86,12 +80,6 @@ def test_no_two_parts_need_each_other() -> None:
     for path in modules():
         graph.setdefault(own_part(path), set()).update(parts(imported(path)) & LEVEL.keys() - {own_part(path)})
     list(TopologicalSorter(graph).static_order())
-
-
-def test_no_two_modules_import_each_other_not_even_late() -> None:
-    names = {".".join(("fedstill", *path.relative_to(ROOT).with_suffix("").parts)): path for path in modules()}
-    users = {name: imported_modules(path) & names.keys() for name, path in names.items()}
-    assert [(name, other) for name in names for other in users[name] if name < other and name in users[other]] == []
 
 
 def test_methods_know_no_engine_and_no_data_source() -> None:

@@ -164,7 +164,7 @@ def test_the_split_and_the_prior_know_none_of_the_labels_they_are_for(
 
 
 def _state(fed: ServerFederation) -> dict[str, Tensor]:
-    return last_state(fed._folder / "clients", 0)
+    return last_state(fed._folder.clients, 0)
 
 
 def test_without_epsilon_labels_stay_as_they_are(
