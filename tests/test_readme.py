@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from method_settings import flags
 
 import fedstill
 from fedstill import methods
@@ -14,37 +15,6 @@ from fedstill.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reproduce").rglob("*.md"))]
-SMALL = {
-    "fedavg": "rounds 2",
-    "fedprox": "rounds 2",
-    "fednova": "rounds 2",
-    "scaffold": "rounds 2",
-    "fedavg-ft": "rounds 2",
-    "fedrep": "rounds 2",
-    "real": "training.epochs 2",
-    "feddm": "rounds 1 --{}training.epochs 2 --{}matching.steps 2",
-    "fedd3": "training.epochs 2 --{}kip.steps 2",
-    "fedrd": "rounds 1 --{}training.epochs 2 --{}matching.steps 2 --{}projection.epochs 1",
-    "fedrd-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3 --{}projection.epochs 1",
-    "feddf": "local.epochs 1 --{}distillation.epochs 1",
-    "dense": "local.epochs 1 --{}epochs 1 --{}generation.steps 2 --{}generation.ngf 8",
-    "dense-published": "local.epochs 1 --{}epochs 1 --{}generation.steps 2 --{}generation.ngf 8",
-    "fed-dafl": "local.epochs 1 --{}epochs 1 --{}generation.steps 2",
-    "fed-adi": "local.epochs 1 --{}epochs 1 --{}inversion.steps 2",
-    "fedgm": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
-    "fedgm-records": "training.epochs 2 --{}nets 2 --{}fitting.steps 3",
-    "fedgm-labels": "training.epochs 2 --{}matching.nets 2 --{}matching.batch-size 8",
-    "ldp-fedavg": "rounds 1",
-    "dp-fl": "rounds 2 --{}local.steps 2",
-    "adap-dp-fl": "rounds 2 --{}local.steps 2",
-    "fedkd": "rounds 2 --{}local.steps 2",
-    "fedkadp": "rounds 2 --{}local.steps 2",
-    "fedavg-p": "extractor.pretrain none",
-    "fedd-p": "extractor.pretrain none --{}distillation.epochs 1",
-    "fedauxfdp": "extractor.pretrain none --{}distillation.epochs 1",
-    "fedaux-f": "extractor.pretrain none --{}distillation.epochs 1",
-    "fedaux": "extractor.pretrain none --{}distillation.epochs 1 --{}rounds 1",
-}
 
 
 def commands() -> list[str]:
@@ -64,7 +34,7 @@ def small(words: list[str], out: Path) -> list[str]:
         del words[at : at + 2]
     if words[0] == "run":
         name = Path(words[1]).suffix and "fedgm" or words[1]
-        words += ("--" + SMALL[name].replace("{}", "")).split()
+        words += flags(name)
     if words[0] == "compare":
         if "--seeds" in words:
             at = words.index("--seeds")
@@ -72,8 +42,7 @@ def small(words: list[str], out: Path) -> list[str]:
             del words[at:end]
         for entry in [w for w in words[1:] if w.rpartition("=")[2] in methods.TABLE and not w.startswith("-")]:
             label, _, name = entry.rpartition("=")
-            prefix = f"{label or name}."
-            words += f"--{prefix}{SMALL[name].replace('{}', prefix)}".split()
+            words += flags(name, f"{label or name}.")
     if words[0] in ("run", "compare"):
         model = "projected:width=8" if {"fedrd", "fedrd-records"} & {*words} else "convnet:width=8,depth=2"
         words += ["--limit", "400", "--workers", "0", "--model", model]

@@ -28,6 +28,7 @@ from fedstill.methods.fednova import FedNova as FedNova
 from fedstill.methods.scaffold import Scaffold as Scaffold
 from fedstill.methods.fedavg_ft import FedAvgFT as FedAvgFT
 from fedstill.methods.fedrep import FedRep as FedRep
+from fedstill.methods.fedproto import FedProto as FedProto
 from fedstill.methods.real import Real as Real
 from fedstill.methods.fedgm import FedGM as FedGM
 from fedstill.methods.fedgm_records import FedGMRecords as FedGMRecords

@@ -10,6 +10,7 @@ import pytest
 import small
 import torch
 from doubles import Killed
+from method_settings import SMALL
 from small import MODEL, Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
 from torch import nn
 
@@ -21,54 +22,6 @@ from fedstill.engines.server import ServerFederation
 from fedstill.experiment.config import Experiment
 from fedstill.protocol import Method, Settings, returns_run_model, state
 
-LOCAL = {"lr": 0.05, "batch_size": 32}
-TRAINING = {"epochs": 3}
-DATAFREE = {"local": LOCAL, "epochs": 2, "student": LOCAL}
-PRIVATE_ROUNDS = {"rounds": 2, "participation": 1.0, "local": {"steps": 2, "supposed_records": 400, "lr": 0.05}}
-HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
-SMALL: dict[str, dict[str, Any]] = {
-    "fedavg": {"rounds": 2, "local": LOCAL},
-    "fedprox": {"rounds": 2, "local": LOCAL},
-    "fednova": {"rounds": 2, "local": LOCAL},
-    "scaffold": {"rounds": 2, "local": LOCAL},
-    "fedavg-ft": {"rounds": 2, "local": LOCAL, "tuning": LOCAL},
-    "fedrep": {"rounds": 2, "head": LOCAL, "body": LOCAL},
-    "real": {"ipc": 2, "training": TRAINING},
-    "fedgm": {"ipc": 2, "training": TRAINING, "matching": {"nets": 3, "batch_size": 16}},
-    "feddm": {"ipc": 1, "rounds": 2, "training": {"epochs": 2}, "matching": {"steps": 3, "batch_size": 16}},
-    "fedd3": {"images": 4, "training": {"epochs": 2}, "kip": {"steps": 3, "batch_size": 20}},
-    "fedrd": {
-        "dpc": 1,
-        "rounds": 2,
-        "training": {"epochs": 2},
-        "projection": {"epochs": 1},
-        "matching": {"steps": 3, "batch_size": 16, "batch_statistics": True, "logits": False},
-    },
-    "fedrd-records": {
-        "dpc": 1,
-        "nets": 2,
-        "fitting": {"steps": 5},
-        "training": {"epochs": 2},
-        "projection": {"epochs": 1},
-    },
-    "feddf": {"local": LOCAL, "distillation": {"epochs": 2}},
-    "dense-published": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16, "fresh": True}},
-    "dense": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
-    "fed-dafl": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "nz": 16}},
-    "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
-    "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
-    "ldp-fedavg": {"rounds": 2, "local": LOCAL},
-    "dp-fl": PRIVATE_ROUNDS,
-    "adap-dp-fl": PRIVATE_ROUNDS,
-    "fedkd": PRIVATE_ROUNDS,
-    "fedkadp": PRIVATE_ROUNDS,
-    "fedgm-records": {"ipc": 1, "nets": 2, "fitting": {"steps": 10}, "training": TRAINING},
-    "fedavg-p": {**HEADS},
-    "fedd-p": {**HEADS, "distillation": {"epochs": 2}},
-    "fedauxfdp": {**HEADS, "distillation": {"epochs": 2}},
-    "fedaux-f": {**HEADS, "distillation": {"epochs": 2}, "local": {"epochs": 2}},
-    "fedaux": {**HEADS, "distillation": {"epochs": 1}, "local": {"epochs": 1}, "rounds": 2},
-}
 PRIVATE = {
     "fedgm-labels": "label",
     "ldp-fedavg": "record",
@@ -178,10 +131,17 @@ def workers(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     pool.close()
 
 
+def replies(fed: ServerFederation) -> dict[str, bytes]:
+    """The replies that the journal still has, by file."""
+    folder = fed.journal.folder
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*.reply"))}
+
+
 def gives_the_same_bytes(name: str, transport: Any, digits: DataSet, undisturbed: Whole, folder: Path) -> None:
     fed = federation(make(name), transport, digits, folder, public=noise_images(digits)())
     model = make(name).server(fed)
     assert weights(model) == undisturbed.weights
+    assert replies(fed) == replies(undisturbed.fed)  # all there is to compare where clients keep their models
     for count in ("bytes_up", "bytes_down", "bytes_judging"):
         assert getattr(fed.journal, count) == getattr(undisturbed.fed.journal, count)
 

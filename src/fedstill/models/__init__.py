@@ -1,6 +1,7 @@
 """Networks: one file a family, built by name with `build`."""
 
 from fedstill.models.build import MODELS as MODELS
+from fedstill.models.build import FeaturesAndLogits as FeaturesAndLogits
 from fedstill.models.build import build as build
 from fedstill.models.build import feature_width as feature_width
 from fedstill.models.build import features as features

@@ -107,6 +107,11 @@ def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 
     if inspect.ismethod(own):
         result: Tensor = own(x)
         return result.flatten(1)
+    return _last_input(model, x)[0]
+
+
+def _last_input(model: nn.Module, x: Float[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n d"], Tensor]:
+    """The input of the last ``nn.Linear`` to run, and the output of the model."""
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -114,7 +119,7 @@ def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 
 
     hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, nn.Linear)]
     try:
-        model(x)
+        output: Tensor = model(x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -122,7 +127,26 @@ def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 
         raise ValueError(
             f"{type(model).__name__} has no features: it runs no nn.Linear; give it a method features(x) -> (n, d)"
         )
-    return seen[0].flatten(1)
+    return seen[0].flatten(1), output
+
+
+class FeaturesAndLogits(nn.Module):
+    """A model whose output is the pair of its features and its logits, for a loss that needs both.
+
+    It shares the model's parameters. One pass of the network gives both; a network of one's own that has a method
+    ``features`` takes two.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._two_passes = type(model) not in MODELS.values() and inspect.ismethod(getattr(model, "features", None))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n classes"]]:
+        """``(features(model, x), model(x))``."""
+        if self._two_passes:
+            return features(self.model, x), self.model(x)
+        return _last_input(self.model, x)
 
 
 def feature_width(model: nn.Module, shape: tuple[int, int, int]) -> int:
