@@ -33,7 +33,7 @@ Counts = Annotated[Int64[Tensor, " classes"], Below(2**40)]
 
 
 class Prototypes(Reply):
-    """The mean features of each class at a client; zeros for a class without records."""
+    """The mean features of each class, a client's or all clients'; zeros for a class without records."""
 
     means: Means
     counts: Counts
@@ -52,7 +52,7 @@ class FedProto(Method):
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     weighting: Weighting = "uniform"
-    """Weigh the clients of a class alike, as the authors' code does, or by their records of it, as the paper does."""
+    """Weights of a class's clients in its prototype: all alike, as in the authors' code, or by their records of it."""
 
     @override
     def own(self, model: nn.Module) -> frozenset[str]:
@@ -60,57 +60,47 @@ class FedProto(Method):
 
     @override
     def server(self, fed: Federation) -> nn.Module:
-        model = fed.new_model()  # nothing of it is shared; it stands for the clients' models in `evaluate`
+        model = fed.new_model()  # stands for the clients' models in `evaluate`; nothing of it is shared
         width = models.feature_width(model, fed.like.shape)
-        known = {
-            "means": torch.zeros(fed.num_classes, width),
-            "counts": torch.zeros(fed.num_classes, dtype=torch.int64),
-        }
+        counts = torch.zeros(fed.num_classes, dtype=torch.int64)
+        known = {"means": torch.zeros(fed.num_classes, width), "counts": counts}  # global prototypes
         for round in fed.rounds(self.rounds, known):
             asked = sample(fed, self.participation, round)
-            replies = fed.ask(
-                self.update, to=asked, exactly={"features": width}, means=known["means"], counts=known["counts"]
-            )
+            replies = fed.ask(self.update, to=asked, exactly={"features": width}, known=Prototypes(**known))
             load(known, global_prototypes(known, replies, self.weighting))
             round.log(accuracy=fed.evaluate(model))
         return model
 
     @step
-    def update(self, client: Client, means: Means, counts: Counts) -> Prototypes:
+    def update(self, client: Client, known: Prototypes) -> Prototypes:
         """LocalUpdate(i, C): E epochs on CE + lambda L_R from the client's own model; then its prototypes C_i."""
         model = self.personal_model(client, {})
         both = models.FeaturesAndLogits(model)
-        targets, known = means.to(client.device), (counts > 0).to(client.device)
+        targets, pulls = known.means.to(client.device), (known.counts > 0).to(client.device)
 
         def loss(output: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
             features, logits = output
-            wanted = torch.where(
-                known[y][:, None], targets[y], features.detach()
-            )  # no pull where no prototype is known
-            return cross_entropy(logits, y) + self.pull * (features - wanted).square().mean()
+            distance = ((features - targets[y]).square() * pulls[y][:, None]).mean()  # L_R; 0 for an unknown class
+            return cross_entropy(logits, y) + self.pull * distance
 
         self.local.fit(both, client.train, client.rng("batches"), loss=loss)
         client.state |= own_part(self, model)
-        own = client.train.class_counts()
         features = torch.cat(outputs(both, client.train, of=lambda x: both(x)[0]))
-        sums = features.new_zeros(len(own), features.shape[1]).index_add_(0, client.train.labels, features)
-        return Prototypes(means=sums / own.clamp_min(1)[:, None], counts=own)
+        counts = client.train.class_counts()
+        sums = features.new_zeros(len(counts), features.shape[1]).index_add_(0, client.train.labels, features)
+        return Prototypes(means=sums / counts.clamp_min(1)[:, None], counts=counts)
 
 
 def global_prototypes(
     known: dict[str, Tensor], replies: Iterable[Prototypes], weighting: Weighting
 ) -> dict[str, Tensor]:
     """The weighted mean of the clients' prototypes of each class; of a class that nobody has, the one ``known``."""
-    sums, total = (
-        torch.zeros_like(known["means"], dtype=torch.float64),
-        torch.zeros(len(known["counts"]), dtype=torch.float64),
-    )
-    counts = torch.zeros_like(known["counts"])
+    sums = known["means"].new_zeros(known["means"].shape, dtype=torch.float64)
+    total, counts = sums.new_zeros(len(sums)), torch.zeros_like(known["counts"])
     for reply in replies:
         weight = reply.counts.double() if weighting == "records" else (reply.counts > 0).double()
-        sums += weight[:, None] * reply.means.double()
+        sums += weight[:, None] * reply.means
         total += weight
         counts += reply.counts
-    new = total > 0
-    means = torch.where(new[:, None], (sums / total.clamp_min(1)[:, None]).float(), known["means"])
-    return {"means": means, "counts": torch.where(new, counts, known["counts"])}
+    means = torch.where(total[:, None] > 0, sums / total.clamp_min(1)[:, None], known["means"].double())
+    return {"means": means, "counts": torch.where(total > 0, counts, known["counts"])}
