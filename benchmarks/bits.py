@@ -5,7 +5,8 @@
     python benchmarks/bits.py compare before.json after.json
 
 A digest holds the final weights, both byte counts, the guarantee and every logged number of a run. The runs go through
-the public `fedstill.run` on the digits that scikit-learn carries, with the settings of ``bits_settings.json``.
+the public `fedstill.run` on the digits that scikit-learn carries, with the settings of the common tests
+(tests/support/method_settings.py) and the variants of ``bits_settings.json``.
 """
 
 import argparse
@@ -45,27 +46,44 @@ def one(name: str, settings: dict[str, Any], task: dict[str, Any], engine: str, 
     """The digest of one run."""
     from fedstill import Experiment, Job, methods, run
 
-    find = getattr(methods, "find", None) or methods.get
-    experiment = Experiment(data="digits", clients=4, limit=400, seed=seed, engine=engine, workers=0, **task)
+    task = {"data": "digits", "model": "convnet:width=8,depth=2", "clients": 4, "limit": 400, "workers": 0, **task}
+    experiment = Experiment(seed=seed, engine=engine, **task)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         method = name.partition("#")[0]
-        job = Job(experiment, method, find(method)(**settings), folder)
+        job = Job(experiment, method, methods.find(method)(**settings), folder)
         return digest(folder, dict(run(job)))
+
+
+def table() -> dict[str, dict[str, Any]]:
+    """Task and settings of every run, by name: each method's small settings, and the variants beside it."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from method_settings import SMALL
+
+    extra = json.loads(SETTINGS.read_text())
+    entries = {name: {"task": extra["tasks"].get(name, {}), "settings": SMALL[name]} for name in SMALL}
+    for name, variant in extra["variants"].items():
+        base = entries[name.partition("#")[0]]
+        entries[name] = {part: merged(base[part], variant[part]) for part in ("task", "settings")}
+    return entries
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, which may be nested."""
+    nested = {key: merged(base[key], value) for key, value in changes.items() if isinstance(base.get(key), dict)}
+    return {**base, **changes, **nested}
 
 
 def record(out: Path, names: list[str], engines: list[str], seeds: list[int]) -> None:
     """Write the digests of all runs; those that ``out`` has already are kept."""
-    table = json.loads(SETTINGS.read_text())
+    entries = table()
     done = json.loads(out.read_text()) if out.exists() else {}
-    for name in names or table:
+    for name in names or entries:
         for engine in engines:
             for seed in seeds:
                 key = f"{name} {engine} {seed}"
                 if key not in done:
-                    more = {} if engine == "inprocess" else {"cpus_per_client": 1.0}
-                    entry = table[name]
-                    done[key] = one(name, entry["settings"], {**entry.get("task", {}), **more}, engine, seed)
+                    done[key] = one(name, entries[name]["settings"], entries[name]["task"], engine, seed)
                     out.write_text(json.dumps(done, indent=1))
                     print(key, done[key]["weights"][:12], flush=True)
 

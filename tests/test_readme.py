@@ -90,9 +90,6 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     block = block.replace('Experiment(data="digits"', 'Experiment(data="digits", workers=0, limit=400')
     try:
         exec(compile(block, "documented", "exec"), {"__name__": "__main__"})
-        if "class Median" in block:
-            main(["run", "documented:Median", "--data", "digits", "--rounds", "1", "--workers", "0", "--limit", "300"]
-                 + ["--model", "convnet:width=8,depth=2", "--out", str(tmp_path / "out")])  # fmt: skip
         if "def small" in block:
             main(["run", "fedavg", "--data", "digits", "--model", "documented:small", "--rounds", "1", "--workers", "0"]
                  + ["--limit", "300", "--out", str(tmp_path / "out")])  # fmt: skip
