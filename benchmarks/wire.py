@@ -15,7 +15,7 @@ from fedstill import schema, wire
 from fedstill.train.allocator import keep_memory
 
 BYTES = 100 * 10**6
-FIELDS = schema.declared({"weights": schema.State})
+FIELDS = schema.schema_of({"weights": schema.State})
 
 
 def timed(work: Callable[[], Any], repeats: int = 15) -> float:

@@ -23,7 +23,7 @@ LAYERS = [
     {"data", "models"},
     {"train"},
     {"distill"},
-    {"steps", "protocol", "journal"},
+    {"steps", "federation", "protocol", "journal"},
     {"runs"},
     {"methods"},
     {"engines"},

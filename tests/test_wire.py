@@ -18,7 +18,7 @@ FACTS = schema.Facts(
     templates={"state": schema.template(MODEL), "parameters": schema.template({"w": torch.zeros(2)})},
     max_bytes=100_000,
 )
-FIELDS = schema.declared(
+FIELDS = schema.schema_of(
     {
         "images": UInt8[Tensor, "n channels height width"],
         "labels": Labels,
@@ -152,7 +152,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_not_finite_are_refused_in_the_header_too(text: str) -> None:
-    fields = schema.declared({"rate": float})
+    fields = schema.schema_of({"rate": float})
     data = wire.pack({}, {"fields": {"rate": 123.0}}).replace(b"123.0", text.encode().ljust(5)[:9])
     size = int.from_bytes(data[:8], "little") + len(text.encode().ljust(5)[:9]) - 5
     with pytest.raises(Refused):
@@ -196,7 +196,7 @@ def test_deeply_nested_headers_are_refused() -> None:
 
 
 def test_public_marks_a_field_and_changes_nothing_else() -> None:
-    fields = schema.declared({"x": Annotated[Float32[Tensor, " n"], Public()], "k": Annotated[PositiveInt, Public()]})
+    fields = schema.schema_of({"x": Annotated[Float32[Tensor, " n"], Public()], "k": Annotated[PositiveInt, Public()]})
     assert all(f.is_public for f in fields)
     values = {"x": torch.ones(3), "k": 2}
     assert same(wire.decode(wire.encode(values, fields, FACTS, {}), fields, FACTS)[0], values)
@@ -205,7 +205,7 @@ def test_public_marks_a_field_and_changes_nothing_else() -> None:
 
 
 def test_parameters_and_state_have_templates_of_their_own() -> None:
-    fields = schema.declared({"p": Parameters})
+    fields = schema.schema_of({"p": Parameters})
     wire.encode({"p": {"w": torch.zeros(2)}}, fields, FACTS, {})
     with pytest.raises(Refused, match="which the model does not have|lacks"):
         wire.encode({"p": MODEL}, fields, FACTS, {})
@@ -221,7 +221,7 @@ def test_labels_take_the_fewest_bytes(classes: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
 def test_labels_of_unsigned_types_are_checked_like_others(dtype: torch.dtype) -> None:
-    fields = schema.declared({"labels": Labels})
+    fields = schema.schema_of({"labels": Labels})
     wire.decode(wire.pack({"labels": torch.tensor([0, 2]).to(dtype)}, {"fields": {}}), fields, FACTS)
     for wrong in (3, 2**16 - 1):
         with pytest.raises(Refused, match="allowed is 0 to 2"):
@@ -231,7 +231,7 @@ def test_labels_of_unsigned_types_are_checked_like_others(dtype: torch.dtype) ->
 def test_a_label_that_wraps_is_refused() -> None:
     data = wire.pack({"labels": torch.tensor([-1]).view(torch.uint64)}, {"fields": {}})
     with pytest.raises(Refused, match="value -1; allowed is 0 to 2"):
-        wire.decode(data, schema.declared({"labels": Labels}), FACTS)
+        wire.decode(data, schema.schema_of({"labels": Labels}), FACTS)
 
 
 def test_a_header_is_read_up_to_a_limit_only() -> None:
@@ -248,6 +248,6 @@ def test_a_name_that_stands_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2**40, 10**30])
 def test_counts_are_small_enough_to_calculate_with(count: int) -> None:
-    fields = schema.declared({"n": schema.Count})
+    fields = schema.schema_of({"n": schema.Count})
     with pytest.raises(Refused, match="field 'n' is"):
         wire.decode(wire.pack({}, {"fields": {"n": count}}), fields, FACTS)

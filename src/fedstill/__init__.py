@@ -1,7 +1,6 @@
 """fedstill: federated learning by distillation.
 
-Public names are imported when they are first used, so that ``import fedstill`` costs nothing; ``__init__.pyi`` lists
-them.
+``__init__.pyi`` lists the public names. Each is imported when it is first used, so ``import fedstill`` is fast.
 """
 
 import ast

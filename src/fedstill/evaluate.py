@@ -12,21 +12,15 @@ from fedstill.records import Records, Trainable
 
 
 def predictions(model: nn.Module, records: Trainable, batch_size: int = 256) -> Int64[Tensor, " n"]:
-    """The class with the largest logit (the first of equals) for each record, in order; on the model's device.
-
-    The model predicts in eval mode without gradients; every module gets its mode back afterwards.
-    """
-    found = outputs(model, records, batch_size, of=lambda x: model(x).argmax(1))
-    return torch.cat(found) if found else records.labels.new_empty(0, dtype=torch.int64)
+    """The class with the largest logit (the first of equals) for each record, in order; on the model's device."""
+    batches = outputs(model, records, batch_size, of=lambda x: model(x).argmax(1))
+    return torch.cat(batches) if batches else records.labels.new_empty(0, dtype=torch.int64)
 
 
 def outputs(
     model: nn.Module, records: Trainable, batch_size: int = 256, *, of: Callable[[Tensor], Tensor] | None = None
 ) -> list[Tensor]:
-    """Results of ``of`` for each batch of inputs, in order; by default the model's logits.
-
-    The model is in eval mode meanwhile, without gradients; every module gets its mode back afterwards.
-    """
+    """Results of ``of`` (by default the model) for each batch of inputs, in order, in eval mode without gradients."""
     device = next((t.device for t in chain(model.parameters(), model.buffers())), records.labels.device)
     call = model if of is None else of
     with mode_of(model, training=False), torch.no_grad():
@@ -37,18 +31,14 @@ def outputs(
 
 
 def evaluate(model: nn.Module, records: Trainable, batch_size: int = 256) -> float:
-    """Accuracy in [0, 1]: the share of records whose largest logit is that of their label.
-
-    Raises:
-        ValueError: if there are no records.
-    """
+    """Accuracy in [0, 1]: the share of records whose largest logit is their label's. ValueError for 0 records."""
     return _shares_right(predictions(model, records, batch_size)[:, None], records)[0]
 
 
 def accuracies(stacked: nn.Module, records: Trainable, batch_size: int = 256) -> list[float]:
-    """`evaluate` of ``k`` networks in one pass; ``stacked`` returns all their logits, ``(n, k, classes)``."""
-    found = outputs(stacked, records, batch_size, of=lambda x: stacked(x).argmax(2))
-    return _shares_right(torch.cat(found) if found else records.labels[:, None], records)
+    """Accuracies of k networks in one pass; ``stacked`` returns the logits of all, ``(n, k, classes)``."""
+    batches = outputs(stacked, records, batch_size, of=lambda x: stacked(x).argmax(2))
+    return _shares_right(torch.cat(batches) if batches else records.labels[:, None], records)
 
 
 def _shares_right(predicted: Int64[Tensor, "n k"], records: Trainable) -> list[float]:
@@ -68,7 +58,7 @@ def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int6
 
 @contextmanager
 def mode_of(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Train or eval mode inside the block, each module's own mode after it."""
+    """Train or eval mode inside the block; afterwards every module has its former mode again."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, flushed to the disk, then renamed."""
+"""Files that are whole or absent: each is written under a temporary name, flushed to the disk, then renamed."""
 
 import hashlib
 import json
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 PART = ".part"
-"""How the name of a file that is still being written ends; a crash may leave one, which nobody reads."""
+"""Suffix of the temporary name; a file with it, left by a crash, is never read."""
 _DIGEST = 32
 
 
 class Damaged(ValueError):
-    """A file is not what was written; the text names it and what to do."""
+    """A file's content differs from what was written; the text names the file and a remedy."""
 
 
 def write_bytes(path: Path, *parts: bytes) -> None:
-    """Write ``parts`` one behind the other as ``path``; a crash at any moment leaves the old file or the new one."""
+    """Write ``parts``, concatenated, to ``path``; a crash at any moment leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
@@ -31,16 +31,12 @@ def write_bytes(path: Path, *parts: bytes) -> None:
 
 
 def write_checked(path: Path, data: bytes) -> None:
-    """Write ``data`` behind its SHA-256, for `read_checked`."""
+    """Write the SHA-256 of ``data``, then ``data``, for `read_checked`."""
     write_bytes(path, hashlib.sha256(data).digest(), data)
 
 
 def read_checked(path: Path, remedy: str) -> bytearray:
-    """What `write_checked` wrote.
-
-    Raises:
-        Damaged: when the checksum differs; the sentence ends in ``remedy``.
-    """
+    """The data that `write_checked` wrote; raises `Damaged`, with ``remedy`` in its text, if the checksum differs."""
     with path.open("rb") as file:
         digest = file.read(_DIGEST)
         data = bytearray(max(0, os.fstat(file.fileno()).st_size - _DIGEST))
@@ -51,7 +47,7 @@ def read_checked(path: Path, remedy: str) -> bytearray:
 
 
 def checked_size(path: Path) -> int:
-    """How many bytes `write_checked` was given, without reading them."""
+    """Number of data bytes that `write_checked` wrote, without reading them."""
     return path.stat().st_size - _DIGEST
 
 
@@ -61,22 +57,21 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_json(path: Path, value: Any) -> None:
-    """Append ``value`` as one line, in place of what a crash may have left of the last one."""
+    """Append ``value`` as one line; a last line that a crash left unfinished is overwritten."""
     lines = JsonLines(path)
     lines.append(value)
     lines.close()
 
 
 class JsonLines:
-    """A file of JSON lines that stays open between them, for a single writer; made when the first line comes."""
+    """A file of JSON lines that a single writer keeps open; the first line creates it."""
 
     def __init__(self, path: Path) -> None:
-        """``path`` need not exist."""
         self._path = path
         self._file: BinaryIO | None = None
 
     def append(self, value: Any) -> None:
-        """See `append_json`; the line is with the system when this returns."""
+        """Append one line, as `append_json` does, and hand it to the operating system."""
         line = json.dumps(value, allow_nan=False).encode() + b"\n"
         if self._file is None:
             self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
@@ -88,22 +83,21 @@ class JsonLines:
         self._file.write(line)
 
     def close(self) -> None:
-        """Close the file; another line opens it again."""
+        """Close the file; `append` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of `append_json`, without what a crash left of the last; nothing when there is no file.
+    """The objects that `append_json` wrote; an empty list if there is no file.
 
-    Raises:
-        Damaged: when another line is no JSON object.
+    A last line that a crash left unfinished is ignored; any other line that is no JSON object raises `Damaged`.
     """
     if not path.exists():
         return []
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    found = []
+    values = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
             value = json.loads(line)
@@ -111,5 +105,5 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             value = None
         if not isinstance(value, dict):
             raise Damaged(f"{path} is damaged (line {number} is no JSON object); delete {path.parent} and run again")
-        found.append(value)
-    return found
+        values.append(value)
+    return values

@@ -1,19 +1,19 @@
-"""The journal of a run, on disk: every reply, the bytes that crossed, and the server's last checkpoint.
+"""The journal of a run on disk: every reply, byte counts, and the server's last checkpoint.
 
 ::
 
     journal/
       meter.jsonl                     one line per message: exchange, client, bytes down or up, seconds since the start
       spent.jsonl                     one line per reply with released values: exchange, client, the releases
-      000000-update/request           the digest of the first request
-      000002-update/00007.reply       the reply of client 7 to the third request
-      000002-update/00009.refused     why client 9's reply is not used
+      000000-update/request           digest of the first request
+      000002-update/00007.reply       reply of client 7 to the third request
+      000002-update/00009.refused     reason why client 9's reply is not used
       1000003-judge/00007.reply       client 7's evaluation of the model before the fourth request, on its test records
-      checkpoint                      the state of the server's loop after its last finished round
-      epochs                          the state of long work at the server after one of its epochs
+      checkpoint                      state of the server's loop after its last finished round
+      epochs                          state of long work at the server after one of its epochs
 
-A resumed run sends the same requests in the same order and reads the replies that it has from here. Every file is whole
-or absent (`fedstill.files`); replies and checkpoints carry a checksum.
+An exchange is the number of a request, from 0. A resumed run sends the same requests in the same order and reads stored
+replies from here. Every file is whole or absent (`fedstill.files`); replies and checkpoints have a checksum.
 """
 
 import hashlib
@@ -35,9 +35,8 @@ from fedstill.privacy.ledger import Entry
 
 CHECKPOINT = "checkpoint"
 EVALUATIONS = 1_000_000
-"""Smallest number of an evaluation request. Evaluation requests have their own numbers, so that evaluating more often
-does not shift later random streams: the first one before request n is n plus this, the second n plus twice this. Their
-bytes are counted apart."""
+"""Smallest number of an evaluation request. The first one before request n has the number n plus this, the second n
+plus twice this, so that evaluating more often does not shift later random streams. Their bytes are counted apart."""
 _SMALL = 1 << 18
 """Size in bytes up to which a reply is written in the background."""
 _PENDING = 128
@@ -59,7 +58,6 @@ class Journal:
     """The journal in ``folder``; opening an existing one continues it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open or create the journal; reads the meter, not the replies."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._meter = folder / "meter.jsonl"
@@ -85,10 +83,8 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on the run over all its starts, without those after the last message of a killed start."""
+        """Seconds spent on the run, over all its starts; a killed start counts up to its last message."""
         return time.perf_counter() - self._began
-
-    # ------------------------------------------------------------------------------------------------------- the meter
 
     def _count(self, exchange: int, client: int, down: int = 0, up: int = 0) -> None:
         if exchange >= EVALUATIONS:
@@ -100,7 +96,7 @@ class Journal:
             self._up.add((exchange, client))
 
     def count_sent(self, exchange: int, client: int, size: int) -> None:
-        """Count a request; if it is sent again after a crash, it counts twice."""
+        """Count the bytes of a request; a request that is sent again after a crash counts twice."""
         self._line(exchange=exchange, client=client, down=size)
 
     def _received(self, exchange: int, client: int, size: int) -> None:
@@ -111,8 +107,6 @@ class Journal:
         self._lines.append({**counts, "seconds": round(self.seconds, 3)})
         self._count(**counts)
 
-    # -------------------------------------------------------------------------------------------------------- releases
-
     def store_releases(self, exchange: int, client: int, entries: Sequence[Entry]) -> None:
         """Store the releases that a client lists in its reply to a request."""
         spent = [entry.model_dump(mode="json") for entry in entries]
@@ -121,13 +115,13 @@ class Journal:
             self._releases[client, exchange] = list(entries)
 
     def last_message_times(self) -> dict[tuple[int, int], float]:
-        """Seconds from the run's start to the last message of each (exchange, client), as of opening the journal."""
+        """Seconds from the run's start to the last message of each (exchange, client) before the journal was opened."""
         return dict(self._times)
 
     def releases(self, before: int | None = None) -> dict[int, list[Entry]]:
-        """The releases of each client, in order, in reply to requests ``before`` this one; to all by default.
+        """The releases of each client, in order, in replies to requests before number ``before`` (None: to all).
 
-        Of two replies to one request, after a crash, the later one counts.
+        If a crash led to two replies to one request, the later one counts.
         """
         if self._releases is None:
             self._releases = self._read_releases()
@@ -146,16 +140,11 @@ class Journal:
                 raise self._damaged(self._spent) from error
         return releases
 
-    # --------------------------------------------------------------------------------------------------------- replies
-
     def _place(self, exchange: int, step: str) -> Path:
         return self.folder / f"{exchange:06d}-{step}"
 
     def store_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
-        """Store a reply that passed its checks; it is on the disk after `flush`.
-
-        Small replies are written in the background, so that the next client does not wait for the disk.
-        """
+        """Store a reply that passed its checks. Small replies are written in the background until `flush`."""
         place = self._place(exchange, step) / f"{client:05d}.reply"
         if len(reply) > _SMALL:
             files.write_checked(place, reply)
@@ -166,35 +155,28 @@ class Journal:
         self._received(exchange, client, len(reply))
 
     def flush(self) -> None:
-        """Wait until every reply is on the disk; raises the first error of a write."""
+        """Wait until every reply is on the disk; raise the first error of a background write."""
         self._lines.close()
         while self._writing:
             self._writing.popleft().result()
 
     def store_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
-        """Store why a reply is not used; its ``size`` in bytes is counted all the same."""
+        """Store the reason why a reply is not used, and count the reply's ``size`` in bytes."""
         place = self._place(exchange, refusal.step) / f"{refusal.client:05d}.refused"
         files.write_json(place, {**vars(refusal), "bytes": size})
         self._received(exchange, refusal.client, size)
 
     def read_reply(self, exchange: int, step: str, client: int) -> bytearray:
-        """A stored reply.
-
-        Raises:
-            Damaged: the file is not what was written.
-        """
+        """A stored reply; raises `Damaged` if its checksum differs."""
         self.flush()
         place = self._place(exchange, step) / f"{client:05d}.reply"
         return files.read_checked(place, f"delete it and run again to ask client {client} anew")
 
     def check_request(self, exchange: int, step: str, request: bytes) -> None:
-        """Store the digest of a run's first request, or compare the request with it.
+        """Store the digest of a run's first request; ValueError if another digest is stored.
 
         An extended run must send new clients the request that the others got. Later requests are not compared: they are
-        computed from replies, and when a resumed run computes them again, a GPU may round them differently.
-
-        Raises:
-            ValueError: the stored replies answer another request.
+        computed from replies, and a GPU may round them differently when a resumed run computes them again.
         """
         if exchange:
             return
@@ -212,23 +194,23 @@ class Journal:
         """The clients whose reply to a request is stored, and the refusals.
 
         Raises:
-            ValueError: the journal holds another step's request under that number, so it is another run's.
+            ValueError: the journal has replies to another step under that number, so it belongs to another run.
         """
         self.flush()
         others = [f.name for f in self.folder.glob(f"{exchange:06d}-*") if f.name != f"{exchange:06d}-{step}"]
         if others:
             raise ValueError(f"{self.folder} holds {others[0]} where this run asks '{step}'; choose another --out")
         place = self._place(exchange, step)
-        good = sorted(int(f.stem) for f in place.glob("[0-9]*.reply"))
-        refused = []
+        clients = sorted(int(f.stem) for f in place.glob("[0-9]*.reply"))
+        refusals = []
         for f in sorted(place.glob("*.refused")):
             refusal, size = self._read_refusal(f)
-            refused.append(refusal)
+            refusals.append(refusal)
             self._received(exchange, refusal.client, size)
-        for client in good:  # after a crash between a reply and its line in the meter
+        for client in clients:  # after a crash between a reply and its line in the meter
             if (exchange, client) not in self._up:
                 self._received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
-        return good, refused
+        return clients, refusals
 
     def _read_refusal(self, place: Path) -> tuple[Refusal, int]:
         try:
@@ -242,16 +224,16 @@ class Journal:
         return files.Damaged(f"{place} is damaged; delete {self.folder.parent} and run again")
 
     def forget_refusals(self, exchange: int, step: str) -> None:
-        """Delete the refusals of an exchange that failed, so that the next start asks these clients again."""
+        """Delete the refusals of a request that failed, so that the next start asks these clients again."""
         for place in self._place(exchange, step).glob("*.refused"):
             place.unlink()
 
     def refusals(self) -> list[Refusal]:
-        """Every refusal so far, in order."""
+        """All refusals so far, in order."""
         return [self._read_refusal(place)[0] for place in sorted(self.folder.glob("*/*.refused"))]
 
     def forget_replies(self, before: int) -> None:
-        """Delete replies to requests before ``before``, after a checkpoint has made them needless; refusals stay."""
+        """Delete replies to requests before number ``before``, which a checkpoint has replaced; refusals stay."""
         self.flush()
         for place in self.folder.glob("[0-9]*-*"):
             if int(place.name.split("-")[0]) % EVALUATIONS < before:
@@ -261,18 +243,16 @@ class Journal:
                 else:
                     shutil.rmtree(place)
 
-    # ----------------------------------------------------------------------------------------------------- checkpoints
-
     def save_checkpoint(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any], name: str = CHECKPOINT) -> None:
         """Replace the checkpoint called ``name``."""
         files.write_checked(self.folder / name, wire.pack(tensors, header))
 
     def load_checkpoint(self, name: str = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last checkpoint called ``name``, or None; raises `Damaged` when the file is not what was written."""
+        """The last checkpoint called ``name``, or None; raises `Damaged` if its checksum differs."""
         place = self.folder / name
         if not place.exists():
             return None
         remedy = f"delete {self.folder.parent} and run again"
-        if name != CHECKPOINT:  # work inside an exchange, whose replies are all stored
-            remedy = "delete it and run again: that work at the server starts anew, and nobody is asked again"
+        if name != CHECKPOINT:  # its work is recomputed from replies that are all stored
+            remedy = "delete it and run again: that work at the server starts anew, and no client is asked again"
         return wire.unpack(files.read_checked(place, remedy))

@@ -16,12 +16,12 @@ class Normalisation:
     std: tuple[float, ...]
 
     def apply(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """Map pixels in [0, 1] to the space the models see."""
+        """Normalised values of pixels in [0, 1]: the inputs of the models."""
         mean, std = (torch.tensor(v, dtype=pixels.dtype, device=pixels.device) for v in (self.mean, self.std))
         return (pixels - mean[:, None, None]) / std[:, None, None]
 
     def limits(self, device: torch.device) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
-        """Black and white: the normalised values of the pixels 0 and 1."""
+        """The normalised values of black (pixel 0) and of white (pixel 1)."""
         black, white = (self.apply(torch.full((1, len(self.mean), 1, 1), v, device=device))[0] for v in (0.0, 1.0))
         return black, white
 
@@ -33,8 +33,8 @@ class Records:
     Attributes:
         images: pixels, ``(n, channels, height, width)``.
         labels: classes, ``(n,)``, each in ``[0, num_classes)``.
-        num_classes: number of classes of the task (not of those that occur here).
-        normalisation: of the data set the images belong to.
+        num_classes: number of the task's classes, whether they occur here or not.
+        normalisation: normalisation of the task's images.
     """
 
     images: UInt8[Tensor, "n c h w"]
@@ -63,7 +63,7 @@ class Records:
         return self.images[index].to(torch.float32).div_(255)
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n c h w"]:
-        """Images as float32, normalised: what the models see."""
+        """Images as normalised float32: the inputs of the models."""
         return self.normalisation.apply(self.pixels(index))
 
     def of_class(self, label: int) -> "Records":
@@ -76,22 +76,22 @@ class Records:
 
 
 class Trainable(Protocol):
-    """A labelled set for training: `Records`, `Examples`, or any other set with network inputs and labels."""
+    """Any labelled set that a network can be trained on, for example `Records` and `Examples`."""
 
     @property
     def labels(self) -> Tensor:
-        """Classes ``(n,)``, or a row of targets for each record, in the meaning that the loss gives them."""
+        """Classes ``(n,)``, or a row of targets for each input, which the loss interprets."""
 
     def inputs(self, index: Tensor | slice = ...) -> Tensor:
-        """Float32 inputs of the network at the given positions, ``(n, ...)``."""
+        """Float32 network inputs at the given positions, ``(n, ...)``."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Network inputs with labels: synthetic images, representations, rows of features, or images with soft labels.
+    """Network inputs with labels: synthetic images, feature rows, or images with soft labels.
 
     Attributes:
-        x: float inputs ``(n, ...)`` as the network sees them; or another set, for its inputs without its labels.
+        x: float inputs ``(n, ...)``, normalised; or another set, whose inputs are used and whose labels are not.
         labels: classes ``(n,)``, or a row of targets for each input ``(n, classes)``.
     """
 
@@ -99,11 +99,11 @@ class Examples:
     labels: Shaped[Tensor, "n ..."]
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "k ..."]:
-        """Inputs of the network at the given positions."""
+        """Network inputs at the given positions."""
         return self.x[index] if isinstance(self.x, Tensor) else self.x.inputs(index)
 
     def rounded(self, num_classes: int, normalisation: Normalisation) -> Records:
-        """Records of normalised images: pixels limited to [0, 1] and rounded to 8 bits."""
+        """The images as 8-bit records: pixels clamped to [0, 1] and rounded."""
         values = self.inputs()
         black, white = normalisation.limits(values.device)
         pixels = ((values - black) / (white - black)).clamp(0, 1)
@@ -111,7 +111,7 @@ class Examples:
 
 
 def luminance(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:
-    """Grey images by the weights of ITU-R BT.601; of other than three channels, the channels' mean."""
+    """Grey images: of three channels by the weights of ITU-R BT.601, of another number by their mean."""
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     red, green, blue = (images[:, i : i + 1] for i in range(3))

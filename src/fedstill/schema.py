@@ -1,24 +1,22 @@
-"""What a message may hold: annotations that declare its fields, and the checks against them.
-
-A message is a set of named fields, each declared by an annotation:
+"""Schemas of messages: annotations that declare the fields of a message, and checks of values against them.
 
 ========================================  ==================================================================
-annotation                                what may cross
+annotation                                allowed value
 ========================================  ==================================================================
-``UInt8[Tensor, "n channels height"]``    a tensor of that dtype and shape; a name that the run fixes
-                                          (``channels``, ``height``, ``width``, ``classes``) must have that
-                                          size, any other name must agree within the message
+``UInt8[Tensor, "n channels height"]``    a tensor of that dtype and shape; a dimension that the run fixes
+                                          (``channels``, ``height``, ``width``, ``classes``) has that size,
+                                          any other name has one size within the message
 ``Labels``                                integers ``(n,)``, each below the number of classes
 ``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
 ``Change``                                named tensors like the parameters: trained minus received
-``Shared``                                the entries of the state that the method keeps at no client
+``Shared``                                the state entries that do not stay at the clients
 ``OwnState``                              named tensors exactly like the state of the model that the field
-                                          ``architecture`` of the same message names, one of the run's
-``int``, ``PositiveInt``, ``str``, ...    a JSON value that pydantic accepts strictly
-``Released[...]`` of any of these         the same, and a value that went through a privacy mechanism
+                                          ``architecture`` of the same message names
+``int``, ``PositiveInt``, ``str``, ...    a JSON value that pydantic accepts in strict mode
+``Released[...]`` of any of these         the same, from a privacy mechanism
 ========================================  ==================================================================
 
-Every number must be finite. What is not as declared is refused with one sentence (`Refused`).
+Every number must be finite. Any other value is refused with one sentence (`Refused`).
 """
 
 import json
@@ -38,21 +36,21 @@ from fedstill.privacy.released import Released
 
 
 class Refused(ValueError):
-    """A message that is not what was declared; the text says which field, what came and what is allowed."""
+    """A message does not match its schema; the text gives the field, its value and the allowed values."""
 
 
 @dataclass(frozen=True)
 class Below:
-    """Every value of the tensor is in ``[0, limit)``; ``limit`` is a number or the name of a size the run fixes."""
+    """Mark of a tensor with values in ``[0, limit)``; ``limit`` is a number or the name of a size in `Facts.sizes`."""
 
     limit: int | str
 
 
 @dataclass(frozen=True)
 class Like:
-    """The named tensors are exactly those of a template of the run: ``"state"`` or ``"parameters"`` of its model.
+    """Mark of named tensors that must match a template in `Facts.templates`, for example ``"state"``.
 
-    With ``of`` it is the template of the model that the field of that name holds.
+    With ``of``, the template is that of the model whose name is the value of the field ``of`` of the same message.
     """
 
     template: str
@@ -61,12 +59,12 @@ class Like:
 
 @dataclass(frozen=True)
 class Public:
-    """The field says nothing about any record, or is agreed to be public; it costs no privacy."""
+    """Mark of a field that depends on no record, or is agreed to be public, and so costs no privacy."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The named tensors are a model's change, trained minus received, not the model; attacks read them so."""
+    """Mark of named tensors that are a model's change (trained minus received); attacks need to know it."""
 
 
 State = Annotated[dict[str, Tensor], Like("state")]
@@ -76,27 +74,25 @@ Parameters = Annotated[dict[str, Tensor], Like("parameters")]
 Change = Annotated[dict[str, Tensor], Like("parameters"), Difference()]
 """The change of the model's trainable parameters in a client's training."""
 Shared = Annotated[dict[str, Tensor], Like("shared")]
-"""The model's state without what the method keeps at the clients (`fedstill.protocol.Method.own`)."""
+"""The model's state without the entries that stay at the clients (`fedstill.protocol.Method.own`)."""
 OwnState = Annotated[dict[str, Tensor], Like("state", of="architecture")]
-"""Every entry of the state of the client's own model, whose name stands before it in the field ``architecture``."""
+"""Every state entry of the client's own model; the field ``architecture``, declared before it, names that model."""
 Labels = Annotated[Integer[Tensor, " n"], Below("classes")]
 """One class per row; `compact` picks the smallest integer type that holds them."""
-
 Count = Annotated[int, Gt(0), Lt(2**40)]
-"""A number of records or the like: positive, and small enough to calculate with."""
-
+"""A positive number, of records for example, small enough for sums of counts not to overflow."""
 Template = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run fixes about every message.
+    """Facts about every message that a run fixes.
 
     Attributes:
-        sizes: dimension names with their size (``channels``, ``height``, ``width``, ``classes``).
-        templates: names, dtypes and shapes that `State`, `Parameters` and `Shared` must have; ``"state of NAME"`` for
-            a model that clients may have.
-        max_bytes: the largest message accepted.
+        sizes: sizes of named dimensions (``channels``, ``height``, ``width``, ``classes``).
+        templates: names, dtypes and shapes of the tensors in `State`, `Parameters` and `Shared` fields, and under
+            ``"state of NAME"`` those of each model that clients may have.
+        max_bytes: size of the largest message that is accepted.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -116,7 +112,7 @@ def compact(labels: Tensor, num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field: ``annotation`` without its metadata, the metadata, and whether it is `Released`."""
+    """One declared field: its annotation without metadata, the metadata, and whether it is `Released`."""
 
     name: str
     annotation: Any
@@ -125,16 +121,16 @@ class Field:
 
     @property
     def is_public(self) -> bool:
-        """Whether the field is declared to cost no privacy."""
+        """Whether the field is marked `Public`."""
         return any(isinstance(mark, Public) for mark in self.marks)
 
     @property
     def like(self) -> Like | None:
-        """What the field's tensors must match, if anything."""
+        """The field's mark `Like`, if it has one."""
         return next((mark for mark in self.marks if isinstance(mark, Like)), None)
 
     def template(self, values: Mapping[str, Any]) -> str:
-        """The name of that template, where the message's other fields are ``values``."""
+        """Name of the template that the field must match; ``values`` are the other fields of the message."""
         assert self.like is not None
         return self.like.template if self.like.of is None else f"{self.like.template} of {values.get(self.like.of)}"
 
@@ -147,8 +143,8 @@ class Field:
 Schema = tuple[Field, ...]
 
 
-def declared(annotations: Mapping[str, Any]) -> Schema:
-    """The fields that ``annotations`` (name -> type, with extras) declare."""
+def schema_of(annotations: Mapping[str, Any]) -> Schema:
+    """The fields that ``annotations`` declare: name -> type, as `typing.get_type_hints` gives them with extras."""
     fields = []
     for name, annotation in annotations.items():
         marks: tuple[Any, ...] = ()
@@ -163,13 +159,13 @@ def declared(annotations: Mapping[str, Any]) -> Schema:
 
 @cache
 def validator(annotation: Any, marks: tuple[Any, ...]) -> TypeAdapter[Any]:
-    """What checks the values of a field that is neither a tensor nor named tensors."""
-    kept = tuple(mark for mark in marks if not isinstance(mark, Public))
-    return TypeAdapter(Annotated[(annotation, *kept)] if kept else annotation)
+    """Pydantic's validator of a field that is neither a tensor nor named tensors."""
+    limits = tuple(mark for mark in marks if not isinstance(mark, Public))
+    return TypeAdapter(Annotated[(annotation, *limits)] if limits else annotation)
 
 
 def check(values: Mapping[str, Any], fields: Schema, facts: Facts, *, at_most: Mapping[str, int] | None = None) -> None:
-    """Refuse ``values`` unless each field has the declared type, dtype, shape, range and only finite numbers."""
+    """Raise `Refused` unless each field has the declared type, dtype, shape and range, and only finite numbers."""
     sizes = dict(facts.sizes)
     for f in fields:
         if f.name not in values:
@@ -186,7 +182,7 @@ def check(values: Mapping[str, Any], fields: Schema, facts: Facts, *, at_most: M
 
 
 def scalar(f: Field, value: Any, *, from_json: bool = False) -> Any:
-    """``value`` if it is what the field declares, or `Refused`."""
+    """``value`` in the field's type; raises `Refused` if it is not of that type."""
     adapter = validator(f.annotation, f.marks)
     try:
         if from_json:
@@ -248,11 +244,11 @@ def _check_finite(name: str, value: Tensor) -> None:
 
 
 def clean(text: str, limit: int = 80) -> str:
-    """``text`` from outside, safe to print on one line."""
+    """``text`` from another machine, shortened and safe to print on one line."""
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def short(value: object) -> str:
-    """``repr(value)``, likewise."""
+    """``repr(value)``, shortened and safe to print on one line."""
     return clean(repr(value))

@@ -1,8 +1,8 @@
 """Named random streams.
 
 Every random draw of a run comes from a stream named by ``(seed, *names)``, for example ``(seed, "client", 3, "round",
-2, "batches")``. A stream depends on its name and on nothing else: not on the order of calls, not on the number of
-workers, not on the engine. That is what makes runs bit-identical everywhere and resumable anywhere.
+2, "batches")``. A stream depends only on its name, not on the order of calls, the number of workers or the engine. So
+runs are bit-identical on every engine and can be resumed at any point.
 """
 
 import hashlib
@@ -15,23 +15,24 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 Name = str | int
 
 
 def derive(seed: int, *names: Name) -> int:
-    """A 63-bit seed for the stream called ``names`` under ``seed``: BLAKE2b of the unambiguous text of both."""
+    """A 63-bit seed for the stream ``(seed, *names)``: BLAKE2b of an unambiguous text of it."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def stream(seed: int, *names: Name, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator at the start of the stream called ``names``."""
+    """A new generator at the start of the stream ``(seed, *names)``."""
     return torch.Generator(device).manual_seed(derive(seed, *names))
 
 
 def numpy_stream(seed: int, *names: Name) -> np.random.Generator:
-    """The same stream names for code that draws with NumPy."""
+    """A new NumPy generator at the start of the stream ``(seed, *names)``."""
     return np.random.default_rng(derive(seed, *names))
 
 
@@ -42,20 +43,20 @@ def draw_seed(rng: torch.Generator) -> int:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Give code that can only draw from torch's global generator (layer initialisation, dropout) a stream of its own.
+    """Seed torch's global generator inside the block and restore its state afterwards.
 
-    The global state is put back on leaving, so nothing outside can tell that the block ran.
+    It is for code that can only draw from the global generator: layer initialisation, dropout.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(devices)):
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_available():  # torch.manual_seed keeps a stack trace for each device that is not there
+        if torch.cuda.is_available():  # without a GPU, torch's seeding would store a stack trace at each call
             torch.cuda.manual_seed_all(seed)
         yield
 
 
 class Noise(Protocol):
-    """Where a privacy mechanism's randomness comes from; every draw is float64 and independent of all others."""
+    """Source of a privacy mechanism's randomness; all draws are float64 and independent."""
 
     def gaussian(self, shape: Sequence[int]) -> Tensor:
         """Standard normal values."""
@@ -64,33 +65,35 @@ class Noise(Protocol):
         """Values in [0, 1)."""
 
 
-class Simulated:
-    """Noise of a simulation: from a named stream, so that a run can be repeated to the bit. It protects nobody."""
+class Simulated(Noise):
+    """Noise of a simulation, from a CPU generator of its own; whoever knows the seed can remove it."""
 
     def __init__(self, rng: torch.Generator) -> None:
-        """``rng`` is a CPU generator that nothing else draws from."""
         self._rng = rng
 
+    @override
     def gaussian(self, shape: Sequence[int]) -> Tensor:
-        """See `Noise.gaussian`."""
         return torch.randn(*shape, dtype=torch.float64, generator=self._rng)
 
+    @override
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """See `Noise.uniform`."""
         return torch.rand(*shape, dtype=torch.float64, generator=self._rng)
 
 
-class Entropy:
-    """Noise from the operating system's cryptographic generator: nobody can draw it again."""
+class Entropy(Noise):
+    """Noise from the operating system's cryptographic generator, which nobody can repeat.
 
+    Gaussian values are quantiles of 53-bit uniforms in (0, 1), so they lie within 8.2 standard deviations.
+    """
+
+    @override
     def gaussian(self, shape: Sequence[int]) -> Tensor:
-        """See `Noise.gaussian`; the quantiles of 53-bit uniforms in (0, 1), so values reach 8.2 either way."""
         # half a step off the grid: neither 0 nor 1, whose quantiles are infinite
         quantiles: Tensor = torch.special.ndtri(self.uniform(shape) + 2.0**-54)
         return quantiles
 
+    @override
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """See `Noise.uniform`."""
         count = math.prod(shape)
         words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
         return torch.from_numpy(words.astype(np.float64) * 2.0**-53).reshape(tuple(shape))

@@ -1,4 +1,4 @@
-"""The base of every settings class, and types of fields that several have."""
+"""The base of every settings class, and shared types of fields."""
 
 from typing import Annotated
 
@@ -6,13 +6,13 @@ from annotated_types import Gt, Lt
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 Epsilon = PositiveFloat | None
-"""Privacy cost of an upload at the run's delta; None adds no noise and guarantees nothing."""
+"""Privacy cost of an upload at the run's delta; None adds no noise and gives no guarantee."""
 Share = Annotated[float, Gt(0), Lt(1)]
-"""A share strictly between nothing and the whole."""
+"""A share strictly between 0 and 1."""
 
 
 class Settings(BaseModel):
-    """Hyperparameters: frozen, every value checked, unknown names refused, docstrings become help texts."""
+    """Hyperparameters: frozen and checked, unknown names refused; the docstrings of fields are their help texts."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False

@@ -1,4 +1,4 @@
-"""Steps, the client-side functions of methods, and the messages that go to them and come back."""
+"""Steps (the client-side functions of methods), their requests and their replies."""
 
 import dataclasses
 import inspect
@@ -20,13 +20,13 @@ class Reply:
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
-        cls.schema = schema.declared(_annotations(cls))
+        cls.schema = schema.schema_of(_annotations(cls))
 
     def payload(self) -> dict[str, Any]:
-        """The values by name, those of released fields taken out of their `Released`.
+        """The values by name, without `Released` around them.
 
         Raises:
-            TypeError: when the value of such a field did not come from `Client.release`.
+            TypeError: if the value of a field declared ``Released`` did not come from `Client.release`.
         """
         values = {f.name: getattr(self, f.name) for f in self.schema}
         for f in self.schema:
@@ -51,14 +51,13 @@ R = TypeVar("R", bound=Reply)
 
 
 class Step(typing.Generic[R]):
-    """A method's client-side function, its request's schema and its reply's class.
+    """A client-side ``function(self, client, **arguments) -> SomeReply`` with the schemas that its annotations declare.
 
-    A request carries the function's arguments after ``client``. An argument whose type is a dataclass crosses as the
-    fields of that class, in their order, as if each were an argument of its own.
+    A request carries the arguments after ``client``. An argument whose type is a dataclass crosses as the fields of
+    that class, in their order, as if each were a separate argument.
     """
 
     def __init__(self, function: Callable[..., R]) -> None:
-        """Read the schemas off the annotations of ``function(self, client, **arguments) -> SomeReply``."""
         self.name = function.__name__
         self.function = function
         self.__doc__ = function.__doc__
@@ -67,27 +66,27 @@ class Step(typing.Generic[R]):
         self._names = names[2:]
 
     @cached_property
-    def _hints(self) -> dict[str, Any]:  # late: the reply's class may stand below the method
+    def _hints(self) -> dict[str, Any]:  # not in __init__: the reply's class may be defined after the method
         return typing.get_type_hints(self.function, include_extras=True)
 
     @cached_property
     def _fields(self) -> dict[str, dict[str, Any] | None]:
-        """Names and types of the fields of each argument that is a dataclass; None for the others."""
+        """Field names and types of each argument that is a dataclass; None for other arguments."""
         kinds = {name: self._hints[name] for name in self._names}
         return {name: _annotations(kind) if dataclasses.is_dataclass(kind) else None for name, kind in kinds.items()}
 
     @cached_property
     def request(self) -> Schema:
-        """The fields of a request."""
-        declared: dict[str, Any] = {}
+        """The schema of a request."""
+        annotations: dict[str, Any] = {}
         for name, fields in self._fields.items():
             more = {name: self._hints[name]} if fields is None else fields
-            assert not declared.keys() & more.keys(), f"step {self.name} has two fields of one name in '{name}'"
-            declared |= more
-        return schema.declared(declared)
+            assert not annotations.keys() & more.keys(), f"step {self.name} has two fields of one name in '{name}'"
+            annotations |= more
+        return schema.schema_of(annotations)
 
     def payload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a request by name."""
+        """The fields of a request by name, from the step's arguments."""
         values: dict[str, Any] = {}
         for name, value in arguments.items():
             fields = self._fields.get(name)
@@ -95,7 +94,7 @@ class Step(typing.Generic[R]):
         return values
 
     def arguments(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments from a request's fields; the inverse of `payload`."""
+        """The step's arguments, from a request's fields; the inverse of `payload`."""
         return {
             name: payload[name] if fields is None else self._hints[name](**{field: payload[field] for field in fields})
             for name, fields in self._fields.items()

@@ -1,4 +1,4 @@
-"""Named tensors of a model: read them, copy them into another."""
+"""Named tensors of a model: reading them, and copying them into another model."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state, buffers included, detached."""
+    """The model's state (parameters and buffers) by name, detached."""
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
@@ -16,11 +16,8 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy ``source`` into ``target`` in place, rounding to the types ``target`` has.
-
-    The names must be those of ``target`` or, for a module, of its state.
-    """
-    held = target.state_dict() if isinstance(target, nn.Module) else target
+    """Copy ``source`` into the tensors of the same names in ``target``, rounding values to integers where needed."""
+    targets = target.state_dict() if isinstance(target, nn.Module) else target
     for name, value in source.items():
-        into = held[name]
+        into = targets[name]
         into.copy_(value.round() if value.is_floating_point() and not into.is_floating_point() else value)

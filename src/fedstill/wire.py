@@ -1,7 +1,7 @@
-"""Payload <-> bytes: the only encoder.
+"""The only encoder and decoder of messages.
 
-On the wire tensors are safetensors, everything else is JSON in the safetensors header. There is no pickle. What a
-message may hold is declared and checked by `fedstill.schema`; what fails never reaches a method.
+A message is in the safetensors format; values other than tensors are JSON in its header. There is no pickle. Every
+message is checked against its `fedstill.schema`, and a method sees only messages that pass.
 """
 
 import json
@@ -16,12 +16,12 @@ from torch import Tensor
 from fedstill.schema import Facts, Refused, Schema, check, clean, scalar, short, validator
 
 MAX_HEADER = 4 * 2**20
-"""Bytes of a message's header that are read at most."""
+"""Size in bytes of the largest message header that is read."""
 
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """Bytes of named tensors and a JSON header; equal input gives equal bytes."""
-    held = {name: value.detach().cpu().contiguous() for name, value in sorted(tensors.items())}
+    arrays = {name: value.detach().cpu().contiguous() for name, value in sorted(tensors.items())}
     specs = {
         name: safetensors.TensorSpec(
             dtype=str(value.dtype).removeprefix("torch."),
@@ -29,7 +29,7 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
             data_ptr=value.data_ptr(),
             data_len=value.nbytes,
         )
-        for name, value in held.items()
+        for name, value in arrays.items()
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return bytes(safetensors.serialize(specs, {"fedstill": text}))
@@ -38,12 +38,12 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 def unpack(
     data: bytes | bytearray, header: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of `pack`; raises `Refused` on anything that is not such a message.
+    """The tensors and the header of a message; the inverse of `pack`. Raises `Refused` if ``data`` is no message.
 
     Args:
-        data: the message. A ``bytearray`` is of one's own disk, checked when it came and under a checksum since: its
-            tensors share its memory.
-        header: what `envelope` found in it, where that has been asked.
+        data: the message. A ``bytearray`` must come from our own disk, where it was checked on arrival and has had a
+            checksum since; its tensors then share its memory.
+        header: the result of `envelope`, if it is known already.
     """
     fields = envelope(data) if header is None else dict(header)
     if isinstance(data, bytearray):
@@ -66,35 +66,33 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""By their names in the format; `_views` leaves messages with others to safetensors."""
+"""Types by their names in the format; messages with other types are read by safetensors itself."""
 
 
 def _views(data: bytearray) -> dict[str, Tensor]:
-    """The tensors of a sound message, without a copy."""
+    """The tensors of a message that was checked before, without a copy."""
     start = 8 + int.from_bytes(data[:8], "little")
     entries = {name: entry for name, entry in json.loads(data[8:start]).items() if name != "__metadata__"}
     if any(entry["dtype"] not in _DTYPES for entry in entries.values()):
         return safetensors.torch.load(bytes(data))
-    found = {}
+    views = {}
     for name, entry in entries.items():
         dtype, (begin, end) = _DTYPES[entry["dtype"]], entry["data_offsets"]
         flat = torch.empty(0, dtype=dtype)
         if end > begin:
             flat = torch.frombuffer(data, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
-        found[name] = flat.reshape(entry["shape"])
-    return found
+        views[name] = flat.reshape(entry["shape"])
+    return views
 
 
 def envelope(data: bytes | bytearray) -> dict[str, Any]:
-    """The header of a message alone, without its tensors; raises `Refused` like `unpack`."""
+    """The header of a message, without reading its tensors; raises `Refused` like `unpack`."""
     try:
         size = int.from_bytes(data[:8], "little")
         if not 0 < size <= min(len(data) - 8, MAX_HEADER):  # JSON takes many times its length in memory
             raise ValueError(f"a header of {size} bytes; at most {MAX_HEADER} are read")
-        header = json.loads(data[8 : 8 + size], object_pairs_hook=_no_twins)
-        fields = json.loads(
-            header["__metadata__"]["fedstill"], parse_constant=_no_constant, object_pairs_hook=_no_twins
-        )
+        header = json.loads(data[8 : 8 + size], object_pairs_hook=_unique)
+        fields = json.loads(header["__metadata__"]["fedstill"], parse_constant=_no_constant, object_pairs_hook=_unique)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"{len(data)} bytes are not a fedstill message: {clean(str(error))}") from error
     if not isinstance(fields, dict):
@@ -102,11 +100,11 @@ def envelope(data: bytes | bytearray) -> dict[str, Any]:
     return fields
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a name stands twice in the header")
-    return found
+    return fields
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -114,10 +112,9 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def encode(values: Mapping[str, Any], fields: Schema, facts: Facts, envelope: Mapping[str, Any]) -> bytes:
-    """The message that carries ``values``; ``envelope`` is what the engines add (step, exchange).
+    """The message that carries ``values``; raises `Refused` if they do not match ``fields``.
 
-    Raises:
-        Refused: when ``values`` is not what ``fields`` declares.
+    ``envelope`` holds the entries that engines add: step, exchange.
     """
     check(values, fields, facts)
     tensors: dict[str, Tensor] = {}
@@ -141,17 +138,14 @@ def decode(
     at_most: Mapping[str, int] | None = None,
     header: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values and the envelope of a message.
+    """The values and the envelope of a message; raises `Refused` if it does not match ``fields``.
 
     Args:
-        data: the message; see `unpack` for what a ``bytearray`` is.
-        fields: what it must carry, neither more nor less.
-        facts: what the run fixes.
-        at_most: upper limits of dimensions that only this exchange fixes.
+        data: the message; see `unpack` about a ``bytearray``.
+        fields: the fields that it must have, no more and no less.
+        facts: the run's sizes and templates.
+        at_most: largest sizes of dimensions that the run does not fix.
         header: see `unpack`.
-
-    Raises:
-        Refused: when the message is not exactly what is declared.
     """
     if len(data) > facts.max_bytes:
         raise Refused(f"the message has {len(data)} bytes; the limit is {facts.max_bytes} (--max-message-mb)")

@@ -243,7 +243,7 @@ def test_a_damaged_checkpoint_of_epochs_costs_no_reply(digits: DataSet, tmp_path
     (tmp_path / "journal" / "checkpoint").unlink()
     place = tmp_path / "journal" / "epochs"
     place.write_bytes(place.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="epochs is damaged .*; delete it and run again: .* nobody is asked again"):
+    with pytest.raises(ValueError, match="epochs is damaged .*; delete it and run again: .* no client is asked again"):
         small.run(dense(), digits, tmp_path)
     place.unlink()
     model, fed = small.run(dense(), digits, tmp_path)

@@ -1,1 +1,1 @@
-"""What a run guarantees to the people whose records it used."""
+"""Differential privacy: mechanisms, accounting, ledgers, and the guarantee of a run."""

@@ -1,10 +1,10 @@
-"""Composition of releases, and the noise that meets a target.
+"""Privacy accounting: the epsilon of a set of releases, and the noise multiplier for a given epsilon.
 
 Events compose by dp-accounting's privacy loss distributions (Doroshenko et al. 2022), which are exact up to a
-discretisation that is rounded to the safe side; single Gaussians have a closed form. A filter bounds adaptive noise.
+discretisation that is rounded to the safe side; single Gaussians have a closed form. `RdpFilter` bounds adaptive noise.
 
-Four functions turn an epsilon into a noise multiplier: `gaussian_noise` is the theorem for one Gaussian release,
-`release_noise` is for a method's sound releases, `dp_sgd_noise` for training by DP-SGD, and `published_noise` for
+Four functions turn an epsilon into a noise multiplier: `gaussian_noise` by the theorem on one Gaussian release,
+`release_noise` for a method's sound releases, `dp_sgd_noise` for training by DP-SGD, and `published_noise` for
 mechanisms that reproduce a paper.
 """
 
@@ -19,10 +19,10 @@ from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 
 
 def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
-    """The epsilon of all ``events`` together at ``delta``; infinite when one of them is unbounded.
+    """The epsilon of all ``events`` together at ``delta``; infinite if one of them is unbounded.
 
-    Neighbours differ by one record that is added or removed for ``unit`` "record" (noise multipliers are then relative
-    to that sensitivity), by one label that is replaced for "label".
+    For ``unit`` "record", neighbours differ by one record that is added or removed, and noise multipliers are relative
+    to that sensitivity. For "label", they differ by one label that is replaced.
 
     Raises:
         ValueError: ``delta`` is not in (0, 1), or an event has no accountant for this unit.
@@ -44,18 +44,18 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
     if all(isinstance(event, Pure) for event in events) and len(events) <= 1:
         return sum(event.epsilon for event in events if isinstance(event, Pure))
     if any(e.sampling < 1 and e.noise_multiplier < _LEAST_ON_SAMPLES for e in events if isinstance(e, Gaussian)):
-        return math.inf  # the loss distribution of next to no noise takes minutes, or does not fit into memory
+        return math.inf  # with so little noise, the loss distribution takes minutes or does not fit into memory
     whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
     precision = sum(event.count / event.noise_multiplier**2 for event in whole)
     if precision > 1 / _LEAST_NOISE**2:
         return gaussian_epsilon(precision**-0.5, delta) if len(whole) == len(events) and unit == "record" else math.inf
-    from fedstill.privacy import loss_distributions  # takes a second, which most commands need not wait for
+    from fedstill.privacy import loss_distributions  # imported here because it takes a second
 
     return loss_distributions.epsilon(_merged(events), delta, unit)
 
 
 def _merged(events: Iterable[Event]) -> list[Event]:
-    """The same events with equal Gaussians counted instead of repeated: far fewer convolutions."""
+    """The same events with equal Gaussians merged into one event with a count, which saves convolutions."""
     counts: dict[tuple[float, float], int] = {}
     others: list[Event] = []
     for event in events:
@@ -103,9 +103,8 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
     def excess(log_noise: float) -> float:
         return gaussian_delta(math.exp(log_noise), epsilon) - delta
 
-    low, high = -10.0, 25.0
-    noise = math.exp(_root(excess, low, high))
-    while gaussian_delta(noise, epsilon) > delta:  # the root, on its safe side
+    noise = math.exp(_root(excess, -10.0, 25.0))
+    while gaussian_delta(noise, epsilon) > delta:  # move the root to its safe side
         noise *= 1 + 1e-12
     return float(noise)
 
@@ -114,19 +113,19 @@ def release_noise(epsilon: float | None, delta: float, precision_share: float = 
     """The noise multiplier of one of a method's Gaussian releases under an (epsilon, delta) budget.
 
     Gaussians compose by ``1/sigma^2 = sum_i 1/sigma_i^2`` (Dong, Roth, Su 2019, arXiv:1905.02383, corollary 3.3), so
-    releases whose shares sum to 1 cost the budget together. The noise is a trifle above the formula's: accountants
-    round to the safe side, and a ledger with a budget of epsilon must accept the releases.
+    releases whose shares sum to 1 cost the budget together. The noise is larger than the formula's by a factor of 1 +
+    1e-5: accountants round to the safe side, and a ledger with a budget of epsilon must accept the releases.
 
     Args:
         epsilon: the budget of all releases; None for no noise.
-        delta: where epsilon is stated.
+        delta: the delta of the budget.
         precision_share: this release's share of the precision ``1/sigma^2``, in (0, 1]; not a share of epsilon.
     """
     return 0.0 if epsilon is None else gaussian_noise(epsilon, delta) * (1 + 1e-5) / math.sqrt(precision_share)
 
 
 def dp_sgd_noise(target: float, delta: float, sampling: float, steps: int) -> float:
-    """The noise multiplier, to 1 %, at which so many steps on Poisson samples of records cost epsilon ``target``."""
+    """The noise multiplier, to 1 %, at which ``steps`` on Poisson samples of rate ``sampling`` cost ``target``."""
 
     def is_enough(noise: float) -> bool:
         event = Gaussian(noise_multiplier=noise, sampling=sampling, count=steps)
@@ -142,15 +141,15 @@ def dp_sgd_noise(target: float, delta: float, sampling: float, steps: int) -> fl
 
 
 def published_noise(epsilon: float, delta: float) -> float:
-    """``sqrt(2 ln(1.25 / delta)) / epsilon``, the formula that papers use (Dwork, Roth 2014, theorem A.1).
+    """``sqrt(2 ln(1.25 / delta)) / epsilon``, the formula in many papers (Dwork, Roth 2014, theorem A.1).
 
-    It is proved for an epsilon below 1 only, so no sound mechanism is calibrated by it.
+    It is proved for an epsilon below 1 only, so no sound mechanism uses it.
     """
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import brentq  # as above
+    from scipy.optimize import brentq  # imported here because it is slow to load
 
     return float(brentq(function, low, high, xtol=1e-12, rtol=1e-14))
 
@@ -161,15 +160,15 @@ def _check_delta(delta: float) -> None:
 
 
 class RdpFilter:
-    """Stops releases whose noise is chosen adaptively before they cost more than (epsilon, delta) together.
+    """A privacy filter: refuses releases with adaptively chosen noise that would exceed (epsilon, delta) together.
 
-    For adaptively chosen noise, composing what was spent is not a guarantee; a filter is (Feldman, Zrnic 2021,
-    arXiv:2008.11193, theorem 3.1; Lecuyer 2021, arXiv:2103.01379). At one Renyi order, fixed beforehand, the
+    If noise is chosen adaptively, composing the costs of the releases is not a guarantee; a filter is (Feldman, Zrnic
+    2021, arXiv:2008.11193, theorem 3.1; Lecuyer 2021, arXiv:2103.01379). At one Renyi order, fixed beforehand, the
     divergences of all releases may sum to at most ``bound``; then everything released is (epsilon, delta)-DP by the
     conversion of Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, proposition 12).
 
     Attributes:
-        order: the Renyi order; the integer that leaves Gaussians most room.
+        order: the Renyi order: the integer that admits most Gaussian releases.
         bound: the largest sum of divergences at that order.
     """
 
@@ -185,18 +184,18 @@ class RdpFilter:
         return self._divergence(events) <= self.bound
 
     def epsilon(self, events: Iterable[Event]) -> float:
-        """The epsilon of ``events`` by the filter's order; 0 for none."""
+        """The epsilon of ``events`` at the filter's order; 0 for no events."""
         spent = self._divergence(events)
         return max(0.0, spent - _room(self.order, 0.0, self._delta)) if spent else 0.0
 
     def _divergence(self, events: Iterable[Event]) -> float:
-        # in the order of their noise, so that rounding does not depend on the order of releases
+        # sorted by noise, so that rounding does not depend on the order of releases
         merged = sorted(_merged(events), key=lambda event: getattr(event, "noise_multiplier", 0.0))
         return sum(renyi(event, self.order) for event in merged)
 
 
 rdp_filter = lru_cache(maxsize=64)(RdpFilter)
-"""The filter of a budget, made once."""
+"""`RdpFilter`, cached by budget."""
 
 
 def _room(order: int, epsilon: float, delta: float) -> float:

@@ -1,4 +1,4 @@
-"""DP-SGD as some papers print it: the gradient of the whole batch is clipped. Kept to show what that costs."""
+"""DP-SGD as some papers print it, with the gradient of the whole batch clipped; for comparison, without a guarantee."""
 
 import copy
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ UNBOUNDED = Unbounded(
 class BatchClippedSGD(Mechanism[Trainable, dict[str, Tensor]]):
     """``w <- w - lr (min(1, c / |g|) g + N(0, sigma^2 c^2) / B)``, g the mean gradient of a shuffled batch of B.
 
-    One record may turn g round, so the sensitivity is 2c, and the noise is 2B / sigma times smaller than that.
+    One record may reverse g, so the sensitivity is 2c, and the noise is 2B / sigma times smaller than that.
 
     Attributes:
-        settings: everything but the order of clipping and adding up; its sampling is not used.
+        settings: all hyperparameters; ``sampling`` is ignored.
     """
 
     settings: DPSGD
@@ -43,7 +43,7 @@ class BatchClippedSGD(Mechanism[Trainable, dict[str, Tensor]]):
         return "none"
 
     def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
-        """The trainable parameters by name, after as many steps as the settings say."""
+        """The trainable parameters by name, after ``settings.steps`` steps."""
         s = self.settings
         model = copy.deepcopy(s.model).train()
         weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -55,9 +55,9 @@ class BatchClippedSGD(Mechanism[Trainable, dict[str, Tensor]]):
             batch, order = order[:size].to(rows.labels.device), order[size:]
             device = next(iter(weights.values())).device
             x, y = rows.inputs(batch).to(device), rows.labels[batch].to(device)
-            found = torch.autograd.grad(s.loss(model(x), x, y).mean(), list(weights.values()))
-            length = float(torch.sqrt(sum((g.double().square().sum() for g in found), torch.zeros(()))))
-            for w, g in zip(weights.values(), found, strict=True):
+            gradient = torch.autograd.grad(s.loss(model(x), x, y).mean(), list(weights.values()))
+            length = float(torch.sqrt(sum((g.double().square().sum() for g in gradient), torch.zeros(()))))
+            for w, g in zip(weights.values(), gradient, strict=True):
                 drawn = noise.gaussian(g.shape).to(device) * (s.noise_multiplier * s.clip / s.batch_size)
                 w.data.copy_(w.data.double() - s.lr * (g.double() * min(1.0, s.clip / max(length, 1e-30)) + drawn))
         return {name: w.detach() for name, w in weights.items()}

@@ -1,4 +1,4 @@
-"""A client's whole model update as one release: clipped, with Gaussian noise."""
+"""A client's whole model update as one release, clipped, with Gaussian noise."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
 
     Attributes:
         radius: S, the largest length of the vector; a longer one is scaled down. Positive, public.
-        noise_multiplier: standard deviation of the noise by the sensitivity.
+        noise_multiplier: standard deviation of the noise divided by the sensitivity.
     """
 
     radius: float
@@ -28,7 +28,7 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
 
     @property
     def sensitivity(self) -> float:
-        """2S: both ends lie in a ball of radius S, whatever the records. So it holds for any number of them too."""
+        """2S: the vector lies in a ball of radius S whatever the records are, even if all of them change."""
         return 2 * self.radius * ROUNDING
 
     @property
@@ -41,5 +41,5 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
         )
 
     def __call__(self, rows: Float[Tensor, " d"], noise: Noise) -> Float64[Tensor, " d"]:
-        """``(d,)`` to ``(d,)``; a vector that is not finite counts as 0."""
+        """The clipped vector ``(d,)`` with noise; a vector that is not finite counts as 0."""
         return self.noised(clipped(rows[None], self.radius)[0], noise)

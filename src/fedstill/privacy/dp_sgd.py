@@ -1,7 +1,7 @@
 """DP-SGD: a whole local training as one release.
 
-Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016 (CCS, arXiv:1607.00133), algorithm 1, with the sampling
-that its theorem needs: every record is in a step's batch by a coin of its own.
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016 (CCS, arXiv:1607.00133), algorithm 1, with the Poisson
+sampling that its theorem needs: each record enters a step's batch independently, with the same probability.
 """
 
 import copy
@@ -19,11 +19,11 @@ from fedstill.records import Trainable
 from fedstill.seeds import Noise, isolated
 
 _LOADED = 1024
-"""Records whose inputs are held at a time."""
+"""Number of records whose inputs are in memory at a time."""
 
 
 def per_record_cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of logits ``(n, classes)`` and classes ``(n,)``, for each record; a `PerRecordLoss`."""
+    """Cross entropy of logits ``(n, classes)`` and classes ``(n,)`` for each record; a `PerRecordLoss`."""
     losses: Tensor = cross_entropy(output, y, reduction="none")
     return losses
 
@@ -32,18 +32,21 @@ def per_record_cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
 class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
     """``steps`` times ``w <- w - lr / B (sum of clipped gradients + N(0, (noise_multiplier clip)^2))``.
 
-    Each step's sum is over a Poisson sample: nothing that is divided by or drawn depends on how many records there are.
-    Weights stay finite whatever the records are, since a gradient that is not finite counts as 0; a rate that makes
-    them useless shows in what the model gets right, not in an error, which would tell about the records.
+    Formal guarantees:
+
+    * One record adds a gradient of length at most ``clip`` to each step's sum, with probability ``sampling``.
+    * Neither the divisor nor the sampling rate depends on the number of records.
+    * No error depends on the records: a gradient that is not finite counts as 0, so weights stay finite. A learning
+      rate that is too large shows as poor accuracy.
 
     Attributes:
-        model: the start, public or released before; left as it is. It must treat the records of a batch one by one.
+        model: initial model, public or released before; not changed. It must treat each record of a batch separately.
         lr: learning rate.
         clip: largest length of one record's gradient, over all trainable parameters. Positive, public.
-        noise_multiplier: standard deviation of the noise on a sum by ``clip``.
-        sampling: probability with which a record is in a step's batch, in (0, 1]. Public, not a share of the records.
-        steps: how many.
-        batch_size: B, the divisor. Public: the batch to expect of a number of records that is public or supposed.
+        noise_multiplier: standard deviation of the noise on a sum divided by ``clip``.
+        sampling: probability that a record is in a step's batch, in (0, 1]. Public.
+        steps: number of steps.
+        batch_size: B, the divisor. Public: the expected batch size for a public or assumed number of records.
         loss: see `PerRecordLoss`.
     """
 
@@ -82,11 +85,11 @@ class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
         )
 
     def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
-        """Train in train mode: the trainable parameters by name."""
+        """The trainable parameters by name after training, in train mode."""
         model = self._copy()
         weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         gradients = ClippedGradients(model)
-        with isolated(int(noise.uniform((1,)) * 2**53)):  # of dropout
+        with isolated(int(noise.uniform((1,)) * 2**53)):  # dropout's randomness
             for _ in range(self.steps):
                 sums = self._noised(gradients, rows, noise)
                 for w, total in zip(weights.values(), sums, strict=True):
@@ -100,7 +103,7 @@ class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
         """One step's release: the sum over a Poisson sample of clipped gradients, with noise, in float64."""
         batch = (noise.uniform((len(rows.labels),)) < self.sampling).nonzero()[:, 0].to(rows.labels.device)
         sizes = [shape.numel() for shape in gradients.shapes]
-        # one vector for all parameters, as the theorem has it
+        # one vector for all parameters, as in the theorem
         drawn = noise.gaussian((sum(sizes),)).mul_(self.noise_multiplier * self.clip).to(gradients.device)
         totals = [z.view(shape) for z, shape in zip(torch.split(drawn, sizes), gradients.shapes, strict=True)]
         for some in torch.split(batch, _LOADED):

@@ -1,4 +1,4 @@
-"""What a release says of itself to accountants: its kind of noise, and what changes between neighbours."""
+"""Privacy events: the kind and size of a release's noise, as accountants compose them."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 Unit = Literal["record", "label"]
-"""What changes between neighbouring data sets: one record is added or removed, or one record's label is another."""
+"""The difference between neighbouring data sets: one record added or removed, or one record's label replaced."""
 
 
 def _printable(text: str) -> str:
@@ -16,7 +16,7 @@ def _printable(text: str) -> str:
 
 
 Words = Annotated[str, AfterValidator(_printable)]
-"""Text that may be shown to a person: entries come from other machines too."""
+"""Text that is safe to print, though it may come from another machine."""
 
 
 class _Event(BaseModel):
@@ -33,14 +33,14 @@ class Gaussian(_Event):
 
 
 class Pure(_Event):
-    """Any mechanism that is ``epsilon``-DP with delta 0."""
+    """A mechanism that is ``epsilon``-DP with delta 0."""
 
     kind: Literal["pure"] = "pure"
     epsilon: PositiveFloat
 
 
 class Unbounded(_Event):
-    """A release that no epsilon bounds, and why."""
+    """A release that no epsilon bounds, and the reason."""
 
     kind: Literal["none"] = "none"
     reason: Annotated[Words, Field(max_length=1000)]

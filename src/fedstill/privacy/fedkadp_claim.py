@@ -1,11 +1,11 @@
-"""The account that FedKADP gives of itself, to stand beside what holds.
+"""The epsilon that the FedKADP paper claims, for comparison with the epsilon that holds.
 
 Jiang, Zhao, Li, Xue, "A personalized federated learning method based on knowledge distillation and differential
 privacy", Electronics 2024, 13(17), 3538, section 4, applies the bound of Wang, Balle, Kasiviswanathan 2019
 (arXiv:1808.00087, theorem 9) for a subset drawn without replacement and neighbours that differ by one replaced record.
-It does not fit the algorithm: the paper takes the share of clients asked for that of records used, the noise of all
-clients' sum for that of one client's, and half the sensitivity of a replaced record. So nothing is charged by it
-(docs/privacy.md).
+It does not fit the algorithm: the paper uses the share of clients asked as the share of records used, the noise of the
+sum over all clients as the noise of one client, and half the sensitivity of a replaced record. So no ledger charges by
+it (docs/privacy.md).
 """
 
 import math
@@ -16,14 +16,14 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 ORDERS = tuple(range(2, 257))
-"""Renyi orders that an epsilon is minimised over."""
+"""Renyi orders over which epsilon is minimised."""
 
 
 def amplified(order: int, rate: float, base: Callable[[int], float]) -> float:
-    """The divergence at an integer ``order`` >= 2 of a mechanism on a subset of a share ``rate``.
+    """The divergence at an integer ``order`` >= 2 of a mechanism on a random subset with share ``rate`` of the records.
 
     ``1/(a-1) ln(1 + g^2 C(a,2) min{4(e^eps(2) - 1), 2 e^eps(2)} + 2 sum_{j=3..a} g^j C(a,j) e^((j-1) eps(j)))``, or
-    ``base(order)`` where that is less; for a mechanism like the Gaussian one, whose divergence of infinite order is
+    ``base(order)`` if that is less; for a mechanism like the Gaussian one, whose divergence of infinite order is
     infinite.
 
     Args:
@@ -50,10 +50,10 @@ def claimed_epsilon(
     Args:
         noise: sigma of each round, positive.
         rate: s, the share of clients asked in a round.
-        steps: E, of a client in a round.
-        clients: n, asked in a round.
-        delta: where epsilon is stated.
-        orders: to minimise over.
+        steps: E, number of a client's steps in a round.
+        clients: n, number of clients asked in a round.
+        delta: the delta of the claim.
+        orders: Renyi orders to minimise over.
     """
     rounds = {sigma: noise.count(sigma) for sigma in dict.fromkeys(noise)}
 
@@ -66,5 +66,5 @@ def claimed_epsilon(
 
 @lru_cache(maxsize=1 << 16)
 def _gaussian(order: int, rate: float, variance: float) -> float:
-    """Kept, as a run asks after each round about all before."""
+    """The divergence of one round; cached because a run asks for all rounds so far after each round."""
     return amplified(order, rate, lambda j: j / (2 * variance))

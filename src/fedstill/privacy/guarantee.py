@@ -1,4 +1,4 @@
-"""The guarantee of a run, derived from what its clients sent and released; nobody can type an epsilon in."""
+"""The guarantee of a run, derived from its clients' replies and releases; it can't be set by hand."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ ADJACENCY = {
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A guarantee, or "none" and why.
+    """The privacy guarantee of a run, or the reason why there is none; then all other facts are None.
 
     Attributes:
-        holds: whether there is one.
-        unit: what is protected: one record, or one record's label.
-        adjacency: what neighbouring data sets differ by.
-        epsilon: the privacy loss, at ``delta``; that of the client who spent most.
-        delta: the probability that the loss is larger.
-        adversary: against whom it holds.
-        accountant: how the releases were added up.
-        reason: the field or release that breaks it, or the theorems it rests on.
-        simulated: whether the noise of the releases came from the run's seed, which whoever knows it can take off.
+        holds: whether there is a guarantee.
+        unit: the protected unit: one record, or one record's label.
+        adjacency: the difference between neighbouring data sets.
+        epsilon: privacy loss at ``delta`` of the client that spent most.
+        delta: probability that the loss is larger.
+        adversary: the parties against whom the guarantee holds.
+        accountant: the method by which the costs of the releases were added up.
+        reason: the theorems that the guarantee rests on, or the field or release that breaks it.
+        simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
     """
 
     holds: bool
@@ -45,8 +45,8 @@ class Guarantee:
     simulated: bool
 
 
-def none(reason: str, *, simulated: bool) -> Guarantee:
-    """No guarantee, and why."""
+def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
+    """A `Guarantee` that does not hold, and the reason."""
     return Guarantee(
         holds=False,
         unit=None,
@@ -71,15 +71,15 @@ def derive(
     """The guarantee of a run.
 
     Args:
-        unprotected: the fields that clients sent and that are neither released nor public, as "field F of step S".
-        spent: each client's releases.
-        delta: where epsilon is stated.
-        budget: the budget of the clients' ledgers; the epsilon of releases whose noise was chosen adaptively.
+        unprotected: fields of replies that are neither released nor public, as "field F of step S".
+        spent: releases of each client.
+        delta: the delta at which epsilon is stated.
+        budget: the budget of the clients' ledgers, which is the epsilon of releases with adaptively chosen noise.
         simulated: whether the noise came from the run's seed.
     """
     entries = [entry for each in spent.values() for entry in each]
     simulated = simulated and bool(entries)
-    no = partial(none, simulated=simulated)
+    no = partial(no_guarantee, simulated=simulated)
     if unprotected:
         *others, last = unprotected
         if others:
@@ -96,7 +96,7 @@ def derive(
     for client, each in spent.items():
         try:
             own, how = of_client(each, delta, budget)
-        except UNCOUNTABLE as error:  # a client may list what it likes
+        except UNCOUNTABLE as error:  # a client may list any releases
             return no(f"the releases that client {client} lists can't be added up ({type(error).__name__})")
         if own >= epsilon and each:
             epsilon, accountant = own, how
@@ -121,14 +121,14 @@ def derive(
 
 
 def of_client(entries: Sequence[Entry], delta: float, budget: float | None) -> tuple[float, str]:
-    """One client's epsilon at ``delta``, of releases of one unit, and the accountant that found it.
+    """The epsilon at ``delta`` of one client's releases, all of one unit, and the accountant that computed it.
 
-    Where noise was chosen adaptively, the epsilon is the budget: the filter promises that and no less.
+    If noise was chosen adaptively, epsilon is the budget: a filter guarantees the budget and nothing smaller.
     """
     epsilon = total_epsilon(entries, delta, budget)
     if any(entry.adaptive for entry in entries):
-        kept = budget is not None and epsilon <= budget
-        return (budget if kept and budget is not None else math.inf), "Renyi filter (Feldman, Zrnic 2021)"
+        within = budget if budget is not None and epsilon <= budget else math.inf
+        return within, "Renyi filter (Feldman, Zrnic 2021)"
     groups = by_part(entries)
     if any(len(group) > 1 or not isinstance(group[0].event, Pure) for group in groups if group):
         how = "privacy loss distributions (dp-accounting)"

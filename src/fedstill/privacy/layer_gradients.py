@@ -1,6 +1,6 @@
 """Per-record gradients of one layer, from its input and the gradient of its output.
 
-Each parameter's come as a piece that knows their squared lengths and their weighted sum, from the same numbers.
+The gradients of one parameter are a `Piece`, which computes their squared lengths and weighted sum.
 """
 
 import math
@@ -15,8 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A parameter's gradient for each record, in ``k`` slices; ``arrange`` gives a sum ``(k, m)`` its shape."""
+class RecordGradients:
+    """A parameter's gradient for each record in ``k`` slices; ``arrange`` turns a sum ``(k, m)`` into its shape."""
 
     rows: Float32[Tensor, "k n m"]
     arrange: Callable[[Tensor], Tensor]
@@ -27,14 +27,14 @@ class Rows:
         total: Tensor = lengths.square().sum(0)
         return total
 
-    def weighted(self, factors: Float32[Tensor, " n"], kept: Tensor | None) -> Tensor:
-        """The sum over records of ``factors[i]`` times its gradient; ``kept`` are the rows to look at, None for all."""
-        rows = self.rows if kept is None else self.rows[:, kept]
+    def weighted(self, factors: Float32[Tensor, " n"], chosen: Tensor | None) -> Tensor:
+        """The sum of gradients times ``factors``, over the ``chosen`` records; None for all."""
+        rows = self.rows if chosen is None else self.rows[:, chosen]
         return self.arrange(torch.stack([factors @ part for part in rows]))
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterProducts:
     """A linear layer's weight gradient for each record: ``outputs[i] inputs[i]^T``."""
 
     outputs: Float32[Tensor, "n p"]
@@ -46,17 +46,17 @@ class Outer:
         lengths = (torch.linalg.vector_norm(t, dim=1, dtype=torch.float64) for t in (self.outputs, self.inputs))
         return math.prod(lengths, start=torch.ones((), dtype=torch.float64)).square()
 
-    def weighted(self, factors: Float32[Tensor, " n"], kept: Tensor | None) -> Tensor:
-        """The sum over records of ``factors[i]`` times its gradient; ``kept`` are the rows to look at, None for all."""
-        g, a = (self.outputs, self.inputs) if kept is None else (self.outputs[kept], self.inputs[kept])
+    def weighted(self, factors: Float32[Tensor, " n"], chosen: Tensor | None) -> Tensor:
+        """The sum of gradients times ``factors``, over the ``chosen`` records; None for all."""
+        g, a = (self.outputs, self.inputs) if chosen is None else (self.outputs[chosen], self.inputs[chosen])
         return ((factors[:, None] * g).T @ a).view(self.shape)
 
 
-Piece = Rows | Outer
+Piece = RecordGradients | OuterProducts
 
 
 def supported(m: nn.Module) -> bool:
-    """Whether `gradients_of` knows this layer; no subclass, which might do something else."""
+    """Whether `gradients_of` covers this layer; False for subclasses, which might compute something else."""
     if not {name for name, _ in m.named_parameters(recurse=False)} <= {"weight", "bias"} or is_parametrized(m):
         return False
     if type(m) is nn.Conv2d:
@@ -67,9 +67,9 @@ def supported(m: nn.Module) -> bool:
     return type(m) in (nn.Linear, nn.GroupNorm, nn.LayerNorm)
 
 
-def rows_of(gradient: Float32[Tensor, "n ..."]) -> Rows:
-    """The gradients of a parameter of any shape, written out for each record."""
-    return Rows(gradient.flatten(1)[None], lambda total: total.view(gradient.shape[1:]))
+def rows_of(gradient: Float32[Tensor, "n ..."]) -> RecordGradients:
+    """Given per-record gradients of a parameter of any shape."""
+    return RecordGradients(gradient.flatten(1)[None], lambda total: total.view(gradient.shape[1:]))
 
 
 def gradients_of(m: nn.Module, a: Float32[Tensor, "n ..."], g: Float32[Tensor, "n ..."]) -> dict[str, Piece]:
@@ -108,18 +108,18 @@ def _by_position(t: Float32[Tensor, "n ..."], m: nn.LayerNorm) -> Float32[Tensor
 
 def _linear(a: Float32[Tensor, "n *t d"], g: Float32[Tensor, "n *t p"], shape: torch.Size) -> Piece:
     if a.ndim == 2:
-        return Outer(g, a, shape)
+        return OuterProducts(g, a, shape)
     return rows_of(torch.bmm(g.flatten(1, -2).mT, a.flatten(1, -2)))
 
 
 _FEW = 16
-"""Products with fewer columns than this are slow."""
+"""Number of columns below which matrix products are slow."""
 
 
 def _conv(m: nn.Conv2d, a: Float32[Tensor, "n c h w"], g: Float32[Tensor, "n k h2 w2"]) -> Piece:
     """A convolution's weight gradient for each record: the input's patches times ``g``.
 
-    With steps of one pixel and many channels, patches are written out in one direction only: moved in the other, they
+    With stride 1 and many channels, patches are unfolded in one direction only: shifted in the other direction, they
     are the same rows.
     """
     (n, c), (k, height, width), (kh, kw) = a.shape[:2], g.shape[1:], m.kernel_size
@@ -131,11 +131,11 @@ def _conv(m: nn.Conv2d, a: Float32[Tensor, "n c h w"], g: Float32[Tensor, "n k h
         patches = padded.unfold(2, kh, m.stride[0]).unfold(3, kw, m.stride[1]).permute(0, 1, 4, 5, 2, 3)
         patches = patches.reshape(n, c * kh * kw, height * width)
         if height * width == 1:
-            return Outer(g[:, :, 0], patches[:, :, 0], m.weight.shape)
+            return OuterProducts(g[:, :, 0], patches[:, :, 0], m.weight.shape)
         rows = torch.bmm(patches, g.mT)
-        return Rows(rows.flatten(1)[None], lambda total: total.view(-1, k).T.reshape(m.weight.shape))
+        return RecordGradients(rows.flatten(1)[None], lambda total: total.view(-1, k).T.reshape(m.weight.shape))
     strips = padded.unfold(3, width, 1).transpose(2, 3).contiguous()  # (n, c, kw, rows, width)
     rows = a.new_empty(kh, n, k, c * kw)
     for i, out in enumerate(rows):
         torch.bmm(g, strips[:, :, :, i : i + height].flatten(3).flatten(1, 2).mT, out=out)
-    return Rows(rows.flatten(2), lambda total: total.view(kh, k, c, kw).permute(1, 2, 0, 3))
+    return RecordGradients(rows.flatten(2), lambda total: total.view(kh, k, c, kw).permute(1, 2, 0, 3))

@@ -1,7 +1,7 @@
-"""A client's ledger: each release with its cost, written down before the release is made and within a budget.
+"""A client's ledger: each release and its cost, recorded before the release and limited by a budget.
 
-A ledger is a store, where entries are read and appended, and a rule, which refuses entries. A simulated client's is
-made by `open_ledger`, a real site's by `fedstill.sites.ledger.open_ledger`.
+A ledger has a store, which reads and appends entries, and a rule, which refuses entries. `open_ledger` opens that of a
+simulated client, `fedstill.sites.ledger.open_ledger` that of a real site.
 """
 
 import math
@@ -12,46 +12,47 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from typing_extensions import override
 
 from fedstill import files
 from fedstill.privacy import accounting
 from fedstill.privacy.events import Event, Unit, Words
 
 UNCOUNTABLE = (ArithmeticError, MemoryError, ValueError)
-"""Errors of `total_epsilon` on releases that a client made up."""
+"""Errors that `total_epsilon` may raise on releases that a client invented."""
 
 
 class BudgetExceeded(ValueError):
-    """A release that the budget does not cover; nothing was released."""
+    """The budget does not cover a release; nothing was released."""
 
 
 class Entry(BaseModel):
-    """One release. It holds public facts only: the mechanism's parameters, never a value."""
+    """One release: public facts only, such as the mechanism's parameters, never a value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     exchange: NonNegativeInt
-    """The number of the server's request, from 0."""
+    """Number of the server's request, from 0."""
     step: Annotated[Words, Field(max_length=200)]
-    """The step that released."""
+    """Name of the step."""
     index: NonNegativeInt
-    """The release's number within that step, from 0."""
+    """Number of the release within that step, from 0."""
     mechanism: Annotated[Words, Field(max_length=200)]
-    """The mechanism's name."""
+    """Name of the mechanism."""
     unit: Unit
-    """The unit that it protects."""
+    """Unit that the mechanism protects."""
     event: Event
-    """The event that accountants compose."""
+    """Event that accountants compose."""
     theorem: Annotated[Words, Field(max_length=1000)]
-    """The theorem that the cost rests on."""
+    """Theorem that the cost rests on."""
     adaptive: bool = False
-    """Whether its noise was chosen from earlier releases, so that a filter has to bound the sum."""
+    """Whether the noise was chosen from earlier releases, so that only a filter can bound the sum."""
     part: Annotated[Words, Field(max_length=200)] | None = None
-    """The disjoint part of the client's records that it was made from; None for any of them."""
+    """Disjoint part of the client's records that the release depends on; None for all records."""
 
     @model_validator(mode="after")
     def _labels_only(self) -> Self:
-        # a record that comes or goes may move others into another part; a label that is replaced moves none
+        # adding or removing a record may move others to another part; replacing a label moves none
         if self.part is not None and self.unit != "label":
             raise ValueError(
                 f"part is '{self.part}', but {self.mechanism} protects the unit '{self.unit}'; parts are for "
@@ -73,9 +74,9 @@ def by_part(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def total_epsilon(entries: Sequence[Entry], delta: float, budget: float | None) -> float:
-    """The epsilon at ``delta`` of one client's releases, all of one unit; infinite where none bounds them.
+    """The epsilon at ``delta`` of one client's releases, all of one unit; infinite if they are unbounded.
 
-    Where noise was chosen adaptively it is the epsilon of the Renyi filter of ``budget``, infinite without a budget.
+    If noise was chosen adaptively, it is the epsilon of the Renyi filter of ``budget``, infinite without a budget.
     """
     groups = [[e.event for e in group] for group in by_part(entries)]
     if any(e.adaptive for e in entries):
@@ -85,25 +86,25 @@ def total_epsilon(entries: Sequence[Entry], delta: float, budget: float | None) 
 
 
 def covers(entries: Sequence[Entry], entry: Entry, budget: float | None, delta: float) -> bool:
-    """Whether ``budget`` covers ``entry`` after ``entries``: the epsilon of all releases of its unit stays within it.
+    """Whether the epsilon of a client's releases ``entries`` and ``entry``, of one unit, stays within ``budget``.
 
-    The one answer to that question: a ledger charges by it, and a server asks only clients for whom it is true.
+    Ledgers charge by this function, and servers ask only clients for which it is true.
 
     Args:
         entries: the client's releases so far.
         entry: the next release.
-        budget: the largest epsilon of each unit; None for no limit.
-        delta: where the budget is stated.
+        budget: largest epsilon of each unit; None for no limit.
+        delta: the delta of the budget.
 
     Raises:
-        ValueError: the noise of ``entry`` is chosen adaptively, and no budget is given that a filter could keep.
+        ValueError: the noise of ``entry`` is chosen adaptively and there is no budget, which a filter needs.
     """
     if budget is None:
         refuse_unbudgeted(entry)
         return True
     try:
         return total_epsilon(_of_unit(entries, entry), delta, budget) <= budget
-    except UNCOUNTABLE:  # a client may list any releases to a server, whose run they must not end
+    except UNCOUNTABLE:  # a client may list any releases; they must not end the server's run
         return False
 
 
@@ -113,10 +114,10 @@ def check_budget(entries: Sequence[Entry], entry: Entry, budget: float | None, d
         return
     same = _of_unit(entries, entry)
     total = math.inf if any(e.adaptive for e in same) else total_epsilon(same, delta, budget)
-    what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
+    sum_words = "" if math.isinf(total) else f"; it would come to {total:.4g}"
     raise BudgetExceeded(
         f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
-        f"budget of {budget:g} at delta {delta:g}{what}; nothing was released (raise --budget or noise)"
+        f"budget of {budget:g} at delta {delta:g}{sum_words}; nothing was released (raise --budget or noise)"
     )
 
 
@@ -125,7 +126,7 @@ def _of_unit(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
 
 
 def refuse_unbudgeted(entry: Entry) -> None:
-    """Raise ValueError for an adaptive release; for ledgers without a budget."""
+    """Raise ValueError for an adaptive release, which a ledger without a budget can't allow."""
     if entry.adaptive:
         raise ValueError(
             f"{entry.mechanism} chooses its noise from earlier releases, which only a filter bounds; that needs a "
@@ -134,20 +135,20 @@ def refuse_unbudgeted(entry: Entry) -> None:
 
 
 class Store(Protocol):
-    """Storage of a ledger's entries, on a disk."""
+    """Storage of a ledger's entries on disk."""
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Keep other processes from charging meanwhile."""
+        """Prevent other processes from charging inside the block."""
 
     def read(self) -> list[Entry]:
         """All entries, in order."""
 
     def append(self, entry: Entry) -> None:
-        """Write one more."""
+        """Write one more entry."""
 
 
 Rule = Callable[[Sequence[Entry], Entry], None]
-"""``rule(entries, entry)`` raises `BudgetExceeded` where ``entry`` must not follow ``entries``."""
+"""``rule(entries, entry)`` raises `BudgetExceeded` if ``entry`` must not follow ``entries``."""
 
 
 @final
@@ -155,10 +156,10 @@ class Ledger:
     """The releases of one client.
 
     Args:
-        store: keeps the entries.
-        rule: refuses entries.
-        repeatable: whether noise is that of a simulation: a step that is run again then makes the same release again,
-            which costs nothing new. Real noise is new each time and is charged each time.
+        store: storage of the entries.
+        rule: check of each new entry.
+        repeatable: whether noise is simulated: a step that is run again then makes the same release again, which costs
+            nothing. Real noise is new each time and is charged each time.
     """
 
     def __init__(self, store: Store, rule: Rule, *, repeatable: bool = False) -> None:
@@ -168,11 +169,11 @@ class Ledger:
         self.entries = store.read()
 
     def charge(self, entry: Entry) -> None:
-        """Write ``entry`` down; call this before the release is made.
+        """Record ``entry``; call this before the release.
 
         Raises:
-            BudgetExceeded: when the rule refuses it; nothing is charged then.
-            ValueError: when its noise is chosen adaptively and there is no budget that a filter could keep.
+            BudgetExceeded: the rule refuses the entry; nothing is charged.
+            ValueError: its noise is chosen adaptively and there is no budget, which a filter needs.
         """
         with self._store.lock():
             self.entries = self._store.read()  # other processes may have charged
@@ -183,47 +184,36 @@ class Ledger:
             self.entries.append(entry)
 
     def of_exchange(self, exchange: int) -> list[dict[str, Any]]:
-        """The releases made for one request, as they go into its reply."""
+        """The releases for one request, as its reply lists them."""
         return [e.model_dump(mode="json") for e in self.entries if e.exchange == exchange]
 
 
-class FileStore:
-    """A file of one JSON line per entry, which one process at a time writes.
-
-    Raises:
-        Damaged: when a line is no entry.
-    """
+class FileStore(Store):
+    """A file with one JSON line per entry and a single writer; raises `Damaged` if a line is no entry."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         try:
             self._entries = [Entry(**line) for line in files.read_json_lines(place)]
         except (ValidationError, TypeError) as error:
-            # a ledger that can't be read must not be taken for an empty one
+            # a ledger that can't be read must not count as empty
             raise files.Damaged(f"{place} is damaged; nothing more is released from here") from error
 
+    @override
     def lock(self) -> AbstractContextManager[None]:
-        """No lock: nobody else writes."""
         return nullcontext()
 
+    @override
     def read(self) -> list[Entry]:
-        """All entries, in order."""
         return list(self._entries)
 
+    @override
     def append(self, entry: Entry) -> None:
-        """Write one more."""
         self._place.parent.mkdir(parents=True, exist_ok=True)
         files.append_json(self._place, entry.model_dump(mode="json"))
         self._entries.append(entry)
 
 
 def open_ledger(place: Path, *, delta: float, budget: float | None = None, repeatable: bool = False) -> Ledger:
-    """The ledger of one client in one run.
-
-    Args:
-        place: a file of one JSON line per release.
-        delta: the delta that the budget is stated at, in (0, 1).
-        budget: the largest epsilon (of each unit) that all releases may cost together; None for no limit.
-        repeatable: see `Ledger`.
-    """
+    """The ledger of one simulated client in one run, in the file ``place``; arguments as in `covers` and `Ledger`."""
     return Ledger(FileStore(place), partial(check_budget, budget=budget, delta=delta), repeatable=repeatable)

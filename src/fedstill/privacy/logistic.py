@@ -1,8 +1,8 @@
-"""Logistic regression heads on frozen features: those whose noise a theorem covers, and the published ones.
+"""Logistic regression heads on frozen features: sound ones, whose noise a theorem covers, and the published ones.
 
-The sound heads differ from FedAUXfdp's (Hoech, Rischke, Mueller, Samek 2022): a fixed public penalty beside the sum of
-losses, clipping instead of division by the data's own norm, a public class list, and a sensitivity without the class
-count. The published ones are there for comparison and guarantee nothing.
+The sound heads differ from FedAUXfdp's (Hoech, Rischke, Mueller, Samek 2022): a fixed public penalty added to the sum
+of losses, clipping instead of division by the data's own norm, a public class list, and a sensitivity without the class
+count. The published heads are for comparison and have no guarantee.
 """
 
 import math
@@ -43,9 +43,9 @@ def extend(h: Float[Tensor, "n p"], radius: float | None, bias: float) -> Float6
 def logits(
     head: Float[Tensor, "*classes p+1"], h: Float[Tensor, "n p"], radius: float | None, bias: float
 ) -> Float64[Tensor, "n *classes"]:
-    """What a released head says of features ``(n, p)``: ``(n, classes)``, or ``(n,)`` of a `BinaryHead`.
+    """Logits of a released head on features ``(n, p)``: ``(n, classes)``, or ``(n,)`` of a `BinaryHead`.
 
-    ``radius`` and ``bias`` are the mechanism's; a published head has no radius.
+    ``radius`` and ``bias`` are those of the mechanism; a published head has no radius.
     """
     wide = head.to(torch.float64)
     return extend(h, radius, bias) @ (wide.T if wide.ndim == 2 else wide)
@@ -53,9 +53,9 @@ def logits(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Head(GaussianMechanism[Rows, Value]):
-    """What both sound heads share: the objective's constants, and Chaudhuri's lemma."""
+    """The shared part of both sound heads: constants of the objective, and the sensitivity."""
 
-    steepness: ClassVar[float]  # |p - e_y| at most: the length of one loss's gradient by |x|
+    steepness: ClassVar[float]  # bound of |p - e_y|, the length of one loss's gradient divided by |x|
     penalty: float
     radius: float
     noise_multiplier: float
@@ -70,12 +70,12 @@ class _Head(GaussianMechanism[Rows, Value]):
 
     @property
     def sensitivity(self) -> float:
-        """How far one record, added or removed, moves the coefficients at most.
+        """Largest change of the coefficients (Euclidean length) when one record is added or removed.
 
         Lemma 7 of Chaudhuri, Monteleoni, Sarwate 2011 (JMLR 12): the objective J is penalty-strongly convex. Let
         J' = J + CE_new, with minimisers beta and beta'. As grad J(beta') = -grad CE_new(beta'),
         |beta - beta'| <= |grad CE_new(beta')| / penalty. That gradient is (p - e_y) (x) x. For several classes
-        |p - e_y|^2 <= 2; for one vector |sigmoid - y| <= 1; and |x| <= 1. Each of the two solutions found is within
+        |p - e_y|^2 <= 2; for one vector |sigmoid - y| <= 1; and |x| <= 1. Each of the solver's two solutions is within
         tolerance / penalty of its minimiser.
         """
         return (self.steepness + 2 * self.tolerance) / self.penalty * ROUNDING
@@ -91,7 +91,7 @@ class _Head(GaussianMechanism[Rows, Value]):
         )
 
     def extended(self, h: Float[Tensor, "n p"]) -> Float64[Tensor, "n p+1"]:
-        """Features as the head sees them: clipped, with the constant feature; of length at most 1."""
+        """The head's inputs: clipped features with the constant feature, of length at most 1."""
         return extend(h, self.radius, self.bias)
 
 
@@ -100,12 +100,12 @@ class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
     """A multinomial logistic regression on clipped features, with Gaussian noise.
 
     Attributes:
-        num_classes: rows of the release; the class list is public, whether a class occurs or not.
-        penalty: of half the squared length of all coefficients, beside the SUM of losses. Positive, public.
+        num_classes: number of rows of the release. The class list is public: absent classes have a row too.
+        penalty: factor of half the squared length of all coefficients, added to the SUM of losses. Positive, public.
         radius: largest length of a feature row; longer ones are scaled down. Positive, public.
-        noise_multiplier: standard deviation of the noise by ``sensitivity``.
+        noise_multiplier: standard deviation of the noise divided by ``sensitivity``.
         bias: the constant feature, in ``[0, 1)``.
-        tolerance: norm of the gradient that the solver reaches.
+        tolerance: largest norm of the gradient at the solver's solution.
     """
 
     steepness: ClassVar[float] = math.sqrt(2)
@@ -116,35 +116,35 @@ class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
         _check_classes(self.num_classes)
 
     def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
-        """Features ``(n, p)`` and classes ``(n,)`` to coefficients ``(num_classes, p + 1)``, the constant's last."""
+        """Coefficients ``(num_classes, p + 1)``, the constant's last, from features ``(n, p)`` and classes ``(n,)``."""
         x = self.extended(rows[0])
         return self.noised(solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance), noise)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BinaryHead(_Head[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
-    """A logistic regression that tells private records from public ones: ``P[private | x] = sigmoid(logit)``.
+    """A logistic regression that separates private from public records: ``P[private | x] = sigmoid(logit)``.
 
     Attributes:
-        negatives: features ``(m, p)`` of the PUBLIC records, which must not depend on anything private.
-        penalty: as the others, see `LogisticHead`.
+        negatives: features ``(m, p)`` of the PUBLIC records, which must not depend on anything private. All other
+            attributes are as in `LogisticHead`.
     """
 
     steepness: ClassVar[float] = 1.0
     negatives: Float[Tensor, "m p"]
 
     def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:
-        """Private features ``(n, p)`` to coefficients ``(p + 1,)``, the constant's last."""
+        """Coefficients ``(p + 1,)``, the constant's last, from private features ``(n, p)``."""
         x, labels = _against(rows, self.negatives)
         return self.noised(solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance), noise)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PublishedHead(Mechanism[Rows, Value]):
-    """The heads as published, without a guarantee.
+    """The shared part of both published heads, which have no guarantee.
 
     Hoech, Rischke, Mueller, Samek 2022 ("FedAUXfdp"), equation 2 and theorem 1: mean loss plus ``lam/2 |beta|^2``,
-    features divided by the data's own longest, the classic formula's noise.
+    features divided by the longest one in the data, noise by the classic formula.
 
     Attributes:
         lam: the paper's lambda.
@@ -184,21 +184,23 @@ class _PublishedHead(Mechanism[Rows, Value]):
         return f"none holds: {self.event.reason}" if isinstance(self.event, Unbounded) else ""
 
     def _released(self, h: Tensor, labels: Tensor, classes: int | None, claimed: float, noise: Noise) -> Tensor:
-        """The head on data divided by its longest row, as it applies to features that are not divided."""
+        """The head trained on rows divided by the longest one, rescaled so that it applies to undivided features."""
         if len(h) == 0:
             raise ValueError("a published head has 0 records; it needs at least 1")
         h = torch.where(torch.isfinite(h).all(1, keepdim=True), h, 0.0).to(torch.float64)
         longest = max(float(h.norm(dim=1).max()), 1e-300)
         x, penalty = extend(h, longest, self.bias), self.lam * (len(h) if self.scaling == "paper" else 1)
         beta = solve_binary(x, labels, penalty) if classes is None else solve(x, labels, classes, penalty)
-        std = claimed / (self.lam * len(h)) * published_noise(self.epsilon, self.delta)  # for every epsilon, as there
+        std = (
+            claimed / (self.lam * len(h)) * published_noise(self.epsilon, self.delta)
+        )  # for every epsilon, as in the paper
         beta = beta + std * noise.gaussian(beta.shape).to(beta.device)
         return torch.cat([beta[..., :-1] * (math.sqrt(1 - self.bias**2) / longest), beta[..., -1:]], -1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedLogisticHead(_PublishedHead[Labelled, Float64[Tensor, "classes p+1"]]):
-    """The published class head; its noise claims sensitivity ``2 sqrt(C_k) / (lam n)`` of ``C_k`` local classes."""
+    """The published class head; its noise assumes sensitivity ``2 sqrt(C_k) / (lam n)`` for ``C_k`` local classes."""
 
     num_classes: int
     _leaks = ", and so does the number of local classes; classes that do not occur show as rows of zeros"
@@ -208,7 +210,7 @@ class PublishedLogisticHead(_PublishedHead[Labelled, Float64[Tensor, "classes p+
         _check_classes(self.num_classes)
 
     def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
-        """Features ``(n, p)`` and classes ``(n,)`` to coefficients for `logits` without a radius."""
+        """Coefficients for `logits` without a radius, from features ``(n, p)`` and classes ``(n,)``."""
         h, labels = rows
         check_labels(h, labels, self.num_classes)
         local, within = torch.unique(labels, return_inverse=True)
@@ -219,18 +221,21 @@ class PublishedLogisticHead(_PublishedHead[Labelled, Float64[Tensor, "classes p+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublishedBinaryHead(_PublishedHead[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
-    """The published score head against ``negatives`` ``(m, p)``; it claims ``2 / (lam n)``, ``n`` counting both."""
+    """The published score head against public rows ``negatives`` ``(m, p)``.
+
+    Its noise assumes sensitivity ``2 / (lam n)``, where ``n`` counts private and public rows.
+    """
 
     negatives: Float[Tensor, "m p"]
 
     def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:
-        """Private features ``(n, p)`` to coefficients for `logits` without a radius."""
+        """Coefficients for `logits` without a radius, from private features ``(n, p)``."""
         x, labels = _against(rows, self.negatives)
         return self._released(x, labels, None, 2.0, noise)
 
 
 def _against(rows: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Private rows with label 1, public ones with label 0."""
+    """Private rows with label 1, then public rows with label 0."""
     if rows.ndim != 2 or negatives.ndim != 2 or rows.shape[1] != negatives.shape[1]:
         raise ValueError(f"rows {tuple(rows.shape)} and negatives {tuple(negatives.shape)}; both must be (any, p)")
     x = torch.cat([rows, negatives.to(rows)])

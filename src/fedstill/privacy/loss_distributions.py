@@ -1,4 +1,4 @@
-"""Composition by dp-accounting, in a module of its own because that library takes long to load."""
+"""Composition by dp-accounting, in a separate module because that library loads slowly."""
 
 import math
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from fedstill.privacy.events import Event, Pure, Unbounded, Unit
 
 
 def dp_event(event: Event) -> dp_accounting.DpEvent:
-    """The event in dp-accounting's terms.
+    """The same event as a class of dp-accounting.
 
-    A pure mechanism stands as binary randomised response of its epsilon, which dominates every epsilon-DP mechanism
-    (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2): with probability ``p = 2 / (1 + e^epsilon)`` a fair coin.
+    A pure mechanism becomes binary randomised response of its epsilon, which dominates every epsilon-DP mechanism
+    (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2): a fair coin with probability ``p = 2 / (1 + e^epsilon)``.
     """
     if isinstance(event, Pure):
         return dp_accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
@@ -26,11 +26,7 @@ def dp_event(event: Event) -> dp_accounting.DpEvent:
 
 
 def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
-    """The epsilon of all ``events`` together at ``delta``.
-
-    Raises:
-        ValueError: an event has no accountant for this unit.
-    """
+    """The epsilon of all ``events`` together at ``delta``; ValueError if an event has no accountant for ``unit``."""
     relation = dp_accounting.NeighboringRelation
     accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
     for event in events:

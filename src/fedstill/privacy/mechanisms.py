@@ -1,8 +1,11 @@
-"""Mechanisms: each takes records, bounds their influence itself, and says what it costs and why.
+"""Privacy mechanisms.
 
-No caller can break a mechanism's claim: clipping happens inside, noise comes with it, and the event that is charged is
-computed from the same numbers. Neighbouring data sets differ by one record that is added or removed, unless a
-mechanism's unit is "label". A noise multiplier is noise by sensitivity; 0 is allowed, adds none and guarantees nothing.
+Formal guarantees:
+
+* A mechanism clips its input itself and computes its noise and its event from the same numbers, so a caller can't
+  break its claim.
+* Neighbouring data sets differ by one record that is added or removed, unless the mechanism's unit is "label".
+* A noise multiplier is the noise's standard deviation divided by the sensitivity; 0 adds no noise and has no guarantee.
 """
 
 import math
@@ -23,36 +26,32 @@ Value = TypeVar("Value", covariant=True)
 
 
 class Mechanism(ABC, Generic[Rows, Value]):
-    """A randomised function of records.
-
-    Attributes:
-        unit: what its guarantee protects.
-    """
+    """A randomised function of records; ``unit`` is the unit that its guarantee protects."""
 
     unit: ClassVar[Unit] = "record"
 
     @property
     @abstractmethod
     def event(self) -> Event:
-        """What one release costs."""
+        """The cost of one release."""
 
     @property
     @abstractmethod
     def theorem(self) -> str:
-        """One sentence: the sensitivity, and the theorem that the cost rests on."""
+        """One sentence on the sensitivity and the theorem that the cost rests on."""
 
     @abstractmethod
     def __call__(self, rows: Rows, noise: Noise) -> Value:
-        """Release: bound every record's influence, add noise."""
+        """The release: bounds every record's influence and adds noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """Labels that no theorem covers, and why: as they are, or through ``inner``.
+    """Labels without a guarantee.
 
     Attributes:
-        reason: what a guarantee says in place of an epsilon.
-        inner: what is done to the labels; None leaves them as they are.
+        reason: reason why there is no guarantee.
+        inner: mechanism that changes the labels; None leaves them unchanged.
     """
 
     unit: ClassVar[Unit] = "label"
@@ -70,42 +69,38 @@ class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
         return "none"
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
-        """Labels ``(n,)`` to labels."""
+        """The labels, through ``inner`` if there is one."""
         return rows if self.inner is None else self.inner(rows, noise)
 
 
 def gaussian_event(noise_multiplier: float, sampling: float = 1.0, count: int = 1) -> Event:
-    """What Gaussian noise costs, ``count`` times on Poisson samples; none at all costs everything."""
+    """The cost of ``count`` releases with Gaussian noise on Poisson samples; unbounded without noise."""
     if noise_multiplier > 0:
         return Gaussian(noise_multiplier=noise_multiplier, sampling=sampling, count=count)
     return Unbounded(reason="the release carries no noise")
 
 
 def check_noise(noise_multiplier: float) -> None:
-    """Raise ValueError unless ``noise_multiplier`` is a finite number from 0."""
+    """Raise ValueError unless ``noise_multiplier`` is finite and at least 0."""
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier is {noise_multiplier}; it must be a finite number from 0")
 
 
 def check_positive(name: str, value: float) -> None:
-    """Raise ValueError unless ``value`` is a finite number above 0."""
+    """Raise ValueError unless ``value`` is finite and above 0."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} is {value}; it must be a positive number")
 
 
 class GaussianMechanism(Mechanism[Rows, Value]):
-    """A mechanism with Gaussian noise of ``noise_multiplier`` times its sensitivity; 0 adds none.
-
-    Attributes:
-        noise_multiplier: standard deviation of the noise by `sensitivity`.
-    """
+    """A mechanism with Gaussian noise, whose standard deviation is ``noise_multiplier`` times the sensitivity."""
 
     noise_multiplier: float
 
     @property
     @abstractmethod
     def sensitivity(self) -> float:
-        """How far neighbouring data sets move the release at most, in Euclidean length."""
+        """Largest Euclidean distance between the exact values on neighbouring data sets."""
 
     @property
     @override
@@ -113,15 +108,14 @@ class GaussianMechanism(Mechanism[Rows, Value]):
         return gaussian_event(self.noise_multiplier)
 
     def noised(self, exact: Tensor, noise: Noise) -> Tensor:
-        """``exact`` with the noise that the event charges for."""
+        """The exact value plus the noise that the event charges for."""
         return exact + self.noise_multiplier * self.sensitivity * noise.gaussian(exact.shape).to(exact.device)
 
 
 def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]:
-    """Rows in float64, scaled down to length ``radius`` where they are longer.
+    """Rows in float64; longer ones are scaled down to length ``radius``, up to rounding, which `ROUNDING` covers.
 
-    Lengths are at most ``radius`` up to rounding, which `ROUNDING` covers. A row that is not finite becomes 0: it must
-    neither spoil a release nor show in it.
+    A row that is not finite becomes 0, so that it neither spoils a release nor shows in it.
     """
     wide = rows.to(torch.float64)
     wide = torch.where(torch.isfinite(wide).all(1, keepdim=True), wide, 0.0)
@@ -130,17 +124,12 @@ def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]
 
 
 ROUNDING = 1 + 1e-9
-"""Sensitivities are multiplied by this, so that rounding in float64 can't exceed them."""
+"""Factor of sensitivities, so that rounding in float64 can't exceed them."""
 
 
 @dataclass(frozen=True)
 class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
-    """The sum of rows clipped to length ``radius``, with Gaussian noise.
-
-    Attributes:
-        radius: largest length of a row; longer ones are scaled down. Positive, public.
-        noise_multiplier: standard deviation of the noise by ``radius``.
-    """
+    """The sum of rows clipped to length ``radius`` (positive, public), with Gaussian noise."""
 
     radius: float
     noise_multiplier: float
@@ -151,7 +140,7 @@ class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
 
     @property
     def sensitivity(self) -> float:
-        """One row's largest length."""
+        """The largest length of one row."""
         return self.radius * ROUNDING
 
     @property
@@ -163,20 +152,15 @@ class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
         )
 
     def __call__(self, rows: Float[Tensor, "n d"], noise: Noise) -> Float64[Tensor, " d"]:
-        """``(n, d)`` to ``(d,)``."""
+        """The sum ``(d,)`` of rows ``(n, d)``."""
         return self.noised(clipped(rows, self.radius).sum(0), noise)
 
 
 @dataclass(frozen=True)
 class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Float64[Tensor, "classes d"]]):
-    """For each class the sum of its rows clipped to length ``radius``, with Gaussian noise.
+    """For each class the sum of its rows clipped to length ``radius`` (positive, public), with Gaussian noise.
 
-    The class list is public: every class has its row in the release, whether it occurs or not.
-
-    Attributes:
-        num_classes: rows of the release.
-        radius: largest length of a row; longer ones are scaled down. Positive, public.
-        noise_multiplier: standard deviation of the noise by ``radius``.
+    The class list is public: the release has a row for each of ``num_classes`` classes, even for absent ones.
     """
 
     num_classes: int
@@ -189,7 +173,7 @@ class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
 
     @property
     def sensitivity(self) -> float:
-        """One row's largest length; it enters one class."""
+        """The largest length of one row, which enters one class."""
         return self.radius * ROUNDING
 
     @property
@@ -203,7 +187,7 @@ class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
     def __call__(
         self, rows: tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], noise: Noise
     ) -> Float64[Tensor, "classes d"]:
-        """Rows ``(n, d)`` and their classes ``(n,)`` to ``(num_classes, d)``."""
+        """The sums ``(num_classes, d)`` of rows ``(n, d)`` with classes ``(n,)``."""
         values, labels = rows
         total = torch.zeros(self.num_classes, values.shape[1], dtype=torch.float64, device=values.device)
         total.index_add_(0, labels, clipped(values, self.radius))
@@ -212,12 +196,7 @@ class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
 
 @dataclass(frozen=True)
 class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
-    """How many records each class has, with Gaussian noise.
-
-    Attributes:
-        num_classes: entries of the release.
-        noise_multiplier: standard deviation of the noise; the sensitivity is 1.
-    """
+    """The number of records of each class, with Gaussian noise."""
 
     num_classes: int
     noise_multiplier: float
@@ -236,5 +215,5 @@ class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes
         return "one record changes one count by 1, the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)"
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Float64[Tensor, " classes"]:
-        """Classes ``(n,)`` to counts ``(num_classes,)``, which may be fractional or negative."""
+        """Counts ``(num_classes,)`` of classes ``(n,)``; noise may make them fractional or negative."""
         return self.noised(torch.bincount(rows, minlength=self.num_classes).to(torch.float64), noise)

@@ -1,11 +1,10 @@
-"""Sums of per-record gradients, each clipped to a length, without holding all of them.
+"""Sums of clipped per-record gradients, without storing the gradients of all records.
 
 Book-keeping (Bu, Wang, Zha, Karypis 2023, arXiv:2210.00038): one forward pass and one backward pass that stops at the
-layers' outputs. A layer's inputs and the gradients of its outputs give each record's squared length; the weighted sum
-comes from what gave the length, so that rounding can't make one disagree with the other. Where a layer looks at one
-position of a record, length and sum follow from input and gradient alone; where it looks at several, the
-gradient of that layer is made for each record of a chunk. The length of several positions could also be had from their
-inner products, which rounding makes worthless where positions cancel: a record could be longer than it seems.
+layers' outputs. A layer's inputs and the gradients of its outputs give each record's squared length and the weighted
+sum. Both are computed from the same values, so that rounding can't make them disagree. If a layer sees one position of
+a record, its inputs and gradients suffice; if it sees several, its gradient is computed for each record of a chunk.
+Ghost norms (inner products of positions) are not used: where positions cancel, rounding makes them too short.
 """
 
 from collections import Counter
@@ -25,19 +24,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedstill.privacy.layer_gradients import Piece, gradients_of, rows_of, supported
 
 PerRecordLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps a batch's model output, inputs and labels to one loss per record ``(n,)``; a record's depends on it alone."""
-
+"""Function of a batch's model output, inputs and labels that returns the losses ``(n,)``, each of one record alone."""
 _CHUNK = 64
-"""Records of one pass: their activations should stay in the cache."""
-
-_KEPT_BYTES = 128 * 2**20
-"""Per-record gradients of one pass take no more than this, if one record's do not."""
-
-_HAIR = 2.0**-21
-"""Clipped gradients are shorter than allowed by this share, so that rounding in float32 can't make them longer."""
-
+"""Number of records in one pass, small enough for activations to stay in the CPU's cache."""
+_MEMORY = 128 * 2**20
+"""Largest size in bytes of the per-record gradients of one pass, unless one record needs more."""
+_MARGIN = 2.0**-21
+"""Share by which clipped gradients are shorter than allowed, so that rounding in float32 can't make them longer."""
 _LEAST = 1e-30
-"""A record that had to be scaled by less counts as 0: float32 has no digits left there."""
+"""Smallest scaling factor; a record that needs a smaller one counts as 0, as float32 has no digits left."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +48,17 @@ class _Call:
 class ClippedGradients:
     """Sums over records of a model's clipped gradients.
 
-    Linear and convolutional layers, group, instance and layer normalisation have the fast way of this module. Any other
-    layer with trainable parameters, a layer used twice, shared parameters and a model that mixes the records of a batch
-    lead to ``torch.func`` for the whole model, where each record is seen alone.
+    Linear and convolutional layers, group, instance and layer normalisation use the fast algorithm of this module. Any
+    other layer with trainable parameters, a layer used twice, shared parameters, or a model that mixes the records of a
+    batch make the whole model use ``torch.func``, which runs the model on each record alone.
 
     Args:
-        model: used in place, in the mode and on the device that it has; gets no gradients and keeps no hooks.
-        fast: False for ``torch.func`` anyway.
+        model: the model, used in its current mode and on its device; it is left without gradients and hooks.
+        fast: False always uses ``torch.func``.
 
     Attributes:
-        shapes: of the trainable parameters, in the order of ``model.parameters()``.
-        device: where they are.
+        shapes: shapes of the trainable parameters, in the order of ``model.parameters()``.
+        device: device of the parameters.
 
     Raises:
         ValueError: nothing is trainable, or a layer normalises by the batch (see `check_alone`).
@@ -81,30 +76,25 @@ class ClippedGradients:
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         owners = Counter(id(p) for layer in self._layers for p in layer.parameters(recurse=False))
         self._fast = fast and all(supported(m) for m in self._layers) and max(owners.values()) == 1
-        held = (p for m in self._layers for p in m.parameters(recurse=False) if not isinstance(m, nn.Linear))
-        size = sum(p.numel() for p in (held if self._fast else self._weights))
-        self._chunk = max(1, min(_CHUNK, _KEPT_BYTES // (4 * size + 1)))
+        stored = (p for m in self._layers for p in m.parameters(recurse=False) if not isinstance(m, nn.Linear))
+        size = sum(p.numel() for p in (stored if self._fast else self._weights))
+        self._chunk = max(1, min(_CHUNK, _MEMORY // (4 * size + 1)))
 
     def clipped_sum(
         self, x: Float[Tensor, "n ..."], y: Tensor, clip: float, loss: PerRecordLoss
     ) -> tuple[list[Tensor], Float64[Tensor, " n"]]:
         """The sum over records of ``g_i min(1, clip / |g_i|)``, and the lengths ``|g_i|`` over all parameters.
 
-        A record whose gradient is not finite, or longer than ``1e30 clip``, counts as 0. No record's part is longer
-        than ``clip``, rounding included; the sum itself is rounded as float32 sums are.
+        The sum is one tensor for each trainable parameter, in the order of ``model.parameters()``.
 
-        Args:
-            x: inputs.
-            y: labels, ``n`` of them.
-            clip: largest length. Positive.
-            loss: see `PerRecordLoss`.
+        Formal guarantees:
 
-        Returns:
-            One tensor for each trainable parameter in the order of ``model.parameters()``, and the lengths ``(n,)``.
+        * No record's term is longer than ``clip``, rounding included; the sum itself is rounded as float32 sums are.
+        * A record whose gradient is not finite, or longer than ``1e30 clip``, counts as 0.
         """
 
         def factors(norms: Tensor, _start: int) -> Tensor:
-            scale = (clip * (1 - _HAIR) / norms).clamp_max(1.0)
+            scale = (clip * (1 - _MARGIN) / norms).clamp_max(1.0)
             return torch.where(scale >= _LEAST, scale, 0.0)
 
         return self._sum(x, y, loss, factors)
@@ -123,22 +113,19 @@ class ClippedGradients:
         norms = [torch.zeros(0, dtype=torch.float64, device=totals[0].device)]
         for start in range(0, len(x), self._chunk):
             some = slice(start, start + self._chunk)
-            pieces = self._pieces(x[some], y[some], loss)
+            fast = self._by_layers(x[some], y[some], loss) if self._fast else None
+            pieces = fast or self._by_records(x[some], y[some], loss)
             squares = [piece.squares() for piece in pieces]
             norms.append(torch.stack(squares).sum(0).sqrt())
             finite = torch.isfinite(norms[-1])
             f = torch.where(finite, factors(norms[-1], start), 0.0).to(totals[0].dtype)
-            kept = None if bool(finite.all()) else finite.nonzero()[:, 0]  # 0 times NaN is not 0
+            chosen = None if bool(finite.all()) else finite.nonzero()[:, 0]  # 0 times NaN is not 0
             for total, piece in zip(totals, pieces, strict=True):
-                total += piece.weighted(f if kept is None else f[kept], kept)
+                total += piece.weighted(f if chosen is None else f[chosen], chosen)
         return totals, torch.cat(norms)
 
-    def _pieces(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece]:
-        """Every parameter's gradients."""
-        return (self._by_layers(x, y, loss) if self._fast else None) or self._by_records(x, y, loss)
-
     def _by_layers(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece] | None:
-        """From the layers' inputs and the gradients of their outputs; None where that could be wrong."""
+        """Gradients from the layers' inputs and the gradients of their outputs; None if that could be wrong."""
         calls: list[_Call] = []
         if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers):
             return None
@@ -154,7 +141,7 @@ class ClippedGradients:
         if not self._complete(calls, losses):
             return None
         edges = [call.output for call in calls]
-        if new:  # a batch that is not the first dimension, or one whose records meet
+        if new:  # the first dimension may not be the batch, or the model may mix records
             ends = [*edges, get_gradient_edge(start)] if start.requires_grad else edges
             one = torch.autograd.grad(losses[0], ends, retain_graph=True, allow_unused=True)
             if any(g is not None and bool((g[1:] != 0).any()) for g in one):
@@ -162,15 +149,15 @@ class ClippedGradients:
             self._checked = all(g is not None and bool((g[0] != 0).any()) for g in one)
         gradients = torch.autograd.grad(losses.sum(), edges)
         with torch.no_grad():
-            found = {
+            by_parameter = {
                 id(getattr(call.layer, name)): piece
                 for call, g in zip(calls, gradients, strict=True)
                 for name, piece in gradients_of(call.layer, call.input, g).items()
             }
-        return [found[id(w)] for w in self._weights]
+        return [by_parameter[id(w)] for w in self._weights]
 
     def _complete(self, calls: list[_Call], losses: Tensor) -> bool:
-        """Whether each trainable parameter was used once, by its layer, for all records, on inputs still there."""
+        """Whether each trainable parameter was used once, by its layer, for all records, on inputs still unchanged."""
         once = Counter(id(call.layer) for call in calls) == Counter(id(layer) for layer in self._layers)
         whole = all(c.input._version == c.version and len(c.input) == len(losses) and _batched(c) for c in calls)
         if not (once and whole and losses.grad_fn is not None):
@@ -187,12 +174,12 @@ class ClippedGradients:
         return all(uses[id(w)] == 1 for w in self._weights)
 
     def _by_records(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece]:
-        """From a function of one record, by ``torch.func``."""
+        """Gradients by ``torch.func``, of each record alone."""
 
         def alone(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
             one = record[None]
-            found: Tensor = loss(functional_call(self._model, weights, (one,)), one, label[None])
-            return found.sum()
+            losses: Tensor = loss(functional_call(self._model, weights, (one,)), one, label[None])
+            return losses.sum()
 
         weights = {name: w.detach() for name, w in zip(self._names, self._weights, strict=True)}
         gradients = vmap(grad(alone), (None, 0, 0), randomness="different")(weights, x, y)
@@ -200,7 +187,7 @@ class ClippedGradients:
 
 
 def check_alone(model: nn.Module) -> None:
-    """Raise ValueError if a layer of ``model`` normalises by the batch, or keeps statistics of the records it saw."""
+    """Raise ValueError if a layer of ``model`` normalises by the batch or updates running statistics."""
     for name, m in model.named_modules():
         by_batch = isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
         if by_batch or isinstance(m, _InstanceNorm) and m.training and m.track_running_stats:
@@ -217,14 +204,14 @@ def _batched(call: _Call) -> bool:
 
 @contextmanager
 def _watched(layers: list[nn.Module], calls: list[_Call]) -> Iterator[None]:
-    """Inside the block every use of a layer is added to ``calls``."""
+    """Record every use of a layer inside the block in ``calls``."""
 
-    def note(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+    def record(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
         if given and output.requires_grad:
-            # the edge, not the tensor: what follows may change that in place
+            # the edge, not the tensor, which later layers may change in place
             calls.append(_Call(layer, given[0], given[0]._version, get_gradient_edge(output)))
 
-    hooks = [layer.register_forward_hook(note) for layer in layers]
+    hooks = [layer.register_forward_hook(record) for layer in layers]
     try:
         yield
     finally:

@@ -1,19 +1,21 @@
-"""Randomised response for labels: plain, among the k likeliest classes, and with the best k for a prior.
+"""Randomised response for labels: among all classes, the k likeliest (RRTop-k), or the best k (RRWithPrior).
 
 Ghazi, Golowich, Kumar, Manurangsi, Zhang, "Deep learning with label differential privacy", NeurIPS 2021
 (arXiv:2102.06062), algorithms 1 (RRTop-k) and 2 (RRWithPrior).
 
 Differs from the paper:
 
-* ties are broken by a fixed rule that knows no label: of equally likely classes the smaller index comes first, of
-  equally good k the largest wins (equal up to `_TIE`, so that rounding decides nothing);
-* ``e^-epsilon`` is never below `_TINY`, so a label that could be kept can always be changed too.
+* ties are broken without looking at a label: of equally likely classes the smaller index comes first, of equally good
+  k the largest wins (equal up to `_TIE`, so that rounding does not decide);
+* ``e^-epsilon`` is never below `_TINY`, so every label that may stay may also change.
 
-Differs from the authors' code: ``w_k`` has the paper's denominator. Theirs counts k from 0 in it, which for a uniform
-prior and small epsilon gives the same output for every label.
+Differs from the authors' code: ``w_k`` has the paper's denominator. Theirs counts k from 0, which for a uniform prior
+and small epsilon gives the same output for every label.
 
-Neighbours differ by one record's label. The prior may depend on public features and on earlier releases of other
-records, never on the label that it helps to randomise.
+Formal guarantees:
+
+* The release is epsilon-DP for neighbours that differ by one record's label.
+* It holds if the prior depends on public features and earlier releases of other records only, not on the label.
 """
 
 import math
@@ -43,7 +45,7 @@ def top_k(priors: Float[Tensor, "n classes"], epsilon: float) -> Int64[Tensor, "
     label drawn from the prior; no epsilon-DP randomiser keeps it more often than the best k does (theorem 3).
 
     Args:
-        priors: from 0, positive sums; rows are divided by their sums.
+        priors: entries of at least 0; each row is divided by its sum, which must be positive.
         epsilon: above 0.
 
     Raises:
@@ -60,13 +62,8 @@ def probabilities(
 ) -> Float64[Tensor, "n input output"]:
     """The output distribution of RRTop-k for every true label (algorithm 1), exact up to float64's rounding.
 
-    Args:
-        priors: as in `top_k`.
-        epsilon: above 0.
-        k: in ``1 .. classes``, one for all or one for each row; without it each row's `top_k`.
-
-    Raises:
-        ValueError: an argument is out of its range.
+    ``k`` is in ``1 .. classes``, one for all rows or one for each; None for each row's `top_k`. Other arguments and
+    errors are those of `top_k`.
     """
     size = _sizes(priors, epsilon, k)[:, None, None]
     rank = _order(priors).argsort(1)
@@ -79,12 +76,7 @@ def probabilities(
 
 @dataclass(frozen=True)
 class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """Every label is kept with probability ``e^epsilon / (e^epsilon + num_classes - 1)``, else any other one.
-
-    Attributes:
-        num_classes: at least 1.
-        epsilon: above 0.
-    """
+    """A label stays with probability ``e^epsilon / (e^epsilon + num_classes - 1)``, else becomes any other, uniformly."""
 
     unit: ClassVar[Unit] = "label"
     num_classes: int
@@ -109,11 +101,7 @@ class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
         )
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
-        """Labels to randomised labels.
-
-        Raises:
-            ValueError: a label is outside ``0 .. num_classes - 1``.
-        """
+        """The randomised labels; ValueError for a label outside ``0 .. num_classes - 1``."""
         _check_labels(rows, (rows.numel(), self.num_classes))
         order = torch.arange(self.num_classes, device=rows.device).expand(len(rows), -1)
         return _drawn(rows, order, torch.full_like(rows, self.num_classes), self.epsilon, noise)
@@ -121,15 +109,13 @@ class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
 
 @dataclass(frozen=True, eq=False)
 class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """Randomised response among each record's likeliest classes; a label that is none of them gives any of them.
-
-    How many these are is what keeps the label most often if the prior is right (RRWithPrior), or ``k`` (RRTop-k).
+    """Randomised response among each record's k likeliest classes; any other label becomes one of them, uniformly.
 
     Attributes:
         epsilon: above 0.
-        prior: ``(n, classes)``, a row for each record, as in `top_k`. Must not depend on the labels it is used for.
-        k: in ``1 .. classes``, the same for all records. With 1 the release is the prior's likeliest class and says
-            nothing of the label.
+        prior: ``(n, classes)``, a row for each record, as in `top_k`. Must not depend on the labels.
+        k: in ``1 .. classes``, the same for all records (RRTop-k); None for each record's `top_k` (RRWithPrior). With 1
+            the release is the prior's likeliest class and does not depend on the label.
     """
 
     unit: ClassVar[Unit] = "label"
@@ -157,11 +143,7 @@ class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
         )
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
-        """Labels to randomised labels, one for each row of the prior.
-
-        Raises:
-            ValueError: there isn't one label for each row, or one is outside ``0 .. classes - 1``.
-        """
+        """The randomised labels; ValueError unless there is one in ``0 .. classes - 1`` for each row of the prior."""
         _check_labels(rows, self.prior.shape)
         return _drawn(rows, _order(self.prior), _sizes(self.prior, self.epsilon, self.k), self.epsilon, noise)
 
@@ -175,10 +157,10 @@ def _drawn(
 ) -> Int64[Tensor, " n"]:
     """RRTop-k with the first ``k`` classes of ``order``; two draws for each record, whatever its label.
 
-    The first draw says whether the label is changed, the second picks evenly among what it can change to. An output is
-    impossible for one label only if it is for all: outputs come from the first k ranks by construction, and a draw u on
-    the 53-bit grid is below the probability of a change at least as often as it should be, never less: rounding can
-    only make the release more private.
+    The first draw decides whether the label changes, the second picks uniformly among the classes it can change to. An
+    output that is impossible for one label is impossible for all: outputs come from the first k ranks. A draw u on the
+    53-bit grid is below the probability of a change at least as often as it should be, so rounding can only make the
+    release more private.
     """
     first, second = noise.uniform((2, len(labels))).to(labels.device)
     rank = (order == labels[:, None]).to(torch.int64).argmax(1)  # every class is in its row once
@@ -192,7 +174,7 @@ def _drawn(
 
 
 def _order(priors: Float[Tensor, "n classes"]) -> Int64[Tensor, "n classes"]:
-    """Classes from the largest prior to the smallest, of equal ones the smaller index first."""
+    """Classes from the largest prior to the smallest; among equal ones, the smaller index first."""
     return _normalised(priors).sort(dim=1, descending=True, stable=True).indices
 
 
@@ -229,7 +211,7 @@ def _sizes(priors: Float[Tensor, "n classes"], epsilon: float, k: Int64[Tensor, 
 
 
 def _odds(k: Int64[Tensor, "*shape"], epsilon: float) -> Float64[Tensor, "*shape"]:
-    """How many times likelier than not a label among the k likeliest is changed: ``(k - 1) e^-epsilon``."""
+    """The odds that a label among the k likeliest classes changes: ``(k - 1) e^-epsilon``."""
     return (k - 1).to(torch.float64) * _inverse(epsilon)
 
 

@@ -1,4 +1,4 @@
-"""Values that went through a privacy mechanism, and what was done to them afterwards."""
+"""Values that a privacy mechanism has released, and their post-processing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Released(Generic[T]):
-    """A value that may leave: `Client.release` made it, or it was computed from such values and public ones only.
+    """A value that may leave a client: from `Client.release`, or computed from such values and public ones only.
 
-    Post-processing costs nothing (Dwork, Roth 2014, proposition 2.1): ``released.map(f)`` is released as well. ``f``
-    must not look at records; that is the one promise a method's author gives.
+    Post-processing costs nothing (Dwork, Roth 2014, proposition 2.1): ``released.map(f)`` is released as well. A
+    method's author promises that ``f`` does not use any record; nothing checks it.
     """
 
     value: T

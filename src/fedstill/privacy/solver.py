@@ -1,6 +1,7 @@
-"""Penalised logistic regression, solved to the bottom: what a solver leaves undone, a private head has to cover.
+"""A precise solver of penalised logistic regression: preconditioned L-BFGS.
 
-Preconditioned L-BFGS in float64, with products in float32 between exact corrections.
+The sensitivity of a private head includes the solver's residual, so the residual must be tiny. Iterates are float64;
+products with the features are float32 between exact corrections.
 """
 
 import math
@@ -12,15 +13,15 @@ from torch import Tensor
 from fedstill.privacy.mechanisms import check_positive
 from fedstill.seeds import stream
 
-RANK, MEMORY, STEPS = 32, 20, 2000  # of the preconditioner, of the quasi-Newton method; its limit
+RANK, MEMORY, STEPS = 32, 20, 2000  # rank of the preconditioner; number of stored steps; largest number of steps
 
 
 class NotConverged(ValueError):
-    """The solver stopped above its tolerance, so no sensitivity holds for what it found."""
+    """The solver stopped above its tolerance, so no sensitivity holds for its result."""
 
 
 class _Pairs:
-    """The last steps and what they changed in the gradient: L-BFGS in its compact form.
+    """The last steps and the changes of the gradient: L-BFGS in its compact form.
 
     Byrd, Nocedal, Schnabel 1994, equation (2.6), arranged so that the initial inverse Hessian is applied once.
     """
@@ -33,8 +34,8 @@ class _Pairs:
 
     def add(self, step: Tensor, change: Tensor) -> None:
         if self.end == 2 * MEMORY:
-            for kept in (self.steps, self.changes):
-                kept[:MEMORY] = kept[MEMORY:].clone()
+            for rows in (self.steps, self.changes):
+                rows[:MEMORY] = rows[MEMORY:].clone()
             self.products[:MEMORY, :MEMORY] = self.products[MEMORY:, MEMORY:].clone()
             self.end = MEMORY
         self.steps[self.end], self.changes[self.end] = step.flatten(), change.flatten()
@@ -42,7 +43,7 @@ class _Pairs:
         self.products[: self.end, self.end - 1] = self.steps[: self.end] @ self.changes[self.end - 1]
 
     def direction(self, gradient: Tensor, kronecker: "_Kronecker") -> Tensor:
-        """Minus the gradient by the approximate inverse Hessian."""
+        """Minus the product of the approximate inverse Hessian and the gradient."""
         if not self.end:
             return -kronecker.solve(gradient)
         recent = slice(max(0, self.end - MEMORY), self.end)
@@ -58,18 +59,13 @@ class _Pairs:
 class _Kronecker:
     """The Hessian ``sum_i (diag p_i - p_i p_i') (x) x_i x_i' + penalty I``, its sum as one Kronecker product.
 
-    As in K-FAC: the sum of class matrices times the weighted mean over features. Of the latter only the top
-    eigenvectors (Halko, Martinsson, Tropp 2011, algorithm 4.4 with one pass).
+    As in K-FAC, it is the sum of class matrices times the weighted mean over features. For the latter, only the top
+    eigenvectors are used (Halko, Martinsson, Tropp 2011, algorithm 4.4 with one pass), from each ``every``-th row.
     """
 
     def __init__(
-        self,
-        x: Float[Tensor, "n d"],
-        p: Float64[Tensor, "classes n"],
-        penalty: float,
-        every: int = 1,
+        self, x: Float[Tensor, "n d"], p: Float64[Tensor, "classes n"], penalty: float, every: int = 1
     ) -> None:
-        """The features see every ``every``-th row alone."""
         x = x[::every]
         d = x.shape[1]
         self.penalty = penalty
@@ -96,9 +92,9 @@ class _Kronecker:
 
 
 def _eigen(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
-    """Eigenvalues and eigenvectors of a symmetric matrix without negative ones."""
+    """Eigenvalues and eigenvectors of a symmetric positive semidefinite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
-    if not vectors.isfinite().all():  # LAPACK's divide and conquer says NaN of some float32 matrices of rank 1
+    if not vectors.isfinite().all():  # LAPACK's divide and conquer gives NaN for some float32 matrices of rank 1
         vectors, values, _ = torch.linalg.svd(matrix)
     return values, vectors
 
@@ -112,19 +108,19 @@ def solve(
     tolerance: float = 1e-9,
     start: Float64[Tensor, "classes d"] | None = None,
 ) -> Float64[Tensor, "classes d"]:
-    """The minimiser of ``sum_i CE(softmax(beta x_i), y_i) + penalty/2 |beta|^2``, every coordinate penalised.
+    """The minimiser of ``sum_i CE(softmax(beta x_i), y_i) + penalty/2 |beta|^2``, with every coordinate penalised.
 
-    L-BFGS that starts from `_Kronecker`. Products with the features are in float32 but only ever give changes of logits
-    and gradient, which add up in float64; the float64 gradient is taken anew whenever it fell a millionfold, and in the
-    end, so the tolerance holds for it.
+    L-BFGS preconditioned by `_Kronecker`. Products with the features are float32, but they only give changes of logits
+    and gradient, which add up in float64. The gradient is computed anew in float64 whenever its norm has fallen by a
+    factor of a million, and at the end, so the tolerance holds for the exact gradient.
 
     Args:
         features: ``(n, d)``, finite; ``n`` may be 0.
         labels: ``(n,)``, in ``[0, num_classes)``.
-        num_classes: rows of the result, whether they occur or not.
+        num_classes: number of rows of the result; absent classes have a row too.
         penalty: positive.
         tolerance: largest Euclidean norm of the gradient at the result.
-        start: ``(num_classes, d)``, where to start; 0 otherwise.
+        start: initial coefficients ``(num_classes, d)``; None for 0.
 
     Returns:
         ``(num_classes, d)``, at most ``tolerance / penalty`` from the exact minimiser.
@@ -149,7 +145,7 @@ def solve(
             return beta
         if not math.isfinite(size):
             break
-        if done in (0, 16):  # a sample of rows will do for the first; a long search deserves today's probabilities
+        if done in (0, 16):  # first from a sample of rows; in a long search once more, from all rows
             kronecker = _Kronecker(narrow, p, penalty, 1 if done else max(1, len(x) // (20 * RANK)))
         elif size > 1e-4 * first:
             kronecker.update(p)
@@ -177,7 +173,7 @@ def _line_search(
     slope: float,
     curvature: float,
 ) -> tuple[float, Float64[Tensor, "classes n"]]:
-    """A length of step where the convex objective's slope is at most a fifth of ``slope``, and the probabilities there.
+    """A step length at which the convex objective's slope is at most a fifth of ``slope``, and the probabilities there.
 
     The slope at ``t`` is ``slope + <softmax(logits + t change) - p, change> + t curvature``: a bracketed secant.
     """
@@ -220,5 +216,5 @@ def check_labels(features: Tensor, labels: Tensor, num_classes: int) -> None:
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(f"features {tuple(features.shape)}, labels {tuple(labels.shape)}; must be (n, d) and (n,)")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        found = f"{int(labels.min())} to {int(labels.max())}"
-        raise ValueError(f"labels run from {found}; with {num_classes} classes they must lie in 0 to {num_classes - 1}")
+        span = f"{int(labels.min())} to {int(labels.max())}"
+        raise ValueError(f"labels run from {span}; with {num_classes} classes they must lie in 0 to {num_classes - 1}")

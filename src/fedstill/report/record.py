@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.journal import Refusal
-from fedstill.privacy.guarantee import Guarantee, none
+from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.runs.folder import Images, RunFolder, existing
 
-_NONE = none("", simulated=False)
+_NONE = no_guarantee("", simulated=False)
 
 
 @dataclass(frozen=True, eq=False)
