@@ -103,29 +103,29 @@ def test_perfect_separation_proves_what_the_number_of_runs_allows() -> None:
 def test_canaries_of_heads_move_them_by_nearly_the_sensitivity() -> None:
     """Else an audit that passes would say little."""
     head = LogisticHead(num_classes=10, penalty=0.3, radius=1.0, noise_multiplier=1.0, bias=0.0)
-    lone = benchmark.class_head(1, audit.Silence())
+    lone = benchmark.class_head(1, audit.NoNoise())
     assert 0.93 * head.sensitivity < lone.alone(True) - lone.alone(False) <= head.sensitivity
     binary = BinaryHead(negatives=torch.zeros(1, 1), penalty=0.05, radius=1.0, noise_multiplier=1.0, bias=0.0)
-    score = benchmark.score_head(1, audit.Silence())
+    score = benchmark.score_head(1, audit.NoNoise())
     assert 0.9 * binary.sensitivity < score.alone(True) - score.alone(False) <= binary.sensitivity
 
 
 def test_releases_of_one_set_of_canaries_differ_and_masks_decide() -> None:
-    canaries = audit.rows_apart(
+    canaries = audit.row_canaries(
         lambda rows, noise: rows.sum(0) + noise.gaussian((3,)), torch.eye(3), Simulated(stream(0))
     )
     mask = torch.tensor([True, False, True])
     assert not torch.equal(canaries.release(mask), canaries.release(mask))
-    exact = audit.rows_apart(lambda rows, noise: rows.sum(0), torch.eye(3), audit.Silence())
+    exact = audit.row_canaries(lambda rows, noise: rows.sum(0), torch.eye(3), audit.NoNoise())
     assert exact.score(exact.release(mask)).tolist() == [1, 0, 1]
-    assert audit.together([exact, exact], [1.0, 2.0]).alone(True) == 3
+    assert audit.joint([exact, exact], [1.0, 2.0]).alone(True) == 3
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: lower_bound(10, 11, 5, 0.0), "5 right of 11 guesses on 10 canaries"),
-        (lambda: lower_bound(10, 5, 6, 0.0), "6 right of 5 guesses"),
+        (lambda: lower_bound(10, 11, 5, 0.0), "5 correct of 11 guesses on 10 canaries"),
+        (lambda: lower_bound(10, 5, 6, 0.0), "6 correct of 5 guesses"),
         (lambda: lower_bound(10, 5, 5, 1.0), "delta 1.0"),
         (lambda: lower_bound(10, 5, 5, 0.0, 1.0), "confidence 1.0"),
         (lambda: one_run(shifted(10, 1.0, 0), 5, stream(0), delta=0.0), "5 guesses on 10 canaries; they must be even"),

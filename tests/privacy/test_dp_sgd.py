@@ -15,7 +15,7 @@ from scipy.stats import binomtest, chi2
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.audit.gradients import along, gradient_canaries
+from fedstill.audit.gradients import directional_derivatives, gradient_canaries
 from fedstill.audit.lower_bounds import Canaries, one_run
 from fedstill.models.convnet import ConvNet
 from fedstill.privacy.accounting import epsilon, gaussian_noise
@@ -260,7 +260,7 @@ Step = Callable[[Trainable, Noise], dict[str, Tensor]]
 def test_the_score_is_the_product_of_update_and_gradient() -> None:
     model, rows = net(), digits(6)
     direction = {name: torch.randn(p.shape, generator=stream(0)) for name, p in model.named_parameters()}
-    found = along(model, direction, rows.inputs(), rows.labels, per_record_cross_entropy)
+    found = directional_derivatives(model, direction, rows.inputs(), rows.labels, per_record_cross_entropy)
     for i in range(6):
         one = per_record_cross_entropy(model(rows.inputs()[i : i + 1]), rows.inputs(), rows.labels[i : i + 1])
         gradients = torch.autograd.grad(one.sum(), list(model.parameters()))

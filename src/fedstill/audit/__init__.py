@@ -1,1 +1,1 @@
-"""Audits: empirical lower bounds on the epsilon of a mechanism."""
+"""Audits of mechanisms: empirical lower bounds on epsilon."""

@@ -1,7 +1,8 @@
-"""Audits: lower bounds on epsilon that attacks on a mechanism's own code prove.
+"""Lower bounds on epsilon, from attacks on a mechanism's own code.
 
-A bound above the claim proves the claim false. Two audits: one run with many canaries (cheap enough for a training, but
-far below the truth) and many runs with one canary (close to it). Both see a mechanism as `Canaries` only.
+A bound above the claimed epsilon refutes the claim. `one_run` audits one run with many canaries: it is cheap enough for
+a training, but its bound is far below the true epsilon. `many_runs` audits many runs with one canary: its bound is
+close to the true epsilon. Both know a mechanism as `Canaries` only.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from scipy.special import expit, ndtri
 from scipy.stats import beta, binom
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
+from typing_extensions import override
 
 from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.seeds import Noise
@@ -27,12 +29,12 @@ Labelled = tuple[Float64[Tensor, "n d"], Int64[Tensor, " n"]]
 
 @dataclass(frozen=True)
 class Canaries(Generic[V]):
-    """Records whose presence an attacker who knows all the others tries to tell from a release.
+    """Records whose presence an attacker tries to infer from a release; the attacker knows all other records.
 
     Attributes:
-        count: how many there are, m.
-        release: from a mask ``(m,)`` of those included to what the mechanism releases, with fresh noise each time.
-        score: from a release to ``(m,)``, larger for canaries that look included.
+        count: number of canaries, m.
+        release: maps a mask ``(m,)`` of the included canaries to the mechanism's release, with fresh noise each time.
+        score: maps a release to scores ``(m,)``, larger for canaries that look included.
     """
 
     count: int
@@ -40,7 +42,7 @@ class Canaries(Generic[V]):
     score: Callable[[V], Float[Tensor, " m"]]
 
     def alone(self, included: bool) -> float:
-        """The first canary's score in a release with it alone, or with none: what `many_runs` asks for."""
+        """The first canary's score in a release without other canaries, with or without it; for `many_runs`."""
         mask = torch.zeros(self.count, dtype=torch.bool)
         mask[0] = included
         return float(self.score(self.release(mask))[0])
@@ -48,7 +50,7 @@ class Canaries(Generic[V]):
 
 @dataclass(frozen=True)
 class AuditResult:
-    """Lower bound on epsilon from one run, with the numbers of guesses and of right ones."""
+    """Lower bound on epsilon from one run, with the numbers of guesses and of correct guesses."""
 
     epsilon: float
     guesses: int
@@ -64,7 +66,7 @@ class ManyRunsResult:
 
 
 def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Largest probability of ``correct`` right ``guesses`` on ``m`` canaries of an (epsilon, delta)-DP mechanism.
+    """Largest probability of ``correct`` or more correct ``guesses`` on ``m`` canaries under (epsilon, delta)-DP.
 
     Steinke, Nasr, Jagielski 2023 (arXiv:2305.08846), theorem 5.2: with ``W ~ Bin(r, e^epsilon / (1 + e^epsilon))`` at
     most ``P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i``. Not capped at 1.
@@ -77,21 +79,24 @@ def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) ->
 
 
 def lower_bound(m: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon that ``correct`` right ones of ``guesses`` guesses on ``m`` canaries rule out.
+    """The largest epsilon that ``correct`` correct guesses out of ``guesses`` on ``m`` canaries refute.
 
     Args:
-        m: canaries, each included by a fair coin of its own.
-        guesses: fixed before the scores were seen.
-        correct: right guesses.
-        delta: of the claim, in ``[0, 1)``.
-        confidence: that the bound is below the truth; for the best of k guesses, ``1 - (1 - confidence) / k`` each.
+        m: number of canaries, each included by a fair coin of its own.
+        guesses: number of guesses, fixed before the scores are seen.
+        correct: number of correct guesses.
+        delta: the claimed delta, in ``[0, 1)``.
+        confidence: probability that the bound is below the true epsilon. To report the best of k audits, use
+            ``1 - (1 - confidence) / k`` for each.
 
     Raises:
         ValueError: a number is out of its range.
     """
     if not (0 <= correct <= guesses <= m and 0 <= delta < 1 and 0 < confidence < 1):
-        given = f"{correct} right of {guesses} guesses on {m} canaries, delta {delta}, confidence {confidence}"
-        raise ValueError(f"{given}; counts must be at most the next, delta in [0, 1), confidence in (0, 1)")
+        raise ValueError(
+            f"{correct} correct of {guesses} guesses on {m} canaries, delta {delta}, confidence {confidence}; these "
+            "counts must not decrease, delta must be in [0, 1) and confidence in (0, 1)"
+        )
 
     def refuted(epsilon: float) -> bool:
         return p_value(m, guesses, correct, epsilon, delta) <= 1 - confidence
@@ -108,12 +113,12 @@ def lower_bound(m: int, guesses: int, correct: int, delta: float, confidence: fl
 def one_run(
     canaries: Canaries[V], guesses: int, rng: torch.Generator, *, delta: float, confidence: float = 0.95
 ) -> AuditResult:
-    """Audit by one release: the ``guesses / 2`` highest scores are guessed to be in, as many of the lowest to be out.
+    """Audit one release: guess that the ``guesses / 2`` highest scores are included and as many of the lowest not.
 
     Args:
-        canaries: the mechanism; one canary more or less must be what its guarantee calls neighbours.
-        guesses: even, at most as many as canaries, chosen beforehand.
-        rng: throws the coins; nothing else may draw from it.
+        canaries: the attack; data sets that differ by one canary must be neighbours in the mechanism's guarantee.
+        guesses: an even number, at most the number of canaries, chosen beforehand.
+        rng: generator of the inclusion coins; nothing else may draw from it.
         delta: see `lower_bound`.
         confidence: see `lower_bound`.
 
@@ -129,19 +134,19 @@ def one_run(
 
 
 def many_runs(score: Callable[[bool], float], runs: int, *, delta: float, confidence: float = 0.95) -> ManyRunsResult:
-    """Audit by independent releases with a record and without it: how well does a threshold on the score tell them?
+    """Audit independent releases with and without a record by a threshold on the score.
 
-    The threshold that does best on the first half of the runs is judged on the second, where both error rates are
-    bounded by Clopper and Pearson. An (epsilon, delta)-DP mechanism has ``FPR e^epsilon + FNR >= 1 - delta``, also with
+    The threshold with the best bound on the first half of the runs is tested on the second half, where both error rates
+    have Clopper-Pearson bounds. An (epsilon, delta)-DP mechanism has ``FPR e^epsilon + FNR >= 1 - delta``, also with
     the two exchanged (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2.1). A mu-Gaussian one, which the
     composition of Gaussian events without sampling is, has ``Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu`` (Dong, Roth, Su
     2019, arXiv:1905.02383, equation 6; as an audit: Nasr et al. 2023, arXiv:2302.07956): far fewer runs refute that.
 
     Args:
-        score: of one fresh release, with the record or without it; larger when it looks included.
-        runs: releases in each world, at least 2.
-        delta: of the claim, in ``[0, 1)``; 0 leaves ``gaussian`` 0.
-        confidence: of each bound.
+        score: the score of one fresh release with the record or without it, larger if it looks included.
+        runs: number of releases with the record and of releases without it, each at least 2.
+        delta: the claimed delta, in ``[0, 1)``; for 0 the result's ``gaussian`` is 0.
+        confidence: confidence of each bound.
 
     Raises:
         ValueError: a number is out of its range.
@@ -161,29 +166,29 @@ def _bounds(scores: Floats, thresholds: Floats, delta: float, confidence: float)
     """Lower bounds on epsilon and on mu at each threshold, from scores without (row 0) and with the record (row 1)."""
     n, (out, present) = scores.shape[1], scores
     wrong = np.stack([(out >= thresholds[:, None]).sum(1), (present < thresholds[:, None]).sum(1)])
-    # each error rate's upper bound takes half of what may go wrong; of n errors in n it is 1
+    # each error rate's upper bound fails with half of 1 - confidence; for n errors in n it is 1
     fpr, fnr = np.where(wrong < n, beta.ppf((1 + confidence) / 2, wrong + 1, np.maximum(n - wrong, 1)), 1.0)
     ratio = np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
     return np.log(np.maximum(ratio, 1e-300)), -ndtri(fpr) - ndtri(fnr)
 
 
-# --- canaries of this package's mechanisms, each in a direction of its own
+# --- canaries for the mechanisms of fedstill.privacy, each in a direction of its own
 
 
-def rows_apart(
+def row_canaries(
     mechanism: Callable[[Tensor, Noise], Tensor], rows: Float[Tensor, "m d"] | Int64[Tensor, " m"], noise: Noise
 ) -> Canaries[Float64[Tensor, " d"]]:
-    """Canary i moves entry i of the release, which is its score.
+    """Canaries of which number i changes entry i of the release; that entry is its score.
 
-    `NoisySum` and `BinaryHead` (against `opponents`) with rows ``radius * eye(m)``, `Histogram` with ``arange(m)``.
+    Rows are ``radius * eye(m)`` for `NoisySum` and `BinaryHead` (with `opposing_rows`), ``arange(m)`` for `Histogram`.
     """
     return Canaries(len(rows), lambda included: mechanism(rows[included], noise), lambda value: value[: len(rows)])
 
 
-def class_sums(
+def class_sum_canaries(
     mechanism: Callable[[Labelled, Noise], Tensor], num_classes: int, rows: Float[Tensor, "m m"], noise: Noise
 ) -> Canaries[Float64[Tensor, "classes m"]]:
-    """Of `ClassSums`: as `rows_apart`, the classes by turns."""
+    """Canaries for `ClassSums`: as `row_canaries`, with the classes in turn."""
     each = torch.arange(len(rows))
     labels = each % num_classes
     return Canaries(
@@ -193,21 +198,21 @@ def class_sums(
     )
 
 
-def opponents(count: int, each: int, length: float) -> Float64[Tensor, "n m"]:
-    """``each`` short rows along every canary's axis: a head that fits them to another class gives canaries leverage.
+def opposing_rows(count: int, each: int, length: float) -> Float64[Tensor, "n m"]:
+    """``each`` short rows along every canary's axis, for another class than the canary's.
 
-    Together they pull logits far, yet curve the objective little: a canary moves its minimiser by nearly the most.
+    Together they move the logits far but add little curvature, so a canary moves the head by nearly the sensitivity.
     """
     return length * torch.eye(count, dtype=torch.float64).repeat(each, 1)
 
 
-def class_heads(
+def class_head_canaries(
     mechanism: Callable[[Labelled, Noise], Tensor], rows: Float64[Tensor, "m m"], others: Tensor, noise: Noise
 ) -> Canaries[Float64[Tensor, "classes d"]]:
-    """Of `LogisticHead`: canaries of class 1 among ``others`` ``(n, m)`` of class 0.
+    """Canaries of class 1 for `LogisticHead`, among ``others`` ``(n, m)`` of class 0.
 
-    The score is ``<(e_1 - p) (x) x, beta>``, ``p`` what the head makes of ``x`` without canaries and noise: along that,
-    minus the gradient of its loss, a canary moves the minimiser.
+    The score is ``<(e_1 - p) (x) x, beta>``; ``p`` are the head's probabilities for ``x`` without canaries and noise.
+    A canary moves the minimiser in that direction, minus the gradient of its loss.
     """
     both = torch.cat([others, rows])
     labels = (torch.arange(len(both)) >= len(others)).to(torch.int64)
@@ -216,21 +221,26 @@ def class_heads(
         chosen = torch.cat([torch.ones(len(others), dtype=torch.bool), included])
         return mechanism((both[chosen], labels[chosen]), noise)
 
-    p = (release(torch.zeros(len(rows), dtype=torch.bool), Silence())[:, : len(rows)] @ rows.T).softmax(0)
+    p = (release(torch.zeros(len(rows), dtype=torch.bool), NoNoise())[:, : len(rows)] @ rows.T).softmax(0)
     factors = normalize(one_hot(torch.tensor(1), len(p))[:, None] - p, dim=0)
     return Canaries(len(rows), release, lambda value: (value[:, : len(rows)] @ rows.T * factors).sum(0))
 
 
-def labels(mechanism: Callable[[Tensor, Noise], Tensor], count: int, noise: Noise) -> Canaries[Int64[Tensor, " m"]]:
-    """Of randomised response: the coin makes a record's label 1 or 0; any other output is no evidence."""
-    evidence: Callable[[Tensor], Tensor] = lambda value: (value == 1).long() - (value == 0).long()  # noqa: E731
-    return Canaries(count, lambda included: mechanism(included.long(), noise), evidence)
+def label_canaries(
+    mechanism: Callable[[Tensor, Noise], Tensor], count: int, noise: Noise
+) -> Canaries[Int64[Tensor, " m"]]:
+    """Canaries for randomised response: an included record has label 1, another one 0; other outputs score 0."""
+    return Canaries(
+        count,
+        lambda included: mechanism(included.long(), noise),
+        lambda value: (value == 1).long() - (value == 0).long(),
+    )
 
 
-def together(parts: Sequence[Canaries[Any]], weights: Sequence[float]) -> Canaries[tuple[Any, ...]]:
-    """Of several releases about the same canaries: the sum of their scores, each by its weight.
+def joint(parts: Sequence[Canaries[Any]], weights: Sequence[float]) -> Canaries[tuple[Any, ...]]:
+    """Several releases of the same canaries; the score is the weighted sum of their scores.
 
-    Best are weights of what a canary adds to the score by the score's variance, as in a Gaussian likelihood ratio.
+    The best weight is a canary's effect on the score divided by the score's variance (a Gaussian likelihood ratio).
     """
 
     def score(values: tuple[Any, ...]) -> Tensor:
@@ -239,11 +249,11 @@ def together(parts: Sequence[Canaries[Any]], weights: Sequence[float]) -> Canari
     return Canaries(parts[0].count, lambda included: tuple(part.release(included) for part in parts), score)
 
 
-class Silence:
-    """No noise: what the attacker computes."""
+class NoNoise(Noise):
+    """Zeros in place of noise, for computations of the attacker."""
 
+    @override
     def gaussian(self, shape: Sequence[int]) -> Tensor:
-        """Zeros."""
         return torch.zeros(*shape, dtype=torch.float64)
 
     uniform = gaussian

@@ -1,4 +1,4 @@
-"""Labelled images from anywhere (:func:`load`), and the rules that deal them to clients (:func:`split`)."""
+"""Labelled images from many sources (:func:`load`), and the rules that deal them to clients (:func:`split`)."""
 
 from fedstill.data.names import KNOWN as KNOWN
 from fedstill.data.partition import class_counts as class_counts

@@ -1,12 +1,11 @@
-"""Arrays decoded once: a checksummed folder of memory-mapped ``.npy`` files.
+"""The cache of decoded data sets: folders of memory-mapped ``.npy`` files with checksums.
 
-A cache entry is one folder: ``<name>.npy`` for each array and ``meta.json`` with the state of the source it was made
-from, a SHA-256 of every array file and some facts. It is written next to its place and renamed into it under a file
-lock, so a reader sees a whole entry or none and two processes never decode the same source twice.
+A cache entry is one folder: ``<name>.npy`` for each array, and ``meta.json`` with the source's state, a SHA-256 of
+every array file and other facts. It is written under another name and renamed while a file lock is held, so a reader
+sees a whole entry or none, and two processes never decode the same source twice.
 
-Every read checks every byte against its checksum. That costs about 0.1 s for CIFAR-10 (184 MB), bytes which the run is
-about to use anyway, and it finds any damage: truncation, a changed size, a flipped bit. A damaged entry, one of another
-format version and one whose source has changed since are rebuilt.
+Every read checks all checksums, which takes about 0.1 s for CIFAR-10 (184 MB). An entry is rebuilt if it is damaged,
+has another format version, or its source has changed.
 """
 
 import hashlib
@@ -23,18 +22,18 @@ import numpy as np
 from filelock import FileLock
 
 FORMAT = 1
-"""Raised whenever an entry written by an older version must not be read any more."""
+"""Version of the format; entries of another version are rebuilt."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What a cache folder holds.
+class CacheEntry:
+    """The content of a cache folder.
 
     Attributes:
-        arrays: by file-safe name; as read back, copy-on-write views of the mapped files.
-        facts: whatever else belongs to the data, as JSON can say it.
+        arrays: arrays by file-safe name; after reading, copy-on-write views of the mapped files.
+        facts: other values, as JSON.
     """
 
     arrays: dict[str, np.ndarray]
@@ -46,24 +45,24 @@ def default_folder() -> Path:
     return Path(os.environ.get("FEDSTILL_CACHE") or "~/.cache/fedstill").expanduser()
 
 
-def cached(folder: Path, source: str, build: Callable[[], Entry]) -> tuple[Entry, str]:
-    """Read the entry in ``folder``; make it with ``build`` if it is missing, damaged or of another ``source``.
+def cached(folder: Path, source: str, build: Callable[[], CacheEntry]) -> tuple[CacheEntry, str]:
+    """The entry in ``folder``, built anew if it is missing, damaged or made from another state of its source.
 
     Args:
         folder: the entry's own folder; its parents are created.
-        source: says in what state the source is; an entry made from another state is stale.
-        build: makes the content; called at most once, and by one process at a time.
+        source: text that changes when the source changes.
+        build: function that decodes the source; called at most once, by one process at a time.
 
     Returns:
-        The entry and its fingerprint: SHA-256 over the checksums of its arrays and its facts, so equal content has an
-        equal fingerprint wherever it came from.
+        The entry and its fingerprint: SHA-256 over the checksums of its arrays and its facts. Equal content has an
+        equal fingerprint, from any source.
 
     Raises:
         ValueError: the cache cannot be written.
     """
-    found = _read(folder, source)
-    if found is not None:
-        return found
+    stored = _read(folder, source)
+    if stored is not None:
+        return stored
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{folder}.lock")
@@ -71,18 +70,18 @@ def cached(folder: Path, source: str, build: Callable[[], Entry]) -> tuple[Entry
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
-        found = _read(folder, source)  # another process may have made it while this one waited
-        if found is None:
+        stored = _read(folder, source)  # another process may have written it meanwhile
+        if stored is None:
             entry = build()
             try:
                 _write(folder, source, entry)
             except OSError as error:
                 raise _unwritable(folder, error) from error
-            found = _read(folder, source)
+            stored = _read(folder, source)
     finally:
         lock.release()
-    assert found is not None, f"{folder} cannot be read back"
-    return found
+    assert stored is not None, f"{folder} cannot be read back"
+    return stored
 
 
 def _unwritable(folder: Path, error: OSError) -> ValueError:
@@ -101,8 +100,8 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(folder: Path, source: str) -> tuple[Entry, str] | None:
-    """The entry, or ``None`` where there is none that can be used."""
+def _read(folder: Path, source: str) -> tuple[CacheEntry, str] | None:
+    """The entry; None if it is missing, damaged or out of date."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         if (meta["format"], meta["source"]) != (FORMAT, source):
@@ -116,17 +115,17 @@ def _read(folder: Path, source: str) -> tuple[Entry, str] | None:
             if _checksum(path) != checksum:
                 raise ValueError(f"{path.name} does not match its checksum")
             arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
-        return Entry(arrays, content["facts"]), fingerprint
+        return CacheEntry(arrays, content["facts"]), fingerprint
     except (OSError, ValueError, KeyError, TypeError) as error:
         if folder.exists():
             _log.warning("rebuilding the damaged cache entry %s: %s", folder, error)
         return None
 
 
-def _write(folder: Path, source: str, entry: Entry) -> None:
-    """Write an entry beside ``folder`` and rename it into place; the caller holds the lock."""
+def _write(folder: Path, source: str, entry: CacheEntry) -> None:
+    """Write an entry under another name and rename it; the caller holds the lock."""
     new, old = (folder.with_name(folder.name + suffix) for suffix in (".new", ".old"))
-    for leftover in (new, old):  # of a process that was killed here
+    for leftover in (new, old):  # from a process that was killed here
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
     for name, array in entry.arrays.items():
@@ -135,6 +134,6 @@ def _write(folder: Path, source: str, entry: Entry) -> None:
     meta = {"format": FORMAT, "source": source, "fingerprint": _fingerprint(content), "content": content}
     (new / "meta.json").write_text(json.dumps(meta, indent=1))
     if folder.exists():
-        folder.rename(old)  # a process that has it mapped keeps its pages
+        folder.rename(old)  # processes that have mapped it keep their pages
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""From tables of encoded images to arrays of one shape, 8 bits a channel, with integer classes."""
+"""Decoding of tables of encoded images into 8-bit arrays of one shape with integer classes."""
 
 import io
 import json
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Split:
-    """One split, decoded.
+    """One decoded split.
 
     Attributes:
         images: uint8, ``(n, channels, height, width)``.
         labels: int64, ``(n,)``.
-        class_names: as the source names them; empty where it does not.
-        columns: the other integer and text columns without gaps, each ``(n,)``.
+        class_names: names from the source; empty if it has none.
+        columns: other integer and text columns without missing values, each ``(n,)``.
     """
 
     images: NDArray[np.uint8]
@@ -43,15 +43,15 @@ def from_table(
     """Decode an Arrow table in the layout of Hugging Face ``datasets``.
 
     Args:
-        table: one column of images (encoded bytes, or a struct of ``bytes`` and ``path``), one of integer classes.
-        where: the split, as error messages call it.
-        image: names the image column may have, best first.
-        label: names the label column may have, best first.
-        folder: what relative image paths are relative to.
+        table: a table with columns of images (encoded bytes, or a struct of ``bytes`` and ``path``) and of classes.
+        where: name of the split for error messages.
+        image: possible names of the image column, best first.
+        label: possible names of the label column, best first.
+        folder: base folder of relative image paths.
 
     Raises:
-        ValueError: no such columns, no records, classes that are not integers, an image that cannot be read or has
-            another size or more colours than the first, 16-bit or transparent images.
+        ValueError: a column is missing, there are no records, classes are not integers, or an image can't be read,
+            differs from the first in size, has more colours, has 16 bits a channel or is transparent.
     """
     import pyarrow as pa
 
@@ -61,9 +61,9 @@ def from_table(
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
     labels = table[label_column]
     if not pa.types.is_integer(labels.type) or labels.null_count:
-        found = f"{labels.null_count} gaps" if pa.types.is_integer(labels.type) else f"type {labels.type}"
+        fault = f"{labels.null_count} gaps" if pa.types.is_integer(labels.type) else f"type {labels.type}"
         raise ValueError(
-            f"column {label_column!r} of {where} has {found}, but classes are integers from 0; number the classes and "
+            f"column {label_column!r} of {where} has {fault}, but classes are integers from 0; number the classes and "
             "drop records without one"
         )
     columns = {
@@ -97,7 +97,7 @@ def _is_id(kind: Any) -> bool:
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...]:
-    """The names in the ``ClassLabel`` feature that ``datasets`` leaves in the schema; empty without one."""
+    """The names in the ``ClassLabel`` feature that ``datasets`` writes into the schema; empty without one."""
     features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     return tuple(features.get(label, {}).get("names") or ())
 
@@ -105,8 +105,7 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, 
 def _decode(cells: Iterable[Any], count: int, where: str, folder: Path) -> NDArray[np.uint8]:
     """Decode ``count`` images to ``(n, c, h, w)``; the first one sets the size and the number of channels.
 
-    One after the other: for images of 32 x 32 a pool of threads takes 1.7 times as long (their turns at the
-    interpreter cost more than the decoding that would run beside it).
+    There is one thread, since a pool takes 1.7 times as long for images of 32 x 32 (waiting for the interpreter lock).
     """
     from PIL import Image
 
@@ -120,7 +119,7 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path) -> NDArr
         try:
             image = Image.open(io.BytesIO(encoded) if encoded is not None else folder / str(path))
             image.load()  # and closes the file
-        except Exception as error:  # Pillow lets through whatever its parsers meet in a damaged file
+        except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
             raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
         pixels = _pixels(image, name)
         if images is None:
@@ -138,7 +137,7 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path) -> NDArr
 
 
 def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
-    """``(height, width, 1 or 3)``, exactly the colours of the file."""
+    """Pixels ``(height, width, 1 or 3)`` with exactly the file's colours."""
     gray = image.mode in ("1", "L", "LA")
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -155,7 +154,7 @@ def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
 
 
 def _with_channels(pixels: NDArray[np.uint8], channels: int, name: str) -> NDArray[np.uint8]:
-    """Gray as RGB or RGB as gray, where that loses nothing."""
+    """Gray pixels as RGB, or RGB pixels as gray if that loses nothing."""
     if pixels.shape[2] == channels:
         return pixels
     if pixels.shape[2] == 1:

@@ -1,4 +1,4 @@
-"""The data sets known by name: where the hub keeps them and how the field normalises them."""
+"""Data sets known by name, with their place on the Hugging Face hub and their usual normalisation."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from fedstill.records import Normalisation
 
 @dataclass(frozen=True)
 class Known:
-    """What is fixed about a data set that has a name.
+    """Facts about a data set known by name.
 
     Attributes:
-        hub: Hugging Face id; ``None`` for data that come with an installed package.
-        config: configuration of the hub's repository, where it has several.
+        hub: Hugging Face id; None for data that come with an installed package.
+        config: configuration of the hub's repository, if it has several.
         image: column of the images on the hub.
         label: column of the classes on the hub.
-        test: split on the hub that serves as the test set.
-        normalisation: per-channel mean and standard deviation; ``None`` computes them from the train split.
-        class_names: used where the files themselves name no classes; empty where they always do.
+        test: split on the hub that is the test set.
+        normalisation: per-channel mean and standard deviation; None computes them from the train split.
+        class_names: class names, for files that have none.
     """
 
     hub: str | None
@@ -30,7 +30,7 @@ class Known:
 
 _TEN_DIGITS = tuple("0123456789")
 
-# The values of DatasetCondensation's utils.py, which FedDM, DREAM and FedGM share.
+# Values of DatasetCondensation's utils.py, which FedDM, DREAM and FedGM use too.
 _CIFAR10 = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -70,7 +70,7 @@ KNOWN: dict[str, Known] = {
         normalisation=Normalisation((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
         class_names=_TEN_DIGITS,
     ),
-    # CIFAR-10's values, as FedAUX takes them for STL-10.
+    # CIFAR-10's values, as FedAUX uses them for STL-10.
     "stl10": Known(
         hub="tanganke/stl10",
         normalisation=_CIFAR10,

@@ -1,14 +1,11 @@
 """Rules that deal the records of one data set to clients.
 
-Every rule gives a partition: each record goes to exactly one client, and no client is empty. Rules draw from the
-generator they are given and from nothing else, so an equal seed gives an equal split.
+Every rule gives each record to exactly one client and leaves no client empty. All randomness comes from the generator
+argument, so an equal seed gives an equal split.
 
-``flwr-datasets`` 0.6.1 has five of these rules; none serves. All: 0.5 to 4 s for 60,000 labels (here 0.01 to 0.1 s),
-after an import of 1 to 2 s that pulls in matplotlib. ``IidPartitioner`` and the Dirichlet and pathological ones
-cut the records in file order, where MNIST's writers are sorted; ``DirichletPartitioner`` gives up after 10 draws, one
-warning each, and caps a client above N/K records, not at it; ``PathologicalPartitioner`` drops classes nobody owns;
-``ShardPartitioner`` drops the remainder of N / (S K); ``NaturalIdPartitioner`` takes no number of clients. The tests
-hold ours against its Dirichlet and pathological rules.
+``flwr-datasets`` 0.6.1 has five of these rules, but cuts records in file order (MNIST's writers are sorted), drops
+records or classes, and takes 0.5 to 4 s for 60,000 labels (here 0.01 to 0.1 s). Tests compare ours with its Dirichlet
+and pathological rules.
 """
 
 import heapq
@@ -19,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-Counts = NDArray[np.int64]  # (C, K): how many records of each class each client gets
+Counts = NDArray[np.int64]  # (C, K): number of records of each class for each client
 
 FORMS = "iid, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S, by:COLUMN"
-"""Every valid rule: A a number above 0, C and S integers from 1, COLUMN a column of the data set."""
-
+"""All rules: A is a number above 0, C and S are integers from 1, COLUMN is a column of the data set."""
 MAX_DRAWS = 1000
-"""How often a Dirichlet rule draws before it says that no client could be given enough records."""
+"""Number of draws after which a Dirichlet rule fails because a client has too few records."""
 
 
 def split(
@@ -43,38 +39,37 @@ def split(
     * ``iid``: a random permutation cut into K parts whose sizes differ by at most 1.
     * ``dirichlet:A``: the shares of each class ~ Dir(A 1_K), independent; redrawn until each client has a record
       (Hsu et al. 2019, arXiv:1909.06335, with shares per class).
-    * ``dirichlet-capped:A``: the same, but a client that already holds N/K records gets nothing of the later classes,
+    * ``dirichlet-capped:A``: the same, but a client that already has N/K records gets none of the later classes,
       whose shares are renormalised; redrawn until each client has 10 records (NIID-Bench, arXiv:2102.02079, its
       "noniid-labeldir"; also DENSE's and FedDM's).
-    * ``balanced-dirichlet:A``: the Dirichlet shares, rescaled by turns for clients and classes, up to 1000 times, until
+    * ``balanced-dirichlet:A``: the Dirichlet shares, rescaled in turn for clients and classes, up to 1000 times, until
       each client gets N/K records (FedAUX, arXiv:2102.02514, its ``split_dirichlet``); redrawn like ``dirichlet``.
     * ``classes:C``: client i owns class i mod C and others drawn at random, C (the argument) in all; each class is cut
       into equal parts among its owners (NIID-Bench's "noniid-#label").
     * ``shards:S``: the records sorted by class and cut into S K blocks whose sizes differ by at most 1; each client
       gets S blocks at random (McMahan et al. 2017, arXiv:1602.05629; with S = 1, FedKADP's).
-    * ``by:COLUMN``: a client for each value of a column. With fewer clients than values, whole values are put together
-      so that clients get about equally many records: the largest first, each to the client with the fewest.
+    * ``by:COLUMN``: a client for each value of a column. With fewer clients than values, each value, the largest first,
+      goes to the client with the fewest records.
 
     Differs from the sources:
 
     1. The records of a class are always shuffled before they are cut; FedAUX takes them in file order.
     2. ``balanced-dirichlet`` equalises records; FedAUX equalises shares: the same where classes are equally large.
-    3. NIID-Bench redraws for ever, here at most ``MAX_DRAWS`` times.
-    4. ``classes`` with K < C first deals the classes nobody owns yet; NIID-Bench loses their records. It has no effect
-       with K >= C.
+    3. NIID-Bench redraws without limit, here at most ``MAX_DRAWS`` times.
+    4. ``classes`` with K < C first deals the classes without an owner; NIID-Bench loses their records.
 
     Args:
         rule: one of ``FORMS``.
         labels: the class of each record, integers, ``(N,)``.
         num_clients: K, in ``[1, N]``.
-        rng: drawn from by every rule but ``by:COLUMN``.
-        columns: what ``by:COLUMN`` can refer to, each ``(N,)``.
+        rng: source of randomness for every rule but ``by:COLUMN``.
+        columns: columns for ``by:COLUMN``, each ``(N,)``.
 
     Returns:
         For each client the indices of its records, ascending.
 
     Raises:
-        ValueError: not one of ``FORMS``, or one that cannot be met with these labels and this many clients.
+        ValueError: the rule is not one of ``FORMS``, or is impossible with these labels and this many clients.
     """
     if not 1 <= num_clients <= len(labels):
         raise ValueError(
@@ -102,17 +97,14 @@ def split(
 def local_test_split(
     indices: Indices, *, fraction: float = 0.2, rng: np.random.Generator, labels: np.ndarray | None = None
 ) -> tuple[Indices, Indices]:
-    """Cut a client's records into train and test at random.
+    """Split a client's records into train and test indices at random, both ascending.
 
     Args:
         indices: the client's records, ``(n,)``, at least 1.
-        fraction: the test part, in [0, 1); of each class to within one record if ``labels`` are given. At least one
-            record stays in train.
-        rng: what it draws from.
+        fraction: share of test records, in [0, 1), of each class to within one record if ``labels`` are given. At least
+            one record stays in train.
+        rng: source of randomness.
         labels: the class of every record of the data set, indexed by ``indices``.
-
-    Returns:
-        The train and the test indices, ascending.
 
     Raises:
         ValueError: ``fraction`` is out of range.
@@ -131,7 +123,7 @@ def local_test_split(
 
 
 def class_counts(parts: Sequence[Indices], labels: np.ndarray, num_classes: int) -> Counts:
-    """How many records of each class each client holds, ``(K, num_classes)``."""
+    """Number of records of each class at each client, ``(K, num_classes)``."""
     return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
 
@@ -203,7 +195,7 @@ def _classes(per_client: int, labels: np.ndarray, num_clients: int, rng: np.rand
             f"classes:{per_client} for {num_clients} clients gives class {classes[short[0]]} {owns[short[0]].sum()} "
             f"owners, but it has {sizes[short[0]]} records; use fewer clients or fewer classes each"
         )
-    # np.array_split's parts: the first n_c mod owners of a class get one record more.
+    # as in np.array_split, the first (n_c mod owners) owners of a class get one record more
     rank = owns.cumsum(1) - 1
     owners = owns.sum(1, keepdims=True)
     return _deal(owns * (sizes[:, None] // owners + (rank < sizes[:, None] % owners)), labels, rng)
@@ -230,9 +222,6 @@ def _by_column(name: str, columns: Mapping[str, np.ndarray], num_clients: int) -
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 
 
-# The Dirichlet rules: each draws the counts (C, K) from alpha and the class sizes. ------------------------------------
-
-
 def _dirichlet(
     rule: str,
     draw: Callable[[float, Counts, int, np.random.Generator], Counts],
@@ -242,7 +231,7 @@ def _dirichlet(
     num_clients: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Draw until each client has ``least`` records, then deal."""
+    """Draw counts until each client has at least ``least`` records, then deal."""
     sizes = np.unique(labels, return_counts=True)[1]
     if least * num_clients <= len(labels):
         for _ in range(MAX_DRAWS):
@@ -256,7 +245,7 @@ def _dirichlet(
 
 
 def _cut(shares: NDArray[np.float64], size: int) -> Counts:
-    """How many of ``size`` records each share gets: cut at floor(cumsum(shares) * size)."""
+    """Number of the ``size`` records for each share: cut at floor(cumsum(shares) * size)."""
     cuts = np.minimum(np.cumsum(shares)[:-1] * size, size).astype(np.int64)
     return np.diff(cuts, prepend=0, append=size)
 
@@ -292,4 +281,4 @@ def _balanced(alpha: float, sizes: Counts, num_clients: int, rng: np.random.Gene
 
 
 _DIRICHLET = {"dirichlet": (_plain, 1), "dirichlet-capped": (_capped, 10), "balanced-dirichlet": (_balanced, 1)}
-"""Rule -> how it draws, and the fewest records a client may have."""
+"""Rule -> its function (alpha, class sizes, K, rng) -> counts (C, K), and the fewest records of a client."""

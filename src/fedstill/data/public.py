@@ -1,4 +1,4 @@
-"""Public data: images that everybody holds, in the form of the task they help with."""
+"""Public data: images that the server and all clients have, converted to the shape of the task's images."""
 
 from pathlib import Path
 
@@ -12,32 +12,31 @@ from fedstill.records import Normalisation, Records, luminance
 from fedstill.seeds import stream
 
 _CHUNK_BYTES = 64 * 2**20
-"""How much is converted at a time, counted in float32."""
+"""Size of a converted chunk in float32."""
 _UNLABELED = ":unlabeled"
 
 
 def load(
     spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation, cache_dir: Path | None = None
 ) -> Records:
-    """The train and the test images of a data set, one behind the other, as images of another task.
+    """The train images and then the test images of a data set, converted to the shape of a task's images.
 
-    Gray becomes three equal channels, colours become their luminance; another size comes from bilinear interpolation
-    with antialiasing. What falls between two of the 256 values is rounded once, at the end.
+    Gray becomes three equal channels, colours become their luminance. Sizes change by bilinear interpolation with
+    antialiasing. Values are rounded to 8 bits once, at the end.
 
     Args:
-        spec: ``noise`` or ``noise=N`` for 10,000 or N made-up images (textured shapes, the same for
-            everybody, without labels); or what `fedstill.data.sources.load` takes, with ``:unlabeled`` behind it for
-            the images alone: all labels are 0 then and there is 1 class. That drops labels; it adds no images, not even
-            where a data set has a split of its own without labels (STL-10), since sources are read by their train and
-            test splits.
+        spec: ``noise`` or ``noise=N`` for 10,000 or N synthetic images (textured shapes, always the same, without
+            labels); or an argument of `fedstill.data.sources.load`, with the suffix ``:unlabeled`` for images without
+            labels: all labels are then 0 and there is 1 class. It drops labels and adds no images, as only train and
+            test splits are read, not STL-10's unlabeled one.
         like_shape: the task's channels (1 or 3), height and width.
-        normalisation: the task's, which the images get in place of their own.
-        cache_dir: where decoded data are kept; ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
+        normalisation: the task's normalisation, which replaces that of the public data.
+        cache_dir: as in `fedstill.data.sources.load`.
 
     Raises:
-        ValueError: there is no such data set, or it can't be brought to the task's channels.
+        ValueError: there is no such data set, or it can't be converted to the task's channels.
     """
-    if held(spec) is not None:
+    if held_out_count(spec) is not None:
         raise ValueError(
             f"public data {spec!r} are some of a simulation's own records; real sites need a data set that all have"
         )
@@ -66,8 +65,8 @@ def load(
     return Records(images, labels, data.train.num_classes, normalisation)
 
 
-def held(spec: str | None) -> int | None:
-    """N of ``held=N``: of a simulation's training records so many are public and no client's; None for other data.
+def held_out_count(spec: str | None) -> int | None:
+    """N of ``held=N``, the number of a simulation's training records that are public and no client's; else None.
 
     Raises:
         ValueError: N is no number from 1.
@@ -94,9 +93,9 @@ def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) ->
 
 
 def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
-    """A textured shape an image: an ellipse with a ragged edge, filled with smooth noise, on a dark or coloured ground.
+    """Ellipses with a ragged edge, filled with smooth noise, on a dark or coloured ground, one in each image.
 
-    That structured noise can stand in for images when features are learnt is Baradad et al. 2021 (arXiv:2106.05963).
+    Baradad et al. 2021 (arXiv:2106.05963) show that features can be learnt from structured noise.
     """
     _, equals, number = name.partition("=")
     if equals and not (number.isdecimal() and 0 < int(number) <= 10**6):

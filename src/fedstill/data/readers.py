@@ -1,4 +1,4 @@
-"""One reader for each kind of source; each gives the decoded train split, and the test split where there is one."""
+"""Readers of each kind of source: the decoded train split, and the test split if there is one."""
 
 import re
 import tempfile
@@ -61,34 +61,34 @@ def _read_image_folder(path: Path, known: Known | None) -> Splits:
             raise ValueError(
                 f"the folder {str(folder)!r} is empty, but each class needs at least 1 image; add images or delete it"
             )
-    with tempfile.TemporaryDirectory() as scratch:  # `datasets` leaves a table of paths there: our cache replaces it
+    with tempfile.TemporaryDirectory() as scratch:  # `datasets` writes a table of paths, which our cache replaces
         load = partial(_load_dataset, "imagefolder", data_dir=str(path), cache_dir=scratch)
         return _read_datasets(load, str(path), known, "lay the images out as train/<class>/<image>")
 
 
 def read_hub(hub: str, known: Known | None, local: Path) -> Splits:
-    """A repository on the Hugging Face hub; ``local`` is where a copy would have been found."""
+    """A repository on the Hugging Face hub; ``local`` is the place of a local copy, for the error message."""
     load = partial(_load_dataset, hub, known.config if known else None)
     return _read_datasets(load, hub, known, f"check the id and the network, or put a copy at {str(local)!r}")
 
 
 def _load_dataset(*arguments: Any, **options: Any) -> "datasets.DatasetDict":
-    import datasets  # not above: 0.7 s
+    import datasets  # imported here because it takes 0.7 s
 
-    remote = "data_dir" not in options
-    if not remote:  # reading a folder is quick, its bars are noise
+    local = "data_dir" in options
+    if local:  # a folder is read quickly, without progress bars
         datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(*arguments, **options)
     finally:
-        if not remote:
+        if local:
             datasets.enable_progress_bars()
 
 
 def _read_datasets(load: Callable[[], "datasets.DatasetDict"], where: str, known: Known | None, advice: str) -> Splits:
     try:
         splits = load()
-    except Exception as error:  # `datasets` lets through whatever the network, the hub and the parsers raise
+    except Exception as error:  # `datasets` passes on any error of the network, the hub and the parsers
         raise ValueError(f"{where!r} cannot be loaded ({_first_line(error)}); {advice}") from error
 
     def table(split: str) -> "pa.Table":
@@ -130,10 +130,10 @@ def _read_tables(
 def read_npz(path: Path) -> Splits:
     """``x_train, y_train, x_test, y_test`` as Keras names them; other 1-d arrays as long as ``y_train`` are columns."""
     try:
-        # never unpickle: a pickle in a file from elsewhere can run any program
+        # never unpickle: a pickle from another machine can run any program
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file}
-    except Exception as error:  # zipfile, zlib and NumPy each have their own
+    except Exception as error:  # zipfile, zlib and NumPy raise different kinds of errors
         raise ValueError(
             f"{str(path)!r} is not a readable .npz file of plain arrays ({_first_line(error)}); write it with "
             "numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"

@@ -1,4 +1,4 @@
-"""Data sets by name, from a folder, a NumPy file or the Hugging Face hub, decoded once into a memory-mapped cache."""
+"""Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
 import hashlib
 import os
@@ -25,15 +25,15 @@ from fedstill.seeds import numpy_stream
 
 @dataclass(frozen=True)
 class DataSet:
-    """A classification task: records to share out among clients, and records to test on.
+    """A classification task: records to deal to clients, and records to test on.
 
     Attributes:
-        name: as it was asked for, or the last part of the path.
-        train: the records to partition; images are mapped from the cache file, so processes share their pages.
-        test: the records to test on, with the same classes, shape and normalisation.
+        name: the known name, the hub's id, or the last part of the path.
+        train: records to partition; images are mapped from the cache file, so processes share their pages.
+        test: records to test on, with the same classes, shape and normalisation.
         class_names: one for each class.
-        columns: the other integer and text columns of ``train``, each ``(len(train),)``; for the rule ``by:COLUMN``.
-        fingerprint: SHA-256 of the content; equal data have an equal one, wherever they came from.
+        columns: other integer and text columns of ``train``, each ``(len(train),)``, for the rule ``by:COLUMN``.
+        fingerprint: SHA-256 of the content; equal data from any source have an equal fingerprint.
     """
 
     name: str
@@ -45,9 +45,9 @@ class DataSet:
 
 
 def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
-    """Load a data set, decoding it on the first call and mapping the decoded cache on every later one.
+    """Load a data set; the first call decodes it, later calls map the decoded cache.
 
-    ``name_or_path`` is looked for in this order:
+    ``name_or_path`` is looked up in this order:
 
     1. a name in :data:`fedstill.data.names.KNOWN` (``digits`` comes with scikit-learn);
     2. ``$FEDSTILL_DATA/<name_or_path>`` (by default ``../shared/data``, if that exists), for a known name and for any
@@ -58,17 +58,17 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
        ``(n, h, w)`` or ``(n, h, w, c)``);
     4. the Hugging Face hub: the known name's id, or ``owner/name`` itself.
 
-    Where there is no test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out,
-    always the same records. Where no normalisation is known, it is computed from the pixels of the train split (a
-    constant channel gets a standard deviation of 1).
+    Without a test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out, always the
+    same records. Without a known normalisation, it is computed from the pixels of the train split (a constant channel
+    gets a standard deviation of 1).
 
     Args:
-        name_or_path: what to load.
-        cache_dir: where decoded data are kept; ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
+        name_or_path: a known name, a path or a hub id.
+        cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
-        ValueError: nothing is found there, or what is found is not a complete set of equally sized 8-bit images with
-            classes ``0 .. C-1`` that each occur in the train split. The message says what to do.
+        ValueError: there are no such data, or they are not equally sized 8-bit images with classes ``0 .. C-1`` that
+            each occur in the train split.
     """
     source = _find(name_or_path)
     folder = (cache_dir or cache.default_folder()) / source.folder
@@ -93,12 +93,12 @@ load_data = load
 
 
 class Part(NamedTuple):
-    """What one site holds of a task: not every class need occur.
+    """One site's records of a task; classes may be absent.
 
     Attributes:
         train: images ``(n, channels, height, width)`` and labels ``(n,)`` of the train split.
-        test: those of the test split; empty where there is none.
-        class_names: of the labels, where the source names them.
+        test: images and labels of the test split; empty if there is none.
+        class_names: names of the classes; empty if the source has none.
     """
 
     train: tuple[torch.Tensor, torch.Tensor]
@@ -107,10 +107,10 @@ class Part(NamedTuple):
 
 
 def load_part(path: str) -> Part:
-    """Read a site's own records: a folder of parquet files or images or an ``.npz`` file, as `load` does, uncached.
+    """Read a site's own records from a folder or an ``.npz`` file, as `load` does, but without the cache.
 
     Raises:
-        ValueError: nothing is found there, or it can't be read.
+        ValueError: there are no such data, or they can't be read.
     """
     source = _find(path)
     train, test = source.read()
@@ -118,21 +118,21 @@ def load_part(path: str) -> Part:
         raise ValueError(f"{path!r} has the class {train.labels.min()}; classes are counted from 0")
     test = test or train.take(np.empty(0, np.int64))
     names = train.class_names or (source.known.class_names if source.known else ())
-    # a copy has the strides of a decoded cache also where a side is 1, by which torch chooses how to convolve
-    held = [(torch.from_numpy(split.images.copy()), torch.from_numpy(split.labels.copy())) for split in (train, test)]
-    return Part(held[0], held[1], tuple(names or ()))
+    # torch chooses a convolution by the strides; a copy has those of the decoded cache, even where a side is 1
+    parts = [(torch.from_numpy(split.images.copy()), torch.from_numpy(split.labels.copy())) for split in (train, test)]
+    return Part(parts[0], parts[1], tuple(names or ()))
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where data come from.
+    """A source of data.
 
     Attributes:
-        name: for people.
-        location: tells it from every other source.
-        state: changes when the source does.
-        read: decodes it.
-        known: what is fixed about it.
+        name: name to print.
+        location: text that differs from that of every other source.
+        state: text that changes when the source changes.
+        read: function that decodes the source.
+        known: facts about a data set known by name.
     """
 
     name: str
@@ -174,7 +174,7 @@ def _root() -> Path:
 
 
 def local_copy(name: str) -> Path | None:
-    """Where under ``FEDSTILL_DATA`` a known data set lies, or None."""
+    """The path of a known data set under ``FEDSTILL_DATA``, or None."""
     place = _root() / name
     return place if place.exists() else None
 
@@ -186,8 +186,8 @@ def _files_state(path: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _entry(source: _Source) -> cache.Entry:
-    """Read a source, complete what it lacks, check it, and lay it out for the cache."""
+def _entry(source: _Source) -> cache.CacheEntry:
+    """Read a source, add a test split, class names and normalisation if it lacks them, and check it."""
     train, test = source.read()
     if test is None:
         train, test = _hold_out(train)
@@ -195,7 +195,7 @@ def _entry(source: _Source) -> cache.Entry:
     class_names = class_names or tuple(str(label) for label in range(max(0, train.labels.max()) + 1))
     _check(train, test, class_names, source.name)
     normalisation = (source.known and source.known.normalisation) or _normalisation(train.images)
-    return cache.Entry(
+    return cache.CacheEntry(
         arrays={
             "train-images": train.images,
             "train-labels": train.labels,
@@ -213,7 +213,7 @@ def _entry(source: _Source) -> cache.Entry:
 
 
 def _hold_out(split: Split) -> tuple[Split, Split]:
-    """The fixed, class-stratified 80/20 split of data that come without a test split."""
+    """The fixed, class-stratified 80/20 split of data without a test split."""
     rng = numpy_stream(0, "data", "held-out test split")
     indices = np.arange(len(split.labels))
     train, test = local_test_split(indices, fraction=0.2, rng=rng, labels=split.labels)
@@ -251,7 +251,7 @@ def _size(split: Split) -> str:
 
 
 def _normalisation(images: NDArray[np.uint8]) -> Normalisation:
-    """Mean and standard deviation of each channel, exactly: from the histogram of its 256 values."""
+    """Exact mean and standard deviation of each channel, from the histogram of its 256 values."""
     counts = np.zeros((images.shape[1], 256))
     for chunk in np.array_split(images, -(-len(images) // 1000)):  # bincount works on a copy 8 times as large
         counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.swapaxes(0, 1)]

@@ -51,7 +51,7 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
         )
         kept, test = kept[inner], found.train[torch.from_numpy(kept[held])]
     public_records = None
-    if (number := public.held(experiment.public)) is not None:
+    if (number := public.held_out_count(experiment.public)) is not None:
         if number >= len(kept):
             raise ValueError(f"--public held={number} leaves none of the {len(kept)} training records to the clients")
         order = seeds.numpy_stream(experiment.seed, "public").permutation(len(kept))

@@ -76,7 +76,7 @@ def probabilities(
 
 @dataclass(frozen=True)
 class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
-    """A label stays with probability ``e^epsilon / (e^epsilon + num_classes - 1)``, else becomes any other, uniformly."""
+    """A label stays with probability ``e^epsilon / (e^epsilon + num_classes - 1)``, else becomes any other, evenly."""
 
     unit: ClassVar[Unit] = "label"
     num_classes: int
