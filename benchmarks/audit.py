@@ -19,6 +19,15 @@ from typing import Any
 
 import record
 import torch
+from canaries import (
+    NoNoise,
+    class_head_canaries,
+    class_sum_canaries,
+    joint,
+    label_canaries,
+    opposing_rows,
+    row_canaries,
+)
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -93,21 +102,21 @@ def eye(count: int) -> Tensor:
 
 
 def noisy_sum(count: int, noise: Noise) -> Canaries[Any]:
-    return audit.row_canaries(NoisySum(radius=1.0, noise_multiplier=SIGMA), eye(count), noise)
+    return row_canaries(NoisySum(radius=1.0, noise_multiplier=SIGMA), eye(count), noise)
 
 
 def class_sums(count: int, noise: Noise) -> Canaries[Any]:
-    return audit.class_sum_canaries(ClassSums(CLASSES, radius=1.0, noise_multiplier=SIGMA), CLASSES, eye(count), noise)
+    return class_sum_canaries(ClassSums(CLASSES, radius=1.0, noise_multiplier=SIGMA), CLASSES, eye(count), noise)
 
 
 def twice(count: int, noise: Noise) -> Canaries[Any]:
     """Two rounds of class sums over the same records, each at half the budget."""
-    parts = [audit.class_sum_canaries(ClassSums(CLASSES, 1.0, sigma), CLASSES, eye(count), noise) for sigma in HALVES]
-    return audit.joint(parts, [1.0, 1.0])
+    parts = [class_sum_canaries(ClassSums(CLASSES, 1.0, sigma), CLASSES, eye(count), noise) for sigma in HALVES]
+    return joint(parts, [1.0, 1.0])
 
 
 def histogram(count: int, noise: Noise) -> Canaries[Any]:
-    return audit.row_canaries(Histogram(count, SIGMA), torch.arange(count), noise)
+    return row_canaries(Histogram(count, SIGMA), torch.arange(count), noise)
 
 
 def head(sigma: float, penalty: float) -> LogisticHead:
@@ -116,18 +125,18 @@ def head(sigma: float, penalty: float) -> LogisticHead:
 
 def surroundings(count: int) -> tuple[float, Tensor]:
     """A penalty and other rows that give a lone canary nearly the largest influence, and many a good one cheaply."""
-    return (0.3, audit.opposing_rows(1, 128, 0.03)) if count == 1 else (30.0, audit.opposing_rows(count, 1, 0.0)[:1])
+    return (0.3, opposing_rows(1, 128, 0.03)) if count == 1 else (30.0, opposing_rows(count, 1, 0.0)[:1])
 
 
 def class_head(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
     penalty, others = surroundings(count)
-    return audit.class_head_canaries(head(sigma, penalty), eye(count), others, noise)
+    return class_head_canaries(head(sigma, penalty), eye(count), others, noise)
 
 
 def score_head(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
-    penalty, others = (0.05, audit.opposing_rows(1, 512, 0.005)) if count == 1 else surroundings(count)
+    penalty, others = (0.05, opposing_rows(1, 512, 0.005)) if count == 1 else surroundings(count)
     mechanism = BinaryHead(negatives=others, penalty=penalty, radius=1.0, noise_multiplier=sigma, bias=0.0)
-    return audit.row_canaries(mechanism, eye(count), noise)
+    return row_canaries(mechanism, eye(count), noise)
 
 
 def both_heads(count: int, noise: Noise) -> Canaries[Any]:
@@ -135,7 +144,7 @@ def both_heads(count: int, noise: Noise) -> Canaries[Any]:
     parts = [class_head(count, noise, HALVES[0]), score_head(count, noise, HALVES[1])]
     # a canary moves either by nearly its sensitivity, and the noise is a fixed multiple of that
     penalties = (0.3, 0.05) if count == 1 else (30.0, 30.0)
-    return audit.joint(parts, [penalties[0] / math.sqrt(2), penalties[1]])
+    return joint(parts, [penalties[0] / math.sqrt(2), penalties[1]])
 
 
 def update(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
@@ -149,12 +158,12 @@ def update(count: int, noise: Noise, sigma: float = SIGMA) -> Canaries[Any]:
 
 
 def randomized_response(count: int, noise: Noise) -> Canaries[Any]:
-    return audit.label_canaries(RandomizedResponse(CLASSES, LABEL_EPSILON), count, noise)
+    return label_canaries(RandomizedResponse(CLASSES, LABEL_EPSILON), count, noise)
 
 
 def with_prior(count: int, noise: Noise) -> Canaries[Any]:
     prior = torch.tensor([0.3, 0.4] + [0.3 / (CLASSES - 2)] * (CLASSES - 2)).expand(count, -1)
-    return audit.label_canaries(RRWithPrior(LABEL_EPSILON, prior), count, noise)
+    return label_canaries(RRWithPrior(LABEL_EPSILON, prior), count, noise)
 
 
 # --- broken builds
@@ -162,12 +171,12 @@ def with_prior(count: int, noise: Noise) -> Canaries[Any]:
 
 def silent(count: int, noise: Noise) -> Canaries[Any]:
     """The noise is forgotten."""
-    return audit.row_canaries(NoisySum(1.0, 0.0), eye(count), noise)
+    return row_canaries(NoisySum(1.0, 0.0), eye(count), noise)
 
 
 def half(count: int, noise: Noise) -> Canaries[Any]:
     """Half the noise."""
-    return audit.row_canaries(NoisySum(1.0, SIGMA / 2), eye(count), noise)
+    return row_canaries(NoisySum(1.0, SIGMA / 2), eye(count), noise)
 
 
 def half_sensitivity(count: int, noise: Noise) -> Canaries[Any]:
@@ -182,7 +191,7 @@ def wrong_penalty(count: int, noise: Noise) -> Canaries[Any]:
     def release(rows: Labelled, noise: Noise) -> Tensor:
         return head(SIGMA / len(rows[1]), lam)(rows, noise)  # sensitivities fall with 1 / penalty
 
-    return audit.class_head_canaries(release, eye(count), others, noise)
+    return class_head_canaries(release, eye(count), others, noise)
 
 
 def own_maximum(rows: Labelled, noise: Noise) -> Tensor:
@@ -203,12 +212,12 @@ def outlier(mechanism: Callable[[Labelled, Noise], Tensor], noise: Noise) -> Can
         n = 200 + int(included)
         return mechanism((h[:n], labels[:n]), noise)
 
-    inside, outside = (release(torch.tensor([included]), audit.NoNoise()) for included in (True, False))
+    inside, outside = (release(torch.tensor([included]), NoNoise()) for included in (True, False))
     return Canaries(1, release, lambda value: (value * (inside - outside)).sum()[None])
 
 
 def maximum_norm(count: int, noise: Noise) -> Canaries[Any]:
-    return audit.class_head_canaries(own_maximum, eye(count), surroundings(count)[1], noise)
+    return class_head_canaries(own_maximum, eye(count), surroundings(count)[1], noise)
 
 
 def published(scaling: Any, bias: float = 0.1) -> PublishedLogisticHead:
@@ -219,7 +228,7 @@ def published(scaling: Any, bias: float = 0.1) -> PublishedLogisticHead:
 
 def published_build(scaling: str) -> Build:
     def make(count: int, noise: Noise) -> Canaries[Any]:
-        return audit.class_head_canaries(published(scaling, bias=0.0), eye(count), surroundings(count)[1], noise)
+        return class_head_canaries(published(scaling, bias=0.0), eye(count), surroundings(count)[1], noise)
 
     name = f"published class head, '{scaling}' scaling"
     return Build(name, False, GAUSSIAN, make, lambda _, noise: outlier(published(scaling), noise), fitted=True)
@@ -242,7 +251,7 @@ def same_seed(count: int, noise: Noise) -> Canaries[Any]:
 
 def charged_once(count: int, noise: Noise) -> Canaries[Any]:
     """Labels are randomised anew in each of four rounds, and charged for in one."""
-    return audit.joint([randomized_response(count, noise) for _ in range(4)], [1.0] * 4)
+    return joint([randomized_response(count, noise) for _ in range(4)], [1.0] * 4)
 
 
 GAUSSIAN = (Gaussian(noise_multiplier=SIGMA),)

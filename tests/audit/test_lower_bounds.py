@@ -8,7 +8,6 @@ import torch
 from benchmark import load
 from scipy.stats import binom
 
-from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import Canaries, lower_bound, many_runs, one_run, p_value
 from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
@@ -103,22 +102,22 @@ def test_perfect_separation_proves_what_the_number_of_runs_allows() -> None:
 def test_canaries_of_heads_move_them_by_nearly_the_sensitivity() -> None:
     """Else an audit that passes would say little."""
     head = LogisticHead(num_classes=10, penalty=0.3, radius=1.0, noise_multiplier=1.0, bias=0.0)
-    lone = benchmark.class_head(1, audit.NoNoise())
+    lone = benchmark.class_head(1, benchmark.NoNoise())
     assert 0.93 * head.sensitivity < lone.alone(True) - lone.alone(False) <= head.sensitivity
     binary = BinaryHead(negatives=torch.zeros(1, 1), penalty=0.05, radius=1.0, noise_multiplier=1.0, bias=0.0)
-    score = benchmark.score_head(1, audit.NoNoise())
+    score = benchmark.score_head(1, benchmark.NoNoise())
     assert 0.9 * binary.sensitivity < score.alone(True) - score.alone(False) <= binary.sensitivity
 
 
 def test_releases_of_one_set_of_canaries_differ_and_masks_decide() -> None:
-    canaries = audit.row_canaries(
+    canaries = benchmark.row_canaries(
         lambda rows, noise: rows.sum(0) + noise.gaussian((3,)), torch.eye(3), Simulated(stream(0))
     )
     mask = torch.tensor([True, False, True])
     assert not torch.equal(canaries.release(mask), canaries.release(mask))
-    exact = audit.row_canaries(lambda rows, noise: rows.sum(0), torch.eye(3), audit.NoNoise())
+    exact = benchmark.row_canaries(lambda rows, noise: rows.sum(0), torch.eye(3), benchmark.NoNoise())
     assert exact.score(exact.release(mask)).tolist() == [1, 0, 1]
-    assert audit.joint([exact, exact], [1.0, 2.0]).alone(True) == 3
+    assert benchmark.joint([exact, exact], [1.0, 2.0]).alone(True) == 3
 
 
 @pytest.mark.parametrize(

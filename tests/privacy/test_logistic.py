@@ -136,16 +136,6 @@ def test_no_records_and_one_class_have_their_known_solutions() -> None:
     assert abs(v - (1 - math.exp(2 * v) / (math.exp(2 * v) + 2 * math.exp(-v)))) < 1e-8
 
 
-def test_a_start_changes_the_way_and_not_the_end() -> None:
-    x, labels = data(300, 20, 4)
-    there = solve(x, labels, 4, 0.5)
-    far = there + torch.randn(there.shape, dtype=torch.float64, generator=stream(1))
-    assert torch.equal(solve(x, labels, 4, 0.5, start=there), there)  # it is good enough already
-    assert (solve(x, labels, 4, 0.5, start=far) - there).norm() < 4e-9
-    one = solve_binary(x, labels > 1, 0.5)
-    assert (solve_binary(x, labels > 1, 0.5, start=one) - one).norm() < 4e-9
-
-
 def test_a_tolerance_out_of_reach_is_an_error() -> None:
     x, labels = data(300, 20, 4)
     with pytest.raises(NotConverged, match="norm is .* the limit is 1e-30; raise the penalty"):

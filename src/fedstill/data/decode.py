@@ -66,10 +66,11 @@ def from_table(
             f"column {label_column!r} of {where} has {fault}, but classes are integers from 0; number the classes and "
             "drop records without one"
         )
+    id_types = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
     columns = {
         name: np.asarray(column.to_pylist())
         for name, column in zip(table.column_names, table.columns, strict=True)
-        if name not in (image_column, label_column) and not column.null_count and _is_id(column.type)
+        if name not in (image_column, label_column) and not column.null_count and any(t(column.type) for t in id_types)
     }
     cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
     return Split(
@@ -88,12 +89,6 @@ def _column(table: "pa.Table", names: Sequence[str], what: str, where: str) -> s
         f"{where} has the columns {', '.join(table.column_names)}, none of which is the {what} column "
         f"({' or '.join(names)}); rename the one that holds the {what}s"
     )
-
-
-def _is_id(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...]:

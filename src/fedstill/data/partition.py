@@ -10,7 +10,7 @@ and pathological rules.
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +86,7 @@ def split(
     elif name == "classes":
         parts = _classes(_positive_int(rule, argument), labels, num_clients, rng)
     elif name in _DIRICHLET:
-        draw, least = _DIRICHLET[name]
-        parts = _dirichlet(rule, draw, least, _positive_float(rule, argument), labels, num_clients, rng)
+        parts = _dirichlet(rule, labels, num_clients, rng)
     else:
         raise _invalid(rule)
     assert all(len(part) for part in parts) and sum(map(len, parts)) == len(labels), rule
@@ -222,16 +221,10 @@ def _by_column(name: str, columns: Mapping[str, np.ndarray], num_clients: int) -
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 
 
-def _dirichlet(
-    rule: str,
-    draw: Callable[[float, Counts, int, np.random.Generator], Counts],
-    least: int,
-    alpha: float,
-    labels: np.ndarray,
-    num_clients: int,
-    rng: np.random.Generator,
-) -> list[Indices]:
-    """Draw counts until each client has at least ``least`` records, then deal."""
+def _dirichlet(rule: str, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Draw counts until each client has the rule's fewest records, then deal."""
+    name, _, argument = rule.partition(":")
+    (draw, least), alpha = _DIRICHLET[name], _positive_float(rule, argument)
     sizes = np.unique(labels, return_counts=True)[1]
     if least * num_clients <= len(labels):
         for _ in range(MAX_DRAWS):

@@ -1,7 +1,5 @@
 """Public data: images that the server and all clients have, converted to the shape of the task's images."""
 
-from pathlib import Path
-
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -16,9 +14,7 @@ _CHUNK_BYTES = 64 * 2**20
 _UNLABELED = ":unlabeled"
 
 
-def load(
-    spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation, cache_dir: Path | None = None
-) -> Records:
+def load(spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
     """The train images and then the test images of a data set, converted to the shape of a task's images.
 
     Gray becomes three equal channels, colours become their luminance. Sizes change by bilinear interpolation with
@@ -31,7 +27,6 @@ def load(
             test splits are read, not STL-10's unlabeled one.
         like_shape: the task's channels (1 or 3), height and width.
         normalisation: the task's normalisation, which replaces that of the public data.
-        cache_dir: as in `fedstill.data.sources.load`.
 
     Raises:
         ValueError: there is no such data set, or it can't be converted to the task's channels.
@@ -43,7 +38,7 @@ def load(
     name = spec.removesuffix(_UNLABELED)
     if name.split("=")[0] == "noise":
         return _noise(name, like_shape, normalisation)
-    data = sources.load(name, cache_dir=cache_dir)
+    data = sources.load(name)
     channels = data.train.shape[0]
     if {channels, like_shape[0]} - {1, 3} and channels != like_shape[0]:
         raise ValueError(

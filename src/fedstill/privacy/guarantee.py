@@ -47,17 +47,7 @@ class Guarantee:
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     """A `Guarantee` that does not hold, and the reason."""
-    return Guarantee(
-        holds=False,
-        unit=None,
-        adjacency=None,
-        epsilon=None,
-        delta=None,
-        adversary=None,
-        accountant=None,
-        reason=reason,
-        simulated=simulated,
-    )
+    return Guarantee(False, None, None, None, None, None, None, reason, simulated)
 
 
 def derive(

@@ -92,22 +92,6 @@ class ClippedGradients:
         * No record's term is longer than ``clip``, rounding included; the sum itself is rounded as float32 sums are.
         * A record whose gradient is not finite, or longer than ``1e30 clip``, counts as 0.
         """
-
-        def factors(norms: Tensor, _start: int) -> Tensor:
-            scale = (clip * (1 - _MARGIN) / norms).clamp_max(1.0)
-            return torch.where(scale >= _LEAST, scale, 0.0)
-
-        return self._sum(x, y, loss, factors)
-
-    def weighted_sum(
-        self, x: Float[Tensor, "n ..."], y: Tensor, weights: Float[Tensor, " n"], loss: PerRecordLoss
-    ) -> tuple[list[Tensor], Float64[Tensor, " n"]]:
-        """The sum over records of ``weights[i] g_i``, otherwise as `clipped_sum`."""
-        return self._sum(x, y, loss, lambda norms, start: weights[start : start + len(norms)])
-
-    def _sum(
-        self, x: Tensor, y: Tensor, loss: PerRecordLoss, factors: Callable[[Tensor, int], Tensor]
-    ) -> tuple[list[Tensor], Tensor]:
         check_alone(self._model)
         totals = [torch.zeros_like(w, requires_grad=False) for w in self._weights]
         norms = [torch.zeros(0, dtype=torch.float64, device=totals[0].device)]
@@ -118,7 +102,8 @@ class ClippedGradients:
             squares = [piece.squares() for piece in pieces]
             norms.append(torch.stack(squares).sum(0).sqrt())
             finite = torch.isfinite(norms[-1])
-            f = torch.where(finite, factors(norms[-1], start), 0.0).to(totals[0].dtype)
+            scale = (clip * (1 - _MARGIN) / norms[-1]).clamp_max(1.0)
+            f = torch.where(finite & (scale >= _LEAST), scale, 0.0).to(totals[0].dtype)
             chosen = None if bool(finite.all()) else finite.nonzero()[:, 0]  # 0 times NaN is not 0
             for total, piece in zip(totals, pieces, strict=True):
                 total += piece.weighted(f if chosen is None else f[chosen], chosen)

@@ -106,7 +106,6 @@ def solve(
     penalty: float,
     *,
     tolerance: float = 1e-9,
-    start: Float64[Tensor, "classes d"] | None = None,
 ) -> Float64[Tensor, "classes d"]:
     """The minimiser of ``sum_i CE(softmax(beta x_i), y_i) + penalty/2 |beta|^2``, with every coordinate penalised.
 
@@ -120,7 +119,6 @@ def solve(
         num_classes: number of rows of the result; absent classes have a row too.
         penalty: positive.
         tolerance: largest Euclidean norm of the gradient at the result.
-        start: initial coefficients ``(num_classes, d)``; None for 0.
 
     Returns:
         ``(num_classes, d)``, at most ``tolerance / penalty`` from the exact minimiser.
@@ -132,7 +130,7 @@ def solve(
     check_labels(features, labels, num_classes)
     check_positive("penalty", penalty)
     x, narrow = features, features.to(torch.float32)
-    beta = x.new_zeros(num_classes, x.shape[1]) if start is None else start.to(x)
+    beta = x.new_zeros(num_classes, x.shape[1])
     pairs, first, synced, size = _Pairs(beta), math.inf, math.inf, 0.0
     for done in range(STEPS):
         if size <= max(tolerance, 1e-6 * synced):  # the true gradient
@@ -199,15 +197,13 @@ def solve_binary(
     penalty: float,
     *,
     tolerance: float = 1e-9,
-    start: Float64[Tensor, " d"] | None = None,
 ) -> Float64[Tensor, " d"]:
     """The minimiser of ``sum_i log(1 + exp(-s_i beta x_i)) + penalty/2 |beta|^2``, ``s_i`` +1 for label 1, -1 for 0.
 
     It is the difference of the two rows of `solve` at twice the penalty; its gradient is half the difference of theirs,
     so no longer than ``tolerance``. Arguments and errors are `solve`'s, with ``(d,)`` for ``(classes, d)``.
     """
-    rows = None if start is None else torch.stack([-start / 2, start / 2])
-    two = solve(features, labels.to(torch.int64), 2, 2 * penalty, tolerance=tolerance, start=rows)
+    two = solve(features, labels.to(torch.int64), 2, 2 * penalty, tolerance=tolerance)
     return two[1] - two[0]
 
 
