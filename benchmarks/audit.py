@@ -35,10 +35,9 @@ from torch import Tensor
 from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import AuditResult, Canaries, ManyRunsResult
 from fedstill.privacy.accounting import epsilon, gaussian_noise
-from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.events import Gaussian, Pure
 from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend
-from fedstill.privacy.mechanisms import ClassSums, Histogram, NoisySum
+from fedstill.privacy.mechanisms import ClassSums, ClippedUpdate, Histogram, NoisySum
 from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior
 from fedstill.privacy.solver import solve
 from fedstill.seeds import Noise, Simulated, stream

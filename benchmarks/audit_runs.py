@@ -39,10 +39,9 @@ from fedstill.data import sources
 from fedstill.distill.embedding import embed
 from fedstill.distill.public_map import split_public
 from fedstill.privacy import logistic, randomized_response, solver
-from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.logistic import extend
-from fedstill.privacy.mechanisms import clipped
+from fedstill.privacy.mechanisms import ClippedUpdate, clipped
 from fedstill.protocol import load, parameters, public_images
 from fedstill.records import Records
 from fedstill.seeds import Simulated, stream

@@ -12,7 +12,7 @@ _DIGEST = 32
 
 
 class Damaged(ValueError):
-    """A file's content differs from what was written; the text names the file and a remedy."""
+    """A file's content fails its check; the text names the file and a remedy."""
 
 
 def write_bytes(path: Path, *parts: bytes) -> None:

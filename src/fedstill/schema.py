@@ -230,7 +230,7 @@ def _check_tensor(f: Field, value: Tensor, sizes: dict[str, int], at_most: Mappi
     for mark in f.marks:
         if isinstance(mark, Below) and value.numel():
             limit = mark.limit if isinstance(mark.limit, int) else sizes[mark.limit]
-            wide = value.to(torch.int64)  # unsigned types above 8 bits have no minimum; what wraps is below 0
+            wide = value.to(torch.int64)  # torch has no minimum of wide unsigned types; large uint64 turns negative
             low, high = int(wide.min()), int(wide.max())
             if low < 0 or high >= limit:
                 raise Refused(f"field '{f.name}' has the value {low if low < 0 else high}; allowed is 0 to {limit - 1}")

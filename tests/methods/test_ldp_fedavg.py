@@ -17,8 +17,8 @@ from fedstill.data.sources import DataSet
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.ldp_fedavg import LDPFedAvg
 from fedstill.privacy import accounting
-from fedstill.privacy.clipped_update import ClippedUpdate
 from fedstill.privacy.events import Gaussian
+from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import parameters
 
 LOCAL: dict[str, Any] = {"lr": 0.05, "batch_size": 32}

@@ -125,15 +125,7 @@ def load_part(path: str) -> Part:
 
 @dataclass(frozen=True)
 class _Source:
-    """A source of data.
-
-    Attributes:
-        name: name to print.
-        location: text that differs from that of every other source.
-        state: text that changes when the source changes.
-        read: function that decodes the source.
-        known: facts about a data set known by name.
-    """
+    """A source of data; ``location`` is unique to it, and ``state`` changes when its content changes."""
 
     name: str
     location: str

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from fedstill.methods.averaging import weighted_mean
 from fedstill.privacy.accounting import published_noise, release_noise
-from fedstill.privacy.clipped_update import ClippedUpdate
+from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 from fedstill.train.loop import Diverged
 from fedstill.train.sgd import SGD

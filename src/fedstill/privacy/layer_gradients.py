@@ -73,7 +73,7 @@ def rows_of(gradient: Float32[Tensor, "n ..."]) -> RecordGradients:
 
 
 def gradients_of(m: nn.Module, a: Float32[Tensor, "n ..."], g: Float32[Tensor, "n ..."]) -> dict[str, Piece]:
-    """Per-record gradients of a layer's trainable parameters by name, from its input and its output's gradient."""
+    """Per-record gradients of a layer's trainable parameters, from its input ``a`` and its output's gradient ``g``."""
     a = a.detach()
     makers: dict[str, Callable[[], Piece]]
     if isinstance(m, nn.Linear):

@@ -148,8 +148,8 @@ class _PublishedHead(Mechanism[Rows, Value]):
 
     Attributes:
         lam: the paper's lambda.
-        epsilon: what the classic formula is asked for.
-        delta: what the classic formula is asked for.
+        epsilon: epsilon in the classic formula.
+        delta: delta in the classic formula.
         scaling: "paper" penalises the sum of losses by ``n lam``, "repository" by ``lam``, as FedAUX's code does.
     """
 

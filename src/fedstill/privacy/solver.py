@@ -57,10 +57,11 @@ class _Pairs:
 
 
 class _Kronecker:
-    """The Hessian ``sum_i (diag p_i - p_i p_i') (x) x_i x_i' + penalty I``, its sum as one Kronecker product.
+    """The Hessian ``sum_i (diag p_i - p_i p_i') (x) x_i x_i' + penalty I`` with its sum approximated as in K-FAC.
 
-    As in K-FAC, it is the sum of class matrices times the weighted mean over features. For the latter, only the top
-    eigenvectors are used (Halko, Martinsson, Tropp 2011, algorithm 4.4 with one pass), from each ``every``-th row.
+    The approximation is one Kronecker product: the sum of class matrices times the weighted mean over features. Of the
+    latter only the top eigenvectors are used (Halko, Martinsson, Tropp 2011, algorithm 4.4 with one pass), computed
+    from each ``every``-th row.
     """
 
     def __init__(
