@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.data.partition import class_counts, local_test_split, split
+from fedstill.data import class_counts, local_test_split, split
 
 RULES = [
     "iid",

@@ -19,10 +19,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.data import sources
-from fedstill.data.names import KNOWN
+from fedstill.data import KNOWN, load, sources
 from fedstill.data.readers import read_npz
-from fedstill.data.sources import load
 
 
 def pictures(n=12, height=6, width=5, channels=3, seed=0):
@@ -441,7 +439,7 @@ def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, mon
 
 
 def test_two_processes_at_once_both_get_the_data(own):
-    code = "from fedstill.data.sources import load; print(load('own').fingerprint)"
+    code = "from fedstill.data import load; print(load('own').fingerprint)"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     first, second = (process.communicate(timeout=60)[0] for process in running)
     assert first == second and len(first) == 65

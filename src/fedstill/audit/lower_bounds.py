@@ -90,8 +90,8 @@ def lower_bound(m: int, guesses: int, correct: int, delta: float, confidence: fl
     """
     if not (0 <= correct <= guesses <= m and 0 <= delta < 1 and 0 < confidence < 1):
         raise ValueError(
-            f"{correct} correct of {guesses} guesses on {m} canaries, delta {delta}, confidence {confidence}; these "
-            "counts must not decrease, delta must be in [0, 1) and confidence in (0, 1)"
+            f"{correct} correct of {guesses} guesses on {m} canaries, delta {delta}, confidence {confidence}; correct "
+            "guesses can't exceed guesses, guesses can't exceed canaries, delta is in [0, 1), confidence in (0, 1)"
         )
 
     def refuted(epsilon: float) -> bool:
