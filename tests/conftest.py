@@ -12,9 +12,10 @@ from fedstill.data import sources
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Decode into a folder of this session, so that a test never trusts what another run left."""
+    """A data cache for this session and all its processes, so that a test never trusts what another run left."""
     before = os.environ.get("FEDSTILL_CACHE")
-    os.environ["FEDSTILL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.getbasetemp()  # of each process of pytest-xdist, within that of the session
+    os.environ["FEDSTILL_CACHE"] = str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache")
     yield
     if before is None:
         del os.environ["FEDSTILL_CACHE"]

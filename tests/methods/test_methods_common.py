@@ -1,7 +1,7 @@
 """Every method gets these tests from one line in ``SMALL``."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import small
 import torch
 from doubles import Killed
 from method_settings import SMALL
-from small import MODEL, Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
+from small import Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
 from torch import nn
 
 from fedstill import methods, wire
@@ -69,14 +69,27 @@ class Whole(NamedTuple):
     model: nn.Module
 
 
+class OnDemand(dict[str, Whole]):
+    """Undisturbed runs by method, each made when it is first wanted."""
+
+    def __init__(self, make_run: Callable[[str], Whole]) -> None:
+        super().__init__()
+        self._make_run = make_run
+
+    def __missing__(self, name: str) -> Whole:
+        self[name] = self._make_run(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def whole(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     """One undisturbed run of each method."""
-    results = {}
-    for name in SMALL:
+
+    def undisturbed(name: str) -> Whole:
         model, fed = run(make(name), digits, tmp_path_factory.mktemp(name))
-        results[name] = Whole(weights(model), fed, model)
-    return results
+        return Whole(weights(model), fed, model)
+
+    return OnDemand(undisturbed)
 
 
 def test_every_method_is_tested() -> None:
@@ -318,14 +331,8 @@ def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", [name for name in SMALL if methods.find(name).__name__ not in small.MODELS])
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
-    before = small.MODEL
-    small.MODEL = "own_model:mlp"
-    try:
-        model, _ = run(make(name), digits, tmp_path)
-    finally:
-        small.MODEL = before
+    model, _ = run(make(name), digits, tmp_path, model="own_model:mlp")
     assert type(getattr(model, "trunk", model)).__name__ == "Sequential"
-    assert MODEL == before
 
 
 @pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"])
