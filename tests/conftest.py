@@ -23,6 +23,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["FEDSTILL_CACHE"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Flush no file to the disk: no test cuts the power, and each flush takes milliseconds or more on a busy disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def digits(_own_cache: None) -> sources.DataSet:
     """The digits that come with scikit-learn."""

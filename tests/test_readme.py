@@ -126,6 +126,7 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
         sys.modules.pop("documented", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_readme_s_snippet_runs_as_a_script_with_workers(guarded: bool, tmp_path: Path) -> None:
     (block,) = (block for block in python_blocks() if "from-python" in block)

@@ -438,6 +438,7 @@ def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, mon
     assert len(set(loaded)) == 1 and decodings == ["own"]
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_both_get_the_data(own):
     code = "from fedstill.data import load; print(load('own').fingerprint)"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -196,12 +196,14 @@ def test_the_model_comes_back_from_its_state(name: str, digits: DataSet, whole: 
     assert (after is network) == returns_run_model(type(make(name)))
 
 
+@pytest.mark.slow
 @every
 def test_another_seed_differs(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
     model, _ = run(make(name), digits, tmp_path, seed=1)
     assert weights(model) != whole[name].weights
 
 
+@pytest.mark.slow
 @every
 def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
     class Dies(ServerFederation):
@@ -220,6 +222,7 @@ def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, 
     assert weights(model) == whole[name].weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LASTING)
 def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     name: str,
@@ -253,6 +256,7 @@ def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     assert weights(model) == whole[name].weights
 
 
+@pytest.mark.slow
 @every
 def test_the_global_generator_neither_matters_nor_moves(
     name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path
@@ -264,6 +268,7 @@ def test_the_global_generator_neither_matters_nor_moves(
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @every
 def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: Path) -> None:
     class Broken(Inline):
@@ -272,8 +277,7 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
                 yield arrival._replace(reply=arrival.reply[:-1]) if arrival.client == 1 else arrival
 
     public = noise_images(digits)
-    broken = Broken(site(make(name), digits.train, tmp_path, public=public)())
-    fed = federation(make(name), broken, digits, tmp_path, public=public(), min_clients=3)
+    fed = world(make(name), digits, tmp_path, public=public, transport=Broken, min_clients=3).federation
     model = make(name).server(fed)
     assert {refusal.client for refusal in fed.journal.refusals()} == {1}
     assert all(torch.isfinite(p).all() for p in model.parameters())
@@ -329,6 +333,7 @@ def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.Monkey
         _ = small.spec_of(make("fedrd"), digits.train).facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if methods.find(name).__name__ not in small.MODELS])
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
     model, _ = run(make(name), digits, tmp_path, model="own_model:mlp")
@@ -339,8 +344,6 @@ def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path
 def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
     name: str, digits: DataSet, tmp_path: Path
 ) -> None:
-    here = site(make(name), digits.train, tmp_path, public=noise_images(digits))()
-
     class Narrow(Inline):
         def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
             for arrival in super().exchange(request, clients, sent):
@@ -350,7 +353,8 @@ def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
                     arrival = arrival._replace(reply=wire.pack(cut, header))
                 yield arrival
 
-    fed = federation(make(name), Narrow(here), digits, tmp_path, public=noise_images(digits)(), min_clients=3)
+    public = noise_images(digits)
+    fed = world(make(name), digits, tmp_path, public=public, transport=Narrow, min_clients=3).federation
     make(name).server(fed)
     assert {(refusal.client, "must be" in refusal.reason) for refusal in fed.journal.refusals()} == {(1, True)}
 

@@ -257,6 +257,7 @@ def binary_head(penalty: float, negatives: Tensor) -> BinaryHead:
 SETTINGS = [(0.01, 2), (0.01, 3), (0.03, 2), (0.1, 2), (0.1, 5), (1.0, 2), (1.0, 3), (30.0, 2)]
 
 
+@pytest.mark.slow
 def test_no_pair_moves_the_class_head_further_than_its_sensitivity() -> None:
     ratios, count = [], 0
     for penalty, classes in SETTINGS:
@@ -269,6 +270,7 @@ def test_no_pair_moves_the_class_head_further_than_its_sensitivity() -> None:
     assert 0.75 < max(ratios) <= 1, ratios
 
 
+@pytest.mark.slow
 def test_no_pair_moves_the_binary_head_further_than_its_sensitivity() -> None:
     ratios, count = [], 0
     for penalty in (0.01, 0.02, 0.03, 0.1, 0.3, 1.0, 3.0, 30.0):
