@@ -104,7 +104,7 @@ class Loopback:
         with socket.socket() as some:
             return some.connect_ex((HOST, self.port)) == 0
 
-    def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
         """Wait until ``there()`` is true.
 
         Raises:
