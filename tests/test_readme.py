@@ -60,8 +60,8 @@ def readable(command: str) -> str:
 
 
 def is_slow(command: str) -> bool:
-    """Whether a command decodes a large data set or starts many processes."""
-    return any(part in command for part in ("mnist", "cifar", "deploy check", "--engine flower"))
+    """Whether a command decodes a large data set, starts many processes or runs methods again and again."""
+    return any(part in command for part in ("mnist", "cifar", "deploy check", "--engine flower", "attack"))
 
 
 class Parsed(Exception):

@@ -96,7 +96,7 @@ def test_every_method_is_tested() -> None:
     assert SMALL.keys() == methods.TABLE.keys()
 
 
-every = pytest.mark.parametrize("name", SMALL)
+every = pytest.mark.parametrize("name", SMALL, scope="module")  # all tests of a method follow each other
 
 
 @every
@@ -179,7 +179,7 @@ def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.slow
-@every
+@pytest.mark.parametrize("name", SMALL)  # one after the other, as Flower keeps a core busy as long as it runs
 def test_flower_s_simulation_gives_the_same_bytes(
     name: str, digits: DataSet, whole: dict[str, Whole], simulated: Any, tmp_path: Path
 ) -> None:
@@ -223,7 +223,7 @@ def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize("name", LASTING, scope="module")
 def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     name: str,
     digits: DataSet,
@@ -283,7 +283,7 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(SMALL.keys() - PRIVATE))
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in PRIVATE], scope="module")
 def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, Whole]) -> None:
     found = whole[name].fed.guarantee()
     assert not found.holds
@@ -291,8 +291,8 @@ def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, Who
     assert "released unprotected" in found.reason
 
 
-private = pytest.mark.parametrize("name", PRIVATE)
-targeted = pytest.mark.parametrize("name", [n for n in PRIVATE if "epsilon" in methods.find(n).model_fields])
+TARGETED = [name for name in PRIVATE if "epsilon" in methods.find(name).model_fields]
+targeted = pytest.mark.parametrize("name", TARGETED, scope="module")
 
 
 @targeted
@@ -340,7 +340,7 @@ def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path
     assert type(getattr(model, "trunk", model)).__name__ == "Sequential"
 
 
-@pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"])
+@pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"], scope="module")
 def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
     name: str, digits: DataSet, tmp_path: Path
 ) -> None:
