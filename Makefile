@@ -1,8 +1,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Files of tests run beside each other, one in each process; plain `pytest` runs them one by one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+# A process for each core has its part of the tests and takes from another's when it is done, so that no file of tests
+# keeps one core busy while the others wait; plain `pytest` runs all one by one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 .PHONY: demo test test-fast lint clean
 

@@ -12,14 +12,23 @@ from fedstill.data import sources
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Decode into a folder of this session, so that a test never trusts what another run left."""
+    """A data cache for this session and all its processes, so that a test never trusts what another run left."""
     before = os.environ.get("FEDSTILL_CACHE")
-    os.environ["FEDSTILL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.getbasetemp()  # of each process of pytest-xdist, within that of the session
+    os.environ["FEDSTILL_CACHE"] = str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache")
     yield
     if before is None:
         del os.environ["FEDSTILL_CACHE"]
     else:
         os.environ["FEDSTILL_CACHE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Flush no file to the disk: no test cuts the power, and each flush takes milliseconds or more on a busy disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """What a user types, and what they are told when it is wrong."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
         "bytes_up_per_client", "seconds", "guarantee",
     }  # fmt: skip
     assert summary["guarantee"].keys() == {
-        "holds", "unit", "adjacency", "epsilon", "delta", "adversary", "accountant", "reason",
+        "holds", "unit", "adjacency", "epsilon", "delta", "adversary", "accountant", "reason", "simulated",
     }  # fmt: skip
     assert summary["bytes_up_per_client"] * 10 == summary["bytes_up"]
     before = (out / "summary.json").stat().st_mtime_ns
@@ -245,13 +245,14 @@ def test_a_command_without_words_says_how_it_is_used_and_fails(
 
 
 def test_help_starts_at_once() -> None:
-    """Below 0.5 s; the best of five, since other processes may hold this one up."""
+    """Below 0.5 s of a core's time, which other processes don't stretch; the best of five."""
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "fedstill", "--help"], check=True, stdout=subprocess.DEVNULL)
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.5
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert 0 < min(times) < 0.5
 
 
 def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> None:

@@ -39,6 +39,7 @@ def gradient(model: nn.Module, records: Records) -> dict[str, Tensor]:
 # --- by a gradient
 
 
+@pytest.mark.slow
 def test_one_record_comes_back_from_its_gradient(digits: DataSet) -> None:
     model, record = network(digits), digits.train[10:11]
     found = ATTACK.invert(model, gradient(model, record), 1, digits.train[:0], stream(0))

@@ -77,6 +77,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         yield folder, membership(folder, Membership(shadows=16), command="fedstill attack <run>")
 
 
+@pytest.mark.slow
 def test_what_an_overfitted_model_remembers_is_found(attacked: tuple[Path, dict[str, Any]]) -> None:
     folder, found = attacked
     assert (found["client"], found["records"], found["shadows"]) == (0, 120, 16)
@@ -102,6 +103,7 @@ def test_what_an_overfitted_model_remembers_is_found(attacked: tuple[Path, dict[
     assert "There is no bound to compare with" in words
 
 
+@pytest.mark.slow
 def test_worlds_hold_what_they_should_and_are_no_runs_of_a_report(attacked: tuple[Path, dict[str, Any]]) -> None:
     folder, found = attacked
     held = [share_of(folder, world) for world in range(17)]
@@ -110,6 +112,7 @@ def test_worlds_hold_what_they_should_and_are_no_runs_of_a_report(attacked: tupl
     assert find_runs(folder) == [folder]
 
 
+@pytest.mark.slow
 def test_a_false_promise_is_refuted(attacked: tuple[Path, dict[str, Any]]) -> None:
     folder, before = attacked
     place = folder / "summary.json"
@@ -157,6 +160,7 @@ class Seen(Watcher):
             raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "fedavg"])
 def test_a_killed_attack_that_used_the_others_replies_ends_as_one_that_asked_them_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,7 @@ def test_numbers_out_of_range_are_refused(call: object, message: str) -> None:
 # --- the package's mechanisms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [build for build in benchmark.BUILDS if build.sound], ids=lambda build: build.name)
 def test_no_audit_exceeds_a_sound_claim_and_none_is_idle(build: object) -> None:
     row = benchmark.run(build, fast=True)
@@ -149,6 +150,7 @@ def test_no_audit_exceeds_a_sound_claim_and_none_is_idle(build: object) -> None:
     assert row.bound > row.claimed / 3, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [build for build in benchmark.BUILDS if not build.sound], ids=lambda build: build.name
 )

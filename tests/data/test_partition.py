@@ -254,6 +254,7 @@ def flower(partitioner, labels, num_clients):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "capped"), [("dirichlet:0.5", False), ("dirichlet-capped:0.5", True)])
 def test_dirichlet_counts_equal_flwr_datasets(rule, capped):
     with warnings.catch_warnings():

@@ -125,6 +125,7 @@ def test_noise_is_the_same_for_every_caller(shape: tuple[int, int, int], tmp_pat
     assert not list(tmp_path.iterdir())  # made, not kept
 
 
+@pytest.mark.slow
 def test_noise_in_another_process_is_the_same() -> None:
     code = (
         "import hashlib; from fedstill.data import public; from fedstill.records import Normalisation as N; "

@@ -438,10 +438,11 @@ def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, mon
     assert len(set(loaded)) == 1 and decodings == ["own"]
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_both_get_the_data(own):
     code = "from fedstill.data import load; print(load('own').fingerprint)"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = (process.communicate(timeout=60)[0] for process in running)
+    first, second = (process.communicate()[0] for process in running)
     assert first == second and len(first) == 65
 
 

@@ -14,6 +14,7 @@ def inline(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes
     return weights(model), federation.journal.bytes_up, federation.journal.bytes_down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_give_the_same_weights_and_bytes(
     workers: int, digits: Any, inline: tuple[bytes, int, int], tmp_path: Path

@@ -3,7 +3,6 @@
 import gc
 import logging
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -295,7 +294,12 @@ def test_a_simulation_that_ends_ends_the_run() -> None:
 
 
 @pytest.mark.slow
-def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Path) -> None:
+def test_clients_that_raise_sleep_or_die_are_left_out(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fedstill.engines.flower.grid._SHARED", 60.0
+    )  # seconds, so that clients are quick however busy the machine is
     wrong = {"well": {}, "raise": {1: "raise"}, "die": {2: "die"}}
     sites = {name: site(Probe(misbehave=how), digits.train, tmp_path / name / "clients") for name, how in wrong.items()}
     sites["many"] = site(Probe(rounds=3), digits.train, tmp_path / "many" / "clients", 40)
@@ -324,9 +328,8 @@ def test_clients_that_raise_sleep_or_die_are_left_out(digits: Any, tmp_path: Pat
 @pytest.mark.slow
 def test_the_command_runs_it_and_says_what_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "run real --data digits --clients 2 --model convnet:width=8,depth=2 --ipc 1 --training.epochs 1".split()
-    began = time.monotonic()
     main([*words, "--engine", "flower", "--workers", "1", "--out", str(tmp_path / "a")])
-    assert time.monotonic() - began < 120
+    assert not any(thread.name.startswith("fedstill") for thread in threading.enumerate())  # it ended when it was told
     main([*words, "--workers", "0", "--out", str(tmp_path / "b")])
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     with pytest.raises(SystemExit) as stopped:

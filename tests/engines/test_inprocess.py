@@ -1,12 +1,13 @@
 """What goes wrong at a client stays at that client."""
 
 import os
-import re
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from functools import partial
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,36 @@ import pytest
 from doubles import Killed
 from small import Probe, run, site, slow_to_start
 
+from fedstill.engines import inprocess
 from fedstill.engines.inprocess import Workers
 from fedstill.engines.server import TooFewReplies
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ("sleep", r"no reply within 8 s \(--timeout\)"),
-        ("die", r"its process ended \(exit code 3; it says why above\)"),
-        ("raise", "ArithmeticError: the abacus broke"),
-    ],
-)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_client_that_fails_is_left_out_and_the_run_goes_on(
-    wrong: str, reason: str, digits: Any, tmp_path: Path
+def test_clients_that_fail_are_left_out_and_the_run_goes_on(digits: Any, tmp_path: Path) -> None:
+    method = Probe(misbehave={1: "raise", 2: "die"}, rounds=1)
+    _, federation = run(method, digits, tmp_path, workers=2, min_clients=2)
+    raised, died = sorted(federation.journal.refusals(), key=lambda refusal: refusal.client)
+    assert (raised.client, raised.step, raised.round) == (1, "update", 1)
+    assert "ArithmeticError: the abacus broke" in raised.reason
+    assert (died.client, died.step, died.round) == (2, "update", 1)
+    assert "its process ended (exit code 3; it says why above)" in died.reason
+
+
+def test_a_client_that_takes_too_long_is_left_out_and_the_run_goes_on(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = Probe(misbehave={2: wrong}, rounds=1)
-    _, federation = run(method, digits, tmp_path, workers=2, timeout=8, min_clients=3)
+    """The limit counts only once nobody else is working, so that no honest client is late where the machine is busy."""
+
+    def patient(pipes: list[Connection], seconds: float | None) -> list[Any]:
+        return connection.wait(pipes, None if len(pipes) > 1 else seconds)
+
+    monkeypatch.setattr(inprocess, "wait", patient)
+    method = Probe(misbehave={2: "sleep"}, rounds=1)
+    _, federation = run(method, digits, tmp_path, workers=2, timeout=0.5, min_clients=3)
     (refusal,) = federation.journal.refusals()
     assert (refusal.client, refusal.step, refusal.round) == (2, "update", 1)
-    assert re.search(reason, refusal.reason), refusal.reason
+    assert refusal.reason == "no reply within 0.5 s (--timeout)"
 
 
 def test_the_time_limit_of_a_step_does_not_count_the_start_of_its_worker(digits: Any, tmp_path: Path) -> None:
@@ -52,6 +62,7 @@ def test_too_few_replies_stop_the_run_and_say_why(digits: Any, tmp_path: Path) -
         run(method, digits, tmp_path, min_clients=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, Killed])
 def test_leaving_a_transport_ends_its_workers(error: type[BaseException] | None, digits: Any, tmp_path: Path) -> None:
     with suppress(Killed), Workers(site(Probe(), digits.train, tmp_path), 2) as workers:
@@ -78,6 +89,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_server_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
@@ -92,8 +104,8 @@ def test_workers_end_when_their_server_is_killed(tmp_path: Path) -> None:
         pid = int(server.stdout.readline())
         assert psutil.pid_exists(pid)
         server.kill()
-    for _ in range(100):
+    for _ in range(600):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return
         time.sleep(0.1)
-    pytest.fail("the worker outlived its server by 10 s")
+    pytest.fail("the worker outlived its server by 60 s")

@@ -40,6 +40,7 @@ def test_what_was_released_makes_the_guarantee(digits: Any, tmp_path: Path) -> N
     assert float(twice.epsilon or 0) > 1.3 * eps
 
 
+@pytest.mark.slow
 def test_the_engines_agree_and_a_resumed_run_is_charged_once(digits: Any, tmp_path: Path) -> None:
     model, fed = run(Census(), digits, tmp_path / "one")
     other, _ = small.run(Census(), digits, tmp_path / "two", workers=2, shuffle=True)

@@ -16,6 +16,7 @@ from fedstill import files, wire
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.transport import Arrival, Watcher
+from fedstill.journal import Journal
 from fedstill.methods.dense import Dense
 
 
@@ -137,21 +138,28 @@ def test_an_oversized_reply_is_refused(good: bytes, digits: Any, tmp_path: Path)
     assert "--max-message-mb" in fed.journal.refusals()[0].reason
 
 
+@pytest.fixture(scope="module")
+def undisturbed(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Journal]:
+    """Weights and journal of a run of three rounds."""
+    model, fed = run(Probe(rounds=3), digits, tmp_path_factory.mktemp("undisturbed"))
+    return weights(model), fed.journal
+
+
 @pytest.mark.parametrize("lives", range(12))
 def test_a_run_that_dies_after_any_reply_ends_as_if_nothing_had_happened(
-    lives: int, digits: Any, tmp_path: Path
+    lives: int, undisturbed: tuple[bytes, Journal], digits: Any, tmp_path: Path
 ) -> None:
     method = Probe(rounds=3)
-    whole, untouched = run(method, digits, tmp_path / "whole")
+    whole, journal = undisturbed
     folder = tmp_path / "killed"
     first = world(method, digits, folder, transport=lambda here: Mortal(Inline(here), lives)).federation
     with pytest.raises(Killed):
         method.server(first)
     model, resumed = run(method, digits, folder)
-    assert weights(model) == weights(whole)
-    assert resumed.journal.bytes_up == untouched.journal.bytes_up
+    assert weights(model) == whole
+    assert resumed.journal.bytes_up == journal.bytes_up
     # the requests of the exchange that died were sent twice, and that is what is counted
-    assert resumed.journal.bytes_down >= untouched.journal.bytes_down
+    assert resumed.journal.bytes_down >= journal.bytes_down
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ['{"round": 1', '{"round": 2', '{"round": 3']
 

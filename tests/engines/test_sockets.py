@@ -45,12 +45,19 @@ class Use(NamedTuple):
 
 
 class Table(threading.Thread):
-    """Reads the system's tables of internet sockets for those of a process and its descendants."""
+    """Reads the system's tables of internet sockets for those of a process and its descendants.
 
-    def __init__(self, root: int, mark: bytes) -> None:
+    Args:
+        root: the process.
+        mark: part of the environment of its descendants.
+        looks: a file that gets a byte after each look.
+    """
+
+    def __init__(self, root: int, mark: bytes, looks: Path) -> None:
         super().__init__(daemon=True)
         self.found: set[Use] = set()
         self._mark = mark
+        self._looks = looks
         self._known = {root}
         self._strangers: set[tuple[int, float]] = set()
         self._over = threading.Event()
@@ -58,6 +65,8 @@ class Table(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(0.05):
             self._look()
+            with self._looks.open("ab") as log:
+                log.write(b".")
 
     def _look(self) -> None:
         for process in psutil.process_iter():
@@ -93,12 +102,14 @@ def watch(words: Sequence[object], folder: Path) -> set[Use]:
     quiet = {name: value for name, value in os.environ.items() if not any(part in name for part in SWITCHES)}
     paths = [str(HOOKS), *filter(None, sys.path)]
     environment = {**quiet, "PYTHONPATH": os.pathsep.join(paths), "FEDSTILL_TEST_SOCKETS": str(log)}
+    looks = folder / "looks.log"
+    looks.touch()
     with (folder / "output.log").open("wb") as output:
         process = subprocess.Popen(list(map(str, words)), env=environment, cwd=folder, stdout=output, stderr=output)
-        table = Table(process.pid, f"FEDSTILL_TEST_SOCKETS={log}".encode())
+        table = Table(process.pid, f"FEDSTILL_TEST_SOCKETS={log}".encode(), looks)
         table.start()
         try:
-            code = process.wait(timeout=500)
+            code = process.wait()
         finally:
             process.kill()
             found = table.stop()
@@ -154,13 +165,16 @@ for act in (
         pass
 """
 IN_C = """
-import ctypes, socket, struct, time
+import ctypes, pathlib, socket, struct, time
 with socket.create_server(("127.0.0.1", 0)) as server:
     libc = ctypes.CDLL(None)
     handle = libc.socket(socket.AF_INET, socket.SOCK_STREAM, 0)
     address = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", server.getsockname()[1], b"\\x7f\\0\\0\\1")
     assert libc.connect(handle, address, len(address)) == 0
-    time.sleep(3)
+    seen = pathlib.Path("looks.log")
+    now = seen.stat().st_size
+    while seen.stat().st_size < now + 2:  # one look that may have begun before, and one from beginning to end
+        time.sleep(0.05)
 """
 
 

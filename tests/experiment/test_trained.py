@@ -47,6 +47,7 @@ def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         model(torch.zeros(2, 1, 8, 8, dtype=torch.int64))
 
 
+@pytest.mark.slow
 def test_a_model_of_each_client_s_own_is_not_there_for_all(tmp_path: Path) -> None:
     made(tmp_path, "fedrep", local_test=0.2)
     with pytest.raises(ValueError, match="fedrep gives every client a model of its own .*; there is none for all"):

@@ -87,7 +87,7 @@ def test_without_epsilon_there_is_no_noise_and_no_guarantee(digits: DataSet, tmp
     site = small.site(LDPFedAvg(), digits.train, tmp_path / "again")()
     updates = []
     for client in range(4):
-        trained, (own, _) = fed.new_model(), site.holdings.records(client)
+        trained, (own, _) = fed.new_model(), site.data.records(client)
         LDPFedAvg(local=LOCAL).local.fit(trained, own, seeds.stream(0, "client", client, 0, "batches"))
         updates.append((1, parameters(trained)))
     for name, w in weighted_mean(updates).items():  # clients of 359 and 360 records count alike

@@ -1,7 +1,7 @@
 """Every method gets these tests from one line in ``SMALL``."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import small
 import torch
 from doubles import Killed
 from method_settings import SMALL
-from small import MODEL, Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
+from small import Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
 from torch import nn
 
 from fedstill import methods, wire
@@ -69,21 +69,34 @@ class Whole(NamedTuple):
     model: nn.Module
 
 
+class OnDemand(dict[str, Whole]):
+    """Undisturbed runs by method, each made when it is first wanted."""
+
+    def __init__(self, make_run: Callable[[str], Whole]) -> None:
+        super().__init__()
+        self._make_run = make_run
+
+    def __missing__(self, name: str) -> Whole:
+        self[name] = self._make_run(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def whole(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     """One undisturbed run of each method."""
-    results = {}
-    for name in SMALL:
+
+    def undisturbed(name: str) -> Whole:
         model, fed = run(make(name), digits, tmp_path_factory.mktemp(name))
-        results[name] = Whole(weights(model), fed, model)
-    return results
+        return Whole(weights(model), fed, model)
+
+    return OnDemand(undisturbed)
 
 
 def test_every_method_is_tested() -> None:
     assert SMALL.keys() == methods.TABLE.keys()
 
 
-every = pytest.mark.parametrize("name", SMALL)
+every = pytest.mark.parametrize("name", SMALL, scope="module")  # all tests of a method follow each other
 
 
 @every
@@ -166,7 +179,7 @@ def simulated(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.slow
-@every
+@pytest.mark.parametrize("name", SMALL)  # one after the other, as Flower keeps a core busy as long as it runs
 def test_flower_s_simulation_gives_the_same_bytes(
     name: str, digits: DataSet, whole: dict[str, Whole], simulated: Any, tmp_path: Path
 ) -> None:
@@ -183,12 +196,14 @@ def test_the_model_comes_back_from_its_state(name: str, digits: DataSet, whole: 
     assert (after is network) == returns_run_model(type(make(name)))
 
 
+@pytest.mark.slow
 @every
 def test_another_seed_differs(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
     model, _ = run(make(name), digits, tmp_path, seed=1)
     assert weights(model) != whole[name].weights
 
 
+@pytest.mark.slow
 @every
 def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path) -> None:
     class Dies(ServerFederation):
@@ -207,7 +222,8 @@ def test_it_resumes_from_any_reply(name: str, digits: DataSet, whole: dict[str, 
     assert weights(model) == whole[name].weights
 
 
-@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LASTING, scope="module")
 def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     name: str,
     digits: DataSet,
@@ -240,6 +256,7 @@ def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
     assert weights(model) == whole[name].weights
 
 
+@pytest.mark.slow
 @every
 def test_the_global_generator_neither_matters_nor_moves(
     name: str, digits: DataSet, whole: dict[str, Whole], tmp_path: Path
@@ -251,6 +268,7 @@ def test_the_global_generator_neither_matters_nor_moves(
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @every
 def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: Path) -> None:
     class Broken(Inline):
@@ -259,14 +277,13 @@ def test_a_client_that_fails_is_left_out(name: str, digits: DataSet, tmp_path: P
                 yield arrival._replace(reply=arrival.reply[:-1]) if arrival.client == 1 else arrival
 
     public = noise_images(digits)
-    broken = Broken(site(make(name), digits.train, tmp_path, public=public)())
-    fed = federation(make(name), broken, digits, tmp_path, public=public(), min_clients=3)
+    fed = world(make(name), digits, tmp_path, public=public, transport=Broken, min_clients=3).federation
     model = make(name).server(fed)
     assert {refusal.client for refusal in fed.journal.refusals()} == {1}
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(SMALL.keys() - PRIVATE))
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in PRIVATE], scope="module")
 def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, Whole]) -> None:
     found = whole[name].fed.guarantee()
     assert not found.holds
@@ -274,8 +291,8 @@ def test_the_guarantee_is_none_and_names_a_field(name: str, whole: dict[str, Who
     assert "released unprotected" in found.reason
 
 
-private = pytest.mark.parametrize("name", PRIVATE)
-targeted = pytest.mark.parametrize("name", [n for n in PRIVATE if "epsilon" in methods.find(n).model_fields])
+TARGETED = [name for name in PRIVATE if "epsilon" in methods.find(name).model_fields]
+targeted = pytest.mark.parametrize("name", TARGETED, scope="module")
 
 
 @targeted
@@ -316,24 +333,17 @@ def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.Monkey
         _ = small.spec_of(make("fedrd"), digits.train).facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if methods.find(name).__name__ not in small.MODELS])
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
-    before = small.MODEL
-    small.MODEL = "own_model:mlp"
-    try:
-        model, _ = run(make(name), digits, tmp_path)
-    finally:
-        small.MODEL = before
+    model, _ = run(make(name), digits, tmp_path, model="own_model:mlp")
     assert type(getattr(model, "trunk", model)).__name__ == "Sequential"
-    assert MODEL == before
 
 
-@pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"])
+@pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"], scope="module")
 def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
     name: str, digits: DataSet, tmp_path: Path
 ) -> None:
-    here = site(make(name), digits.train, tmp_path, public=noise_images(digits))()
-
     class Narrow(Inline):
         def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
             for arrival in super().exchange(request, clients, sent):
@@ -343,7 +353,8 @@ def test_a_reply_of_another_width_is_refused_and_the_others_are_used(
                     arrival = arrival._replace(reply=wire.pack(cut, header))
                 yield arrival
 
-    fed = federation(make(name), Narrow(here), digits, tmp_path, public=noise_images(digits)(), min_clients=3)
+    public = noise_images(digits)
+    fed = world(make(name), digits, tmp_path, public=public, transport=Narrow, min_clients=3).federation
     make(name).server(fed)
     assert {(refusal.client, "must be" in refusal.reason) for refusal in fed.journal.refusals()} == {(1, True)}
 

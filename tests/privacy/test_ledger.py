@@ -240,9 +240,9 @@ def test_a_multiplier_that_nobody_means_is_refused(noise: float) -> None:
 
 
 def test_next_to_no_noise_is_judged_at_once() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert accounting.epsilon([Gaussian(noise_multiplier=0.05, sampling=0.05, count=20)], 1e-5, "record") == math.inf
     many = accounting.epsilon([Gaussian(noise_multiplier=0.1, count=40)], 1e-5, "record")
     assert many == pytest.approx(accounting.gaussian_epsilon(0.1 / 40**0.5, 1e-5))
     assert accounting.epsilon([Gaussian(noise_multiplier=0.01), Pure(epsilon=1.0)], 1e-5, "record") == math.inf
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5

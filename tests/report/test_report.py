@@ -80,7 +80,7 @@ def page(records: list[RunRecord], folder: Path, command: str | None = None) -> 
 
     html.write_report(records, folder / "report.html", command=command)
     text = (folder / "report.html").read_text("utf-8")
-    assert text.count(get_plotlyjs()) == text.count(f'class="{html.PLOT_CLASS}"').__bool__()
+    assert text.count(get_plotlyjs()) == (1 if f'class="{html.PLOT_CLASS}"' in text else 0)
     return text.replace(get_plotlyjs(), "")
 
 

@@ -124,17 +124,8 @@ def governed(here: Loopback, name: str, **policy: Any) -> Iterator[list[Path]]:
             place.write_text(text)
 
 
-def ended(here: Loopback, run_id: str, seconds: float = PATIENCE) -> str:
-    """How a run ended; asks now and then only, as each time starts a process that takes a core."""
-    until = time.monotonic() + seconds
-    while not (status := here.status(run_id)).startswith("finished"):
-        assert time.monotonic() < until, here.said(run_id)[-3000:]
-        time.sleep(3)
-    return status
-
-
 def completed(here: Loopback, run_id: str, name: str, seconds: float = PATIENCE) -> Path:
-    status = ended(here, run_id, seconds)
+    status = here.finish(run_id, seconds)
     assert status == "finished:completed", here.said(run_id)[-3000:]
     return here.folder / "runs" / name
 
@@ -180,11 +171,11 @@ def test_a_superlink_that_is_killed_costs_no_answer(here: Loopback) -> None:
     name = "restarted"
     first = here.run(name, probe(misbehave={3: "nap"}))  # the others answer at once, the last a little later
     folder = here.folder / "runs" / name / "journal" / "000000-update"
-    here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", 120)
+    here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", PATIENCE)
     kept = {f.name: f.read_bytes() for f in folder.glob("*.reply")}
     here.stop("superlink", signal.SIGKILL)
     here.superlink()
-    assert ended(here, first) == "finished:failed"
+    assert here.finish(first, PATIENCE) == "finished:failed"
     out = completed(here, here.run(name, probe(misbehave={3: "nap"})), name)
     again = {f.name: f.read_bytes() for f in folder.glob("*.reply")}
     assert {name: again[name] for name in kept} == kept
@@ -216,12 +207,12 @@ def test_wrong_keys_and_plaintext_are_not_let_in(here: Loopback) -> None:
     site_key(stranger / "site.key")
     (stranger / "policy.toml").write_text("")
     here.start_site(7)
-    here.wait_for(lambda: here.processes["site-7"].poll() is not None, "the stranger to give up", 60)
+    here.wait_for(lambda: here.processes["site-7"].poll() is not None, "the stranger to give up", PATIENCE)
     assert here.processes.pop("site-7").returncode != 0
     assert "Failed to activate SuperNode" in here.log("site-7")
     words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{here.port}", "--max-retries", "1"]
     here.start("plaintext", [*words, "--host", "127.0.0.1", "--port", "0"])
-    here.wait_for(lambda: here.processes["plaintext"].poll() is not None, "the plaintext client to give up", 90)
+    here.wait_for(lambda: here.processes["plaintext"].poll() is not None, "the plaintext client to give up", PATIENCE)
     assert here.processes.pop("plaintext").returncode != 0
     nodes = json.loads(here.flwr("supernode", "list", "here", "--format", "json").stdout)["nodes"]
     assert sum(node["status"] == "online" for node in nodes) <= SITES
@@ -251,7 +242,7 @@ def test_a_site_that_is_killed_while_it_works_is_left_out(here: Loopback) -> Non
     name = "killed"
     running = here.run(name, probe(misbehave={1: "sleep"}, min_clients=3, timeout=40), wait=60)
     folder = here.folder / "runs" / name / "journal" / "000000-update"
-    here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", 120)
+    here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", PATIENCE)
     here.stop("site-1", signal.SIGKILL)
     out = completed(here, running, name)
     (refused,) = summary_of(out)["refused"]
@@ -327,7 +318,7 @@ def test_a_server_that_asks_above_the_sites_budget_gets_nothing(everyone: Loopba
     here, name = everyone, "above"
     with governed(here, name, methods=["fedavg-p"], **ONCE) as states:
         running = here.run(name, private(5.0))
-        assert ended(here, running) == "finished:failed"
+        assert here.finish(running, PATIENCE) == "finished:failed"
     assert "budget of 1.3" in here.said(running)
     assert not list((here.folder / "runs" / name / "journal").glob("*/*.reply"))
     for state in states:
@@ -350,7 +341,7 @@ def test_a_budget_for_one_release_pays_for_one_whenever_the_site_is_killed(every
             here.wait_for(lambda: any(states[2].glob("runs/*/*/*.given")), "the reply of site 2", PATIENCE)
             for client in (1, 2):
                 here.stop(f"site-{client}", signal.SIGKILL)
-        assert ended(here, first) == "finished:failed"
+        assert here.finish(first, PATIENCE) == "finished:failed"
         assert "2 of 4 clients gave a usable reply" in here.said(first)
         kept = {place.name: place.read_bytes() for place in journal.glob("*/*.reply")}
         assert kept.keys() == {"00000.reply", "00003.reply"}
@@ -378,6 +369,6 @@ def test_an_expired_certificate_is_noticed_by_the_site(tmp_path: Path) -> None:
         place.mkdir()
         site_key(place / "site.key")
         here.start_site(0)
-        here.wait_for(lambda: here.processes["site-0"].poll() is not None, "the site to give up", 60)
+        here.wait_for(lambda: here.processes["site-0"].poll() is not None, "the site to give up", PATIENCE)
         assert here.processes.pop("site-0").returncode != 0
         assert "certificate has expired" in here.log("site-0")

@@ -104,7 +104,7 @@ class Loopback:
         with socket.socket() as some:
             return some.connect_ex((HOST, self.port)) == 0
 
-    def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
         """Wait until ``there()`` is true.
 
         Raises:
@@ -194,9 +194,19 @@ class Loopback:
             return "unknown"
 
     def finish(self, run: str, seconds: float = 300.0) -> str:
-        """Wait for the end of a run, and return its status."""
-        self.wait_for(lambda: self.status(run).startswith("finished"), "the run to finish", seconds)
-        return self.status(run)
+        """Wait for the end of a run, and return its status.
+
+        Each question starts a process that takes a core for seconds, which the run would lack.
+
+        Raises:
+            RuntimeError: it has not finished in time.
+        """
+        until = time.monotonic() + seconds
+        while not (status := self.status(run)).startswith("finished"):
+            if time.monotonic() > until:
+                raise RuntimeError(f"the run has not finished in {seconds:g} s: {self.said(run)[-3000:]}")
+            time.sleep(3)
+        return status
 
     def said(self, run: str) -> str:
         """Output of a run's server."""
