@@ -13,7 +13,7 @@ from fedstill.records import Records
 from fedstill.train.denoise import Denoising
 
 
-def relabelled(records: Records, labels: Int64[Tensor, " n"]) -> Records:
+def with_labels(records: Records, labels: Int64[Tensor, " n"]) -> Records:
     """The same images with other labels."""
     return Records(records.images, labels, records.num_classes, records.normalisation)
 
@@ -34,7 +34,7 @@ def likeliest(
 ) -> Records:
     """The records with the likeliest true labels, given those from `RRWithPrior` with this prior; trains ``model``."""
     given = probabilities(prior, epsilon).gather(2, records.labels.view(-1, 1, 1).expand(-1, prior.shape[1], 1))
-    return relabelled(records, denoising.likeliest(model, records, given[:, :, 0], rng))
+    return with_labels(records, denoising.likeliest(model, records, given[:, :, 0], rng))
 
 
 def without_unlikely(
