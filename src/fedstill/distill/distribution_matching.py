@@ -275,10 +275,11 @@ def _outputs(net: nn.Module, x: Float[Tensor, "n c h w"], logits: bool) -> tuple
 def _averaging(real: Sequence[Tensor], weights: Sequence[Tensor] | None) -> Float[Tensor, "k n"]:
     """The matrix that maps all real outputs to their class means."""
     rows = [x.new_ones(len(x)) for x in real] if weights is None else weights
-    return torch.block_diag(*(row / row.sum() for row in rows))
+    matrix: Tensor = torch.block_diag(*(row / row.sum() for row in rows))  # type: ignore[no-untyped-call]
+    return matrix
 
 
 def _root(squares: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Square roots, whose slope at 0 is taken as 0."""
+    """Square roots with gradient 0 at 0."""
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

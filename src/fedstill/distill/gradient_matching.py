@@ -50,7 +50,7 @@ def _rowwise(g: Float[Tensor, "rows d"], h: Float[Tensor, "rows d"]) -> Float[Te
 
 
 def matched_parameters(model: nn.Module, kind: Distance) -> list[nn.Parameter]:
-    """The parameters whose gradients `gradient_distance` compares: all but vectors for "grouped", else all."""
+    """The parameters whose gradients `gradient_distance` compares: for "grouped" all but vectors, else all."""
     return [p for p in model.parameters() if p.requires_grad and (kind != "grouped" or p.dim() > 1)]
 
 

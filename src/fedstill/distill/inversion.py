@@ -21,7 +21,7 @@ from fedstill.train.adam import adam_of
 
 
 def total_variation(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
-    """Sum of the L2 norms of all differences to the right, down and down both diagonals, over the whole batch."""
+    """Sum of the L2 norms of the batch's differences of neighbouring pixels: right, down and along both diagonals."""
     across = x[:, :, :, :-1] - x[:, :, :, 1:]
     down = x[:, :, :-1, :] - x[:, :, 1:, :]
     falling = x[:, :, :-1, :-1] - x[:, :, 1:, 1:]

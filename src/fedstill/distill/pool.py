@@ -19,7 +19,7 @@ class Pool:
 
         Args:
             like: a record set with the images' shape, classes, normalisation and device.
-            capacity: number of images from which on new ones replace the oldest. An image takes a byte a pixel, 8 bytes
+            capacity: maximum number of images; further ones replace the oldest. An image takes a byte a pixel, 8 bytes
                 for its label and 4 for every class.
         """
         device = like.images.device

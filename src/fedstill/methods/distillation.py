@@ -25,7 +25,7 @@ FLOOR = 1e-8
 
 
 class ScoreTraining(Settings):
-    """Training of a score head, which tells a client's records from public negatives: its certainty is the weight."""
+    """Training of a score head, which separates a client's records from public negatives; its certainty is a weight."""
 
     share: Share = 1 / 6
     """Share of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published noise (0.1 of 0.6)."""

@@ -39,7 +39,7 @@ class TwoHeads(Reply):
 
 
 class FedAUXfdp(HeadDistillation, HeadResult, Method):
-    """A student of the private heads, weighted on each image by how certainly it resembles the client's records."""
+    """A student of the private heads; on each image, a head's weight is its client's certainty score."""
 
     scores: ScoreTraining = ScoreTraining()
     """Training of the certainty-score heads."""

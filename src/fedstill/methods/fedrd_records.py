@@ -83,7 +83,7 @@ class FedRDRecords(Summing, Method):
 
 
 def _with_projection(public: Projected, net: nn.Module) -> Projected:
-    """A random task network on the public projection."""
+    """The task network of ``net`` with the public projection."""
     random = projected(net, "fedrd-records")
     random.projection = public.projection
     return random

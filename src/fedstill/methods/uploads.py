@@ -119,7 +119,7 @@ def start_student(fed: Federation, student: nn.Module, models: Models, start: Li
 
 
 def ensemble_accuracies(fed: Federation, teachers: Teachers, mean: nn.Module | None) -> dict[str, float | None]:
-    """Accuracies of the ensemble and the mean model, and the teachers' mean accuracy; empty without evaluation."""
+    """Accuracies of the ensemble and the mean model, and the teachers' mean accuracy; empty if not evaluated."""
     accuracies = fed.evaluate_each(_Stacked(teachers, mean))
     if accuracies is None:
         return {}

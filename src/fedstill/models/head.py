@@ -10,7 +10,7 @@ from fedstill.models.build import features
 
 
 class LinearHead(nn.Linear):
-    """A head ``(classes, d + 1)`` without an extractor, for rows that already have the constant feature."""
+    """A linear head ``(classes, d + 1)`` alone, for rows that already have the constant feature."""
 
     def __init__(self, head: Float[Tensor, "classes d"]) -> None:
         super().__init__(head.shape[1], head.shape[0], bias=False, device=head.device)
