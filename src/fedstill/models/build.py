@@ -133,7 +133,7 @@ def _last_input(model: nn.Module, x: Float[Tensor, "n c h w"]) -> tuple[Float[Te
 class FeaturesAndLogits(nn.Module):
     """A model whose output is the pair of its features and its logits, for a loss that needs both.
 
-    It shares the model's parameters. One pass gives both, or two passes for your own network with a method ``features``.
+    It shares the model's parameters. One pass gives both; your own network with a method ``features`` takes two.
     """
 
     def __init__(self, model: nn.Module) -> None:
