@@ -30,7 +30,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, deploy, privacy"),
         (["run", "fedsum"], "there is no method 'fedsum'; choose fedavg, fedprox"),
         (["run", "nowhere:Thing"], "method 'nowhere:Thing' cannot be loaded (No module named 'nowhere')"),
-        (["run", "json:JSONDecoder"], "'json:JSONDecoder' is no method"),
+        (["run", "json:JSONDecoder"], "'json:JSONDecoder' is not a method"),
         (["run", "--data", "digits"], "the method comes first: fedstill run METHOD --data digits"),
         (["run", "fedavg", "--rounds", "0"], "--rounds is 0; it must be greater than 0"),
         (["run", "fedavg", "--local.lr", "-1"], "--local.lr is -1.0; it must be greater than 0"),

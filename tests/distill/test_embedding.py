@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from fedstill import methods, models, wire
 from fedstill.data.sources import DataSet
-from fedstill.distill.embedding import ImageFitting, embed, unit
+from fedstill.distill.embedding import ImageFitting, embed, unit_features
 from fedstill.engines.server import ServerFederation
 from fedstill.models.convnet import ConvNet
 from fedstill.protocol import Method, Records, client_steps
@@ -50,12 +50,12 @@ def test_modes_come_back_and_pixels_get_gradients(digits: DataSet) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)).train()
     x = digits.train[:5].inputs().requires_grad_()
     before = torch.get_rng_state()
-    first = unit(net, x)
-    assert torch.equal(first, unit(net, x)) and torch.equal(torch.get_rng_state(), before)  # no dropout
+    first = unit_features(net, x)
+    assert torch.equal(first, unit_features(net, x)) and torch.equal(torch.get_rng_state(), before)  # no dropout
     assert all(module.training for module in net.modules())
     (gradient,) = torch.autograd.grad(first[:, 0].sum(), x)
     assert gradient.abs().max() > 0
-    assert torch.equal(unit(lambda_zero(), x[:2].detach()), torch.zeros(2, 64))  # no direction, no error
+    assert torch.equal(unit_features(lambda_zero(), x[:2].detach()), torch.zeros(2, 64))  # no direction, no error
 
 
 def lambda_zero() -> nn.Module:

@@ -18,7 +18,7 @@ from fedstill.distill.dafl import (
     pixels_of,
 )
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import Generation, divergence_loss, viewed
+from fedstill.distill.generator import Generation, augmented, divergence_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import evaluate
@@ -154,16 +154,16 @@ def test_dafl_losses_by_hand() -> None:
     features = [torch.tensor([[1.0, -3.0]]), torch.tensor([[0.0, 0.0, 6.0]])]
     assert float(activation_loss(features)) == -2.0  # means of 2 and 2
     assert float(activation_loss([*features, torch.empty(1, 0)])) == pytest.approx(-4 / 3)
-    look = teachers().look(torch.randn(4, *SHAPE, generator=stream(0)))
-    total = 2 * one_hot_loss(look.mean) + 3 * activation_loss(look.features) + 4 * entropy_loss(look.mean)
-    assert torch.allclose(DAFL(one_hot=2, activation=3, balance=4).loss(look), total)
+    joint = teachers().outputs(torch.randn(4, *SHAPE, generator=stream(0)))
+    total = 2 * one_hot_loss(joint.mean) + 3 * activation_loss(joint.features) + 4 * entropy_loss(joint.mean)
+    assert torch.allclose(DAFL(one_hot=2, activation=3, balance=4).loss(joint), total)
 
 
 def test_loss_is_the_weighted_sum_and_zero_weights_leave_terms_out() -> None:
     x, labels = torch.randn(6, *SHAPE, generator=stream(0)), torch.tensor([0, 1, 2, 0, 1, 2])
     group, student = teachers(), network(7)
-    look = group.look(x)
-    parts = [cross_entropy(look.mean, labels), look.bn, divergence_loss(look.mean, student.eval()(x))]
+    joint = group.outputs(x)
+    parts = [cross_entropy(joint.mean, labels), joint.bn, divergence_loss(joint.mean, student.eval()(x))]
     student.train()
     for weights in ((1.0, 1.0, 0.5), (2.0, 0.0, 3.0), (1.0, 0.5, 0.0), (0.0, 1.0, 0.0)):
         ours = Generation(ce=weights[0], bn=weights[1], div=weights[2]).loss(group, student, x, labels)
@@ -271,8 +271,8 @@ def test_fresh_generators_fit_their_latents_and_keep_the_best_batch(monkeypatch:
 
 def test_views_shift_and_flip_with_black_borders() -> None:
     pixels = torch.rand(400, 1, 8, 8, generator=stream(0)) + 0.1
-    assert viewed(pixels, "none", stream(1)) is pixels
-    shifted, flipped = viewed(pixels, "crop", stream(1)), viewed(pixels, "crop_flip", stream(1))
+    assert augmented(pixels, "none", stream(1)) is pixels
+    shifted, flipped = augmented(pixels, "crop", stream(1)), augmented(pixels, "crop_flip", stream(1))
     still = (shifted == pixels).flatten(1).all(1)
     assert 0.05 < float(still.float().mean()) < 0.18  # one of nine shifts by up to a pixel
     assert float(shifted.min()) == 0

@@ -100,11 +100,11 @@ def test_loss_is_the_weighted_sum(reversed_js: bool) -> None:
     settings = Inversion(ce=2.0, tv=3.0, bn=4.0, adaptive=5.0, temperature=2.0, reversed_js=reversed_js)
     ours = settings.loss(teachers, student, x, labels)
     assert student.training
-    look = teachers.look(x)
+    joint = teachers.outputs(x)
     compete = reversed_competition if reversed_js else competition
-    expected = 2 * cross_entropy(look.mean, labels) + 3 * total_variation(x) + 4 * look.bn
-    expected = expected + 5 * compete(look.mean, student.eval()(x), 2.0)
-    assert torch.allclose(ours, expected, rtol=1e-5) and float(look.bn) > 0
+    expected = 2 * cross_entropy(joint.mean, labels) + 3 * total_variation(x) + 4 * joint.bn
+    expected = expected + 5 * compete(joint.mean, student.eval()(x), 2.0)
+    assert torch.allclose(ours, expected, rtol=1e-5) and float(joint.bn) > 0
 
 
 def made(teachers: Teachers, *, seed: int = 0, steps: int = 3, **changes: Any) -> tuple[Records, Tensor]:
@@ -144,7 +144,7 @@ def test_images_start_as_noise_in_normalised_units() -> None:
 def test_batch_norms_and_labels_are_what_images_come_to_fit() -> None:
     def distances(steps: int, teachers: Teachers, **changes: Any) -> tuple[float, float]:
         images, logits = made(teachers, steps=steps, adaptive=0.0, jitter=0, **changes)
-        return float(cross_entropy(logits, images.labels)), float(teachers.look(images.inputs()).bn)
+        return float(cross_entropy(logits, images.labels)), float(teachers.outputs(images.inputs()).bn)
 
     teachers = with_norms()
     before, after = distances(1, teachers, lr=1e-9), distances(20, teachers, bn=1.0)

@@ -76,7 +76,7 @@ def test_logits_and_their_gradient_are_the_plain_loops(stacked: bool) -> None:
     plain = torch.stack([net(x) for net in nets], 1)
     each = teachers.each(x)
     assert each.shape == (6, 6, CLASSES) and near(each, plain)
-    assert near(teachers(x), plain.mean(1)) and near(teachers.look(x).mean, plain.mean(1))
+    assert near(teachers(x), plain.mean(1)) and near(teachers.outputs(x).mean, plain.mean(1))
     ours, theirs = (torch.autograd.grad(value.square().sum(), x)[0] for value in (teachers(x), plain.mean(1)))
     assert theirs.abs().max() > 0 and near(ours, theirs)
     assert not near(each[:, 0], plain[:, 2])  # each its own weights
@@ -88,9 +88,9 @@ def test_l_bn_is_the_mean_over_clients_of_distances_from_their_running_statistic
     nets, x = networks(), images().requires_grad_()
     expected = torch.stack([naive_bn(net, x) for net in nets])
     assert (expected.detach() > 0).tolist() == [True, False, True, True, True, True]
-    look = Teachers(nets, stacked=stacked).look(x)
-    assert near(look.bn, expected.mean())
-    ours, theirs = (torch.autograd.grad(value, x)[0] for value in (look.bn, expected.mean()))
+    joint = Teachers(nets, stacked=stacked).outputs(x)
+    assert near(joint.bn, expected.mean())
+    ours, theirs = (torch.autograd.grad(value, x)[0] for value in (joint.bn, expected.mean()))
     assert theirs.abs().max() > 0 and near(ours, theirs)
 
 
@@ -102,14 +102,14 @@ def test_l_bn_by_hand() -> None:
     # channel 0: 1, 3, 5, 7: mean 4, biased variance 5; channel 1: mean 5, variance 0
     expected = (4**2 + 4**2) ** 0.5 + (4**2 + 4**2) ** 0.5
     with_norm = nn.Sequential(norm, nn.Flatten(), nn.Linear(4, 2))
-    assert float(Teachers([with_norm]).look(x).bn) == pytest.approx(expected, rel=1e-6)
+    assert float(Teachers([with_norm]).outputs(x).bn) == pytest.approx(expected, rel=1e-6)
     teachers = Teachers([with_norm, other])
-    assert float(teachers.look(x).bn) == pytest.approx(expected / 2, rel=1e-6)  # divided by m
+    assert float(teachers.outputs(x).bn) == pytest.approx(expected / 2, rel=1e-6)  # divided by m
     assert teachers.batch_norms == (1, 0)
-    assert float(Teachers([other]).look(x).bn) == 0
+    assert float(Teachers([other]).outputs(x).bn) == 0
     norm.running_mean, norm.running_var = torch.tensor([4.0, 5.0]), torch.tensor([5.0, 0.0])
     exact = x.clone().requires_grad_()
-    bn = Teachers([with_norm]).look(exact).bn
+    bn = Teachers([with_norm]).outputs(exact).bn
     assert float(bn.detach()) == 0  # and no NaN from the root's infinite slope
     assert torch.equal(torch.autograd.grad(bn, exact)[0], torch.zeros_like(x))
 
@@ -118,7 +118,7 @@ def test_layers_without_running_statistics_have_nothing_to_compare_with() -> Non
     norms = [nn.BatchNorm2d(1, track_running_stats=False), nn.InstanceNorm2d(1, track_running_stats=True)]
     net = nn.Sequential(*norms, nn.Flatten(), nn.Linear(64, 2))
     teachers = Teachers([net])
-    assert teachers.batch_norms == (0,) and float(teachers.look(images()).bn) == 0
+    assert teachers.batch_norms == (0,) and float(teachers.outputs(images()).bn) == 0
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -127,8 +127,8 @@ def test_nothing_about_the_networks_changes(stacked: bool) -> None:
     nets[0].eval()
     before = [{name: value.clone() for name, value in net.state_dict().items()} for net in nets]
     teachers = Teachers(nets, stacked=stacked)
-    look = teachers.look(images().requires_grad_())
-    (look.mean.sum() + look.bn).backward()
+    joint = teachers.outputs(images().requires_grad_())
+    (joint.mean.sum() + joint.bn).backward()
     for net, state in zip(nets, before, strict=True):
         assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
         assert all(p.requires_grad and p.grad is None for p in net.parameters())
@@ -146,13 +146,13 @@ def test_without_a_stack_the_weights_are_held_once() -> None:
 @pytest.mark.parametrize("stacked", [False, True])
 def test_features_are_what_each_networks_last_layer_sees(stacked: bool) -> None:
     nets, x = networks(), images().requires_grad_()
-    found = Teachers(nets, stacked=stacked).look(x).features
+    found = Teachers(nets, stacked=stacked).outputs(x).features
     for net, rows in zip(nets, found, strict=True):
         with mode_of(net, training=False):
             expected = models.features(net, x)
         assert rows.shape == expected.shape and near(rows, expected)
     assert torch.autograd.grad(sum(rows.sum() for rows in found), x)[0].abs().max() > 0
-    (none,) = Teachers([nn.Flatten()]).look(x).features
+    (none,) = Teachers([nn.Flatten()]).outputs(x).features
     assert none.shape == (6, 0)
 
 
@@ -218,4 +218,4 @@ def test_probabilities_can_be_averaged_in_place_of_logits() -> None:
     with torch.no_grad():
         expected = torch.stack([net.eval()(x).softmax(1) for net in nets]).mean(0)
     torch.testing.assert_close(teachers(x).exp(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(teachers.look(x).mean.softmax(1), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(teachers.outputs(x).mean.softmax(1), expected, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ from small import STEEPEST, descended, holding, kept, loss_on, near, of_sizes, r
 from torch import Tensor, nn
 
 from fedstill.engines.client_state import last_state
-from fedstill.methods.averaging import accumulated, mean_weights, weighted_mean
+from fedstill.methods.averaging import gradient_weight, mean_weights, weighted_mean
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fednova import FedNova
 from fedstill.methods.fedprox import FedProx
@@ -98,7 +98,7 @@ def test_accumulated_is_what_sgd_does() -> None:
             for _ in range(steps):
                 w.grad = torch.ones_like(w)
                 sgd.step()
-            assert accumulated(momentum, steps) == pytest.approx(-w.item() / 0.1, rel=1e-12)
+            assert gradient_weight(momentum, steps) == pytest.approx(-w.item() / 0.1, rel=1e-12)
 
 
 def test_fednova_weighs_directions_not_distances(digits: Any, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_fednova_weighs_directions_not_distances(digits: Any, tmp_path: Path) ->
     replies = fed.ask(FedNova.update, weights=state(fed.new_model()))
     p = [0.25, 0.75]
     assert [r.num_records for r in replies] == [120, 360]
-    assert [r.work for r in replies] == [accumulated(0.9, 4), accumulated(0.9, 12)]
+    assert [r.work for r in replies] == [gradient_weight(0.9, 4), gradient_weight(0.9, 12)]
     tau = sum(q * r.work for q, r in zip(p, replies, strict=True))
     for name, start in x.items():
         direction = sum(q * (start - r.weights[name].double()) / r.work for q, r in zip(p, replies, strict=True))

@@ -222,7 +222,9 @@ def test_a_mean_of_nothing_is_said_to_be_a_random_start(
     fed.architecture = "convnet:width=16,depth=1"
     fed.new_model = partial(new_or_wider, fed.new_model)
     method.server(fed)
-    assert "no client has the student's architecture convnet:width=16,depth=1; it starts at random" in caplog.text
+    assert (
+        "no client has the student's architecture convnet:width=16,depth=1; the student starts at random" in caplog.text
+    )
 
 
 def new_or_wider(new_model: Any, *, architecture: str | None = None) -> Any:

@@ -6,20 +6,20 @@ import sys
 
 import pytest
 
-from fedstill.train.allocator import handing_back, keep_memory
+from fedstill.train.allocator import keep_memory, returning_memory
 
 # By default glibc maps each block of 64 MiB anew and unmaps it when it is freed.
 FAULTS = """
 import ctypes, resource, sys
 from contextlib import ExitStack
-from fedstill.train.allocator import handing_back, keep_memory
+from fedstill.train.allocator import returning_memory, keep_memory
 stack = ExitStack()
 if sys.argv[1] != "default":
     assert keep_memory()
 if sys.argv[1] == "hand back":
-    stack.enter_context(handing_back())
+    stack.enter_context(returning_memory())
 if sys.argv[1] == "keep again":
-    with handing_back():
+    with returning_memory():
         pass
 libc = ctypes.CDLL(None)
 libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -51,12 +51,12 @@ def test_freed_memory_is_used_again() -> None:
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert keep_memory() is False
-    with handing_back():
+    with returning_memory():
         pass
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     assert keep_memory() is False
-    with handing_back():
+    with returning_memory():
         pass

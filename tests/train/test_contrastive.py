@@ -272,7 +272,7 @@ def test_knn_is_a_weighted_vote_in_loops(monkeypatch: pytest.MonkeyPatch) -> Non
     assert model.training
     assert knn_accuracy(model, train, train, k=1) == 1
     assert 0 <= knn_accuracy(model, train, test, k=1000) <= 1
-    with pytest.raises(ValueError, match="not 50 to vote and 0 to classify"):
+    with pytest.raises(ValueError, match="50 records to vote and 0 to classify"):
         knn_accuracy(model, train, test[:0])
 
 

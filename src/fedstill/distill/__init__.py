@@ -1,1 +1,1 @@
-"""Distillation: synthetic images, representatives and students, made from data and models."""
+"""Distillation: synthetic images, representative records and students."""

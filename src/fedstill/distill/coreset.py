@@ -1,4 +1,4 @@
-"""A few centres of each class as its stand-ins: FedD3's coreset variant.
+"""Centres of clusters that stand for the records of each class: FedD3's coreset variant.
 
 Song et al., "Federated learning via decentralized dataset distillation in resource-constrained edge environments",
 IJCNN 2023 (arXiv:2208.11311) and the authors' code (``fedd3_client.py``).
@@ -23,18 +23,18 @@ from fedstill.settings import Settings
 
 
 class Coreset(Settings):
-    """Settings of the search for a class's centres, among its normalised pixels."""
+    """Settings of the clustering of a class's normalised pixels."""
 
     algorithm: Literal["gmm", "dbscan"] = "gmm"
-    """Means of a Gaussian mixture, or of DBSCAN's clusters (their core records), largest clusters first."""
+    """Means of a Gaussian mixture, or means of the core records of DBSCAN's clusters, largest clusters first."""
     covariance: Literal["full", "diag", "spherical"] = "diag"
-    """The mixture's covariances; "full" as published takes minutes a class at 3,072 pixels."""
+    """The mixture's covariances; "full", as published, takes minutes a class at 3,072 pixels."""
     iterations: PositiveInt = 100
-    """Steps of expectation and maximisation at most."""
+    """Maximum number of steps of expectation and maximisation."""
     eps: PositiveFloat = 40.5
-    """DBSCAN: records this near are neighbours (Euclidean, normalised pixels). Made for 3x32x32 images."""
+    """DBSCAN: Euclidean distance, in normalised pixels, up to which records are neighbours. For 3x32x32 images."""
     min_samples: PositiveInt = 2
-    """DBSCAN: neighbours, itself included, that make a record a core one."""
+    """DBSCAN: number of neighbours, itself included, that makes a record a core record."""
 
     @classmethod
     def published(cls) -> "Coreset":
@@ -43,14 +43,7 @@ class Coreset(Settings):
 
 
 def shares(counts: Int64[Tensor, " classes"], total: int) -> dict[int, int]:
-    """Number of each class's examples of ``total``: equal shares, the remainder to the largest classes.
-
-    Args:
-        counts: records of each class.
-        total: examples of the client, at least 1. With fewer than it has classes only the largest get one.
-
-    Returns:
-        The share of every class that gets one, by class. They add up to ``total``.
+    """Divide ``total`` examples among classes: equal shares, the remainder to the largest; absent classes get none.
 
     Raises:
         ValueError: there are no records, or ``total`` is below 1.
@@ -58,25 +51,17 @@ def shares(counts: Int64[Tensor, " classes"], total: int) -> dict[int, int]:
     order = torch.argsort(counts, descending=True, stable=True)
     present = [int(c) for c in order if int(counts[c])]
     if total < 1 or not present:
-        raise ValueError(f"{total} examples of {len(present)} classes can't be shared out; both must be at least 1.")
+        raise ValueError(f"{total} examples of {len(present)} classes can't be divided; both must be at least 1")
     each, left = divmod(total, len(present))
-    found = {c: each + (place < left) for place, c in enumerate(present)}
-    return {c: found[c] for c in sorted(found) if found[c]}
+    share = {c: each + (place < left) for place, c in enumerate(present)}
+    return {c: share[c] for c in sorted(share) if share[c]}
 
 
 def centres(records: Records, total: int, settings: Coreset, rng: torch.Generator) -> Examples:
-    """Centres of every class as labelled images.
+    """Centres of the classes as normalised images, ordered by class: ``total`` (n_dd) in all, as `shares` divides them.
 
-    Args:
-        records: the client's own.
-        total: n_dd, centres of all classes together (see `shares`).
-        settings: see `Coreset`.
-        rng: seeds the mixtures (a CPU generator).
-
-    Returns:
-        Normalised images ordered by class, all of pixels in [0, 1] as they are means of such. Fewer than ``total``
-        where a class has fewer records than its share, each of which then is its own centre and is sent as it is,
-        or where DBSCAN finds fewer clusters; where it finds none, the mean of the class.
+    There are fewer if a class has fewer records than its share (each record is then sent as it is), or if DBSCAN finds
+    fewer clusters; if it finds none, the class's mean is its centre. ``rng``, a CPU generator, seeds the mixtures.
 
     Raises:
         ValueError: there are no records, or ``total`` is below 1.
@@ -86,8 +71,8 @@ def centres(records: Records, total: int, settings: Coreset, rng: torch.Generato
         part = records.of_class(label)
         rows = part.inputs().flatten(1).double().cpu().numpy()
         seed = draw_seed(rng) % 2**32
-        found = _mixture(rows, share, settings, seed) if settings.algorithm == "gmm" else _clusters(rows, settings)
-        images.append(torch.from_numpy(found[:share]).float().view(-1, *records.shape))
+        means = _mixture(rows, share, settings, seed) if settings.algorithm == "gmm" else _clusters(rows, settings)
+        images.append(torch.from_numpy(means[:share]).float().view(-1, *records.shape))
         labels += [label] * len(images[-1])
     device = records.images.device
     return Examples(torch.cat(images).to(device), torch.tensor(labels, device=device))
@@ -99,7 +84,7 @@ def _mixture(rows: NDArray[np.float64], count: int, settings: Coreset, seed: int
     mixture = GaussianMixture(
         count, covariance_type=settings.covariance, max_iter=settings.iterations, random_state=seed
     )
-    with warnings.catch_warnings():  # the means of the last step are as good as any; k-means finds equal records
+    with warnings.catch_warnings():  # the last step's means will do without convergence; k-means warns of equal records
         warnings.simplefilter("ignore", ConvergenceWarning)
         mixture.fit(rows)
     means: NDArray[np.float64] = mixture.means_
@@ -107,10 +92,10 @@ def _mixture(rows: NDArray[np.float64], count: int, settings: Coreset, seed: int
 
 
 def _clusters(rows: NDArray[np.float64], settings: Coreset) -> NDArray[np.float64]:
-    found = DBSCAN(eps=settings.eps, min_samples=settings.min_samples).fit(rows)
+    clusters = DBSCAN(eps=settings.eps, min_samples=settings.min_samples).fit(rows)
     core = np.zeros(len(rows), dtype=bool)
-    core[found.core_sample_indices_] = True
-    sizes = np.bincount(found.labels_ + 1)[1:]
-    members = [core & (found.labels_ == cluster) for cluster in np.argsort(-sizes, kind="stable")]
+    core[clusters.core_sample_indices_] = True
+    sizes = np.bincount(clusters.labels_ + 1)[1:]
+    members = [core & (clusters.labels_ == cluster) for cluster in np.argsort(-sizes, kind="stable")]
     means: NDArray[np.float64] = np.stack([rows[m].mean(0) for m in members or [np.ones(len(rows), dtype=bool)]])
     return means

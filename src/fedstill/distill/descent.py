@@ -9,10 +9,10 @@ from fedstill.train.loop import Diverged, lower_rate
 
 
 def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
-    """Pixels in [0, 1] rounded to 8 bits.
+    """Round pixels in [0, 1] to 8 bits.
 
     Raises:
-        Diverged: they are not finite; ``lr`` is what to blame.
+        Diverged: some pixels are not finite; the error names ``lr`` as the cause.
     """
     if not pixels.numel() or not torch.isfinite(pixels).all():
         raise Diverged(f"making images with lr={lr:g} left pixels or a loss that are not finite; {lower_rate(lr)}")
@@ -20,7 +20,7 @@ def to_bytes(pixels: Float[Tensor, "n c h w"], lr: float) -> Tensor:
 
 
 def adam_step(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
-    """One step of ``adam`` down the gradient of ``loss`` by its own weights; no other tensor gets a gradient."""
+    """Take one step of ``adam`` on ``loss``; only its own weights get gradients."""
     weights = adam.param_groups[0]["params"]
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
         weight.grad = gradient
@@ -29,6 +29,6 @@ def adam_step(adam: torch.optim.Adam, loss: Float[Tensor, ""]) -> None:
 
 
 def live_tensors(generator: nn.Module, adam: torch.optim.Adam) -> dict[str, Tensor]:
-    """The live tensors of both by name, detached: writing into them changes generator and Adam."""
+    """Live tensors of the generator and Adam by name, detached: writing into them changes both."""
     tensors = {f"generator.{name}": value.detach() for name, value in generator.state_dict().items()}
     return tensors | {f"adam.{name}": value for name, value in moments(adam).items()}

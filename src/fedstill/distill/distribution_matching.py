@@ -1,4 +1,4 @@
-"""Synthetic examples by distribution matching: class means of random features, synthetic ones brought to the real ones.
+"""Distribution matching: synthetic examples whose class means of random features are those of the real ones.
 
 Zhao, Bilen, "Dataset condensation with distribution matching", WACV 2023 (arXiv:2110.04181), section 3, in the forms of
 
@@ -28,44 +28,44 @@ _SAMPLE = 256
 
 
 class DistributionMatching(Settings):
-    """Settings of the fit of synthetic examples to real ones; the defaults suit images, much as in FedDM."""
+    """Settings of the fit of synthetic examples to real ones; the defaults suit images, as in FedDM."""
 
     steps: PositiveInt = 1000
-    """Steps of SGD on the synthetic examples, each at a network of its own."""
+    """Steps of SGD on the synthetic examples, each at a new network."""
     batch_size: PositiveInt = 256
     """Real records of every class in one step."""
     top_up: bool = False
-    """Fill a class with fewer records up to the batch by draws with replacement, or use it whole."""
+    """If a class has fewer records than the batch, fill the batch by draws with replacement."""
     min_records: PositiveInt = 1
-    """Classes with fewer records than this at the client are left out."""
+    """Number of a client's records that a class needs to be distilled."""
     logits: bool = True
     """Match mean logits in addition to mean features."""
     squared: bool = True
-    """Take the squared Euclidean norm for the distance between means, or the norm."""
+    """Distance between means: the squared Euclidean norm, or the norm."""
     batch_statistics: bool = False
-    """Run the networks in train mode, batch norm over all classes together, or in eval mode."""
+    """Run the networks in train mode, with batch norms over all classes together, or in eval mode."""
     lr: PositiveFloat = 1.0
-    """Learning rate of the synthetic examples, in the space that the network sees."""
+    """Learning rate of the synthetic examples, in the space of the network's inputs."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
-    """Momentum of that SGD."""
+    """Momentum of the SGD."""
     init: Literal["real", "noise"] = "real"
-    """Start of a class: random real records (where they run out, noise), or noise: ``N(0, 1)``, which for
-    representations gets the mean and variance of real ones (batch norm hides both, so matching wouldn't find them)."""
+    """Start of a class: random real records (and noise if there are too few), or ``N(0, 1)`` noise. For representations
+    the noise has the mean and variance of real ones, which matching can't recover after batch norms."""
     augment: Strategy = "none"
-    """DSA operations joined by "_" on the real images, one drawn per class and step; "none" for none."""
+    """DSA operations, joined by "_", on the real images, one drawn for each class and step; or "none"."""
     rho: NonNegativeFloat = 5.0
     """Distance of FedDM's networks from the server's model (see `sphere_around`); FedRD ignores it."""
     clamp: bool = True
-    """Keep images within pixels of [0, 1]; representations are unbounded anyway."""
+    """Keep an image's pixels in [0, 1]; representations are unbounded."""
 
     @classmethod
     def published_feddm(cls) -> "DistributionMatching":
-        """FedDM as its re-implementation runs it: topped-up batches, classes of 10 records or more, free values."""
+        """FedDM's replication: batches filled up, classes of at least 10 records, unbounded values."""
         return cls(top_up=True, min_records=10, clamp=False)
 
     @classmethod
     def published_fedrd(cls) -> "DistributionMatching":
-        """FedRD's constants: norms that aren't squared, features alone, DSA on raw images, plain SGD, from noise."""
+        """FedRD's constants: norms not squared, features alone, DSA on real images, plain SGD, start from noise."""
         return cls(
             logits=False,
             squared=False,
@@ -77,24 +77,19 @@ class DistributionMatching(Settings):
         )
 
     def for_records(self, records: Records) -> "DistributionMatching":
-        """These settings, with ``min_records`` 1 if no class of ``records`` has as many as it asks for."""
+        """These settings, but with ``min_records`` 1 if no class of ``records`` has enough."""
         enough = bool((records.class_counts() >= self.min_records).any())
         return self if enough else self.model_copy(update={"min_records": 1})
 
 
 def sphere_around(model: nn.Module, rho: float, rng: torch.Generator) -> Callable[[int], nn.Module]:
-    """FedDM's networks: at each call ``w' = w + min(1, rho / |z|) z`` with a fresh ``z ~ N(0, I)``.
+    """FedDM's networks: at each call ``w' = w + min(1, rho / |z|) z`` with a new ``z ~ N(0, I)`` from a CPU generator.
 
-    ``|z|`` is near the root of the number of parameters, so w' lies on the sphere of radius ``rho`` around w.
-
-    Args:
-        model: w; buffers are taken over as they are. It isn't changed and must not change meanwhile.
-        rho: the radius.
-        rng: draws z (a CPU generator).
+    As ``|z|`` is near the root of the number of parameters, w' lies on the sphere of radius ``rho`` around w.
 
     Returns:
-        A function of the number of the step, which is not looked at. It gives one and the same module every time,
-        with other parameters.
+        A function of the step's number, which it ignores. Every call returns the same module with new parameters.
+        ``model``, which has w, must not change meanwhile.
     """
     net = copy.deepcopy(model)
     centre = [p.detach() for p in model.parameters()]
@@ -118,22 +113,18 @@ def match(
     settings: DistributionMatching,
     weights: Sequence[Float[Tensor, " n"]] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "k m c h w"]]:
-    """One step's loss and its gradient by the synthetic examples.
+    """One step's loss L and its gradient by the synthetic examples.
 
     ``L = sum over classes c of |mean of f(x) over real x of c - mean of f(s) over synthetic s of c|^2``, with f the
-    features and, where wanted, a second term with the logits. The norm's exponent is 2 or 1. All classes go through
-    the network together, real ones without a graph and, in eval mode, a few at a time: activations of 16 images stay
-    in the processor's cache.
+    features; settings can add a term with the logits, or make the exponent 1. In eval mode, real examples go through
+    the network 16 at a time, so that activations stay in the processor's cache.
 
     Args:
-        net: f. Parameters stay as they are; batch norm in train mode moves its running statistics.
-        real: for every class a batch, as the network sees it; sizes may differ.
-        synthetic: for every class its ``m`` examples.
-        settings: which terms, which norm and which mode.
-        weights: for every class a weight for each of its real examples, in place of equal ones.
-
-    Returns:
-        L and its gradient.
+        net: f. Its parameters do not change; in train mode, the running statistics of batch norms do.
+        real: a batch for every class, of network inputs; sizes may differ.
+        synthetic: ``m`` examples for every class.
+        settings: terms, norm and mode.
+        weights: a weight for each real example of every class; by default equal weights.
     """
     x = torch.cat(list(real))
     whole = settings.batch_statistics or not x.is_cpu
@@ -143,8 +134,8 @@ def match(
             parts = [_outputs(net, chunk, settings.logits) for chunk in torch.split(x, len(x) if whole else _CHUNK)]
         averaging = _averaging(real, weights)
         targets = [averaging @ torch.cat(part) for part in zip(*parts, strict=True)]
-        ours = [o.view(*synthetic.shape[:2], -1).mean(1) for o in _outputs(net, examples, settings.logits)]
-        differences = [(o - t).square().sum(1) for o, t in zip(ours, targets, strict=True)]
+        means = [o.view(*synthetic.shape[:2], -1).mean(1) for o in _outputs(net, examples, settings.logits)]
+        differences = [(m - t).square().sum(1) for m, t in zip(means, targets, strict=True)]
         loss = sum(((d if settings.squared else _root(d)).sum() for d in differences), torch.zeros((), device=x.device))
         (gradient,) = torch.autograd.grad(loss, examples)
     return loss.detach(), gradient.view_as(synthetic)
@@ -157,18 +148,14 @@ def fit_images(
     settings: DistributionMatching,
     rng: torch.Generator,
 ) -> Examples:
-    """Synthetic images of every class of ``records``, as in FedDM's client update.
+    """Fit ``ipc`` synthetic images of every class of ``records``, as FedDM's client update; ordered by class.
 
     Args:
-        records: the client's own.
-        net_of: called with 0, 1, ... ``settings.steps - 1``; the network of that step (see `sphere_around`), on
-            the records' device.
-        ipc: images of every class, at least 1.
-        settings: see `DistributionMatching`.
+        records: the client's records.
+        net_of: gives the network of step 0, 1, ... ``settings.steps - 1`` (`sphere_around`), on the records' device.
+        ipc: number of images of a class.
+        settings: settings of the fit; with ``clamp``, pixels stay in [0, 1].
         rng: draws first images, batches and augmentations (a CPU generator).
-
-    Returns:
-        Normalised images ordered by class, ``ipc`` of each; with ``settings.clamp`` of pixels in [0, 1].
 
     Raises:
         ValueError: no class has enough records.
@@ -185,19 +172,10 @@ def fit_representations(
     settings: DistributionMatching,
     rng: torch.Generator,
 ) -> Examples:
-    """Synthetic representations of every class of ``records``, as in FedRD's client update.
+    """Fit ``dpc`` synthetic representations of every class of ``records``, as FedRD's client update; ordered by class.
 
-    Args:
-        records: the client's own.
-        projection: varphi, maps normalised images to representations; not trained.
-        net_of: called with 0, 1, ... ``settings.steps - 1``; psi of that step, a network whose inputs are
-            representations. Its features count.
-        dpc: representations of every class, at least 1.
-        settings: see `DistributionMatching`; ``clamp`` and ``rho`` don't matter.
-        rng: draws first values, batches and augmentations (a CPU generator).
-
-    Returns:
-        Unbounded values ordered by class, ``dpc`` of each.
+    The arguments are those of `fit_images`, and ``projection``: varphi, which maps normalised images to
+    representations and is not trained. ``net_of`` gives psi, whose inputs are representations.
 
     Raises:
         ValueError: no class has enough records.
@@ -223,8 +201,8 @@ def _fit(
     labels = [int(c) for c in torch.nonzero(counts >= settings.min_records).flatten()]
     if not labels:
         raise ValueError(
-            f"none of the classes of these {len(records)} records has min_records={settings.min_records} of them; "
-            f"leave this client out or lower min_records"
+            f"no class of these {len(records)} records has min_records={settings.min_records} of them; leave this "
+            "client out or lower min_records"
         )
     own = [records.of_class(c) for c in labels]
     augment = DSA(settings.augment)
@@ -233,13 +211,13 @@ def _fit(
             values = torch.stack([_start(part, projection, count, settings, rng, noise) for part in own])
         velocity = torch.zeros_like(values)
         for step in range(settings.steps):
-            chosen = [_batch(len(part), settings, rng) for part in own]
+            batches = [_batch(len(part), settings, rng) for part in own]
             with torch.no_grad():
                 real = [
                     projection(augment.draw(rng)(part.inputs(index.to(part.images.device))))
-                    for part, (index, _) in zip(own, chosen, strict=True)
+                    for part, (index, _) in zip(own, batches, strict=True)
                 ]
-            _, gradient = match(net_of(step), real, values, settings, [w.to(values.device) for _, w in chosen])
+            _, gradient = match(net_of(step), real, values, settings, [w.to(values.device) for _, w in batches])
             velocity.mul_(settings.momentum).add_(gradient)
             values.sub_(velocity, alpha=settings.lr)  # S <- S - eta_S v, v <- mu v + grad_S L
             if limits is not None:
@@ -267,7 +245,7 @@ def _start(
 def _batch(
     n: int, settings: DistributionMatching, rng: torch.Generator
 ) -> tuple[Int64[Tensor, " b"], Float[Tensor, " b"]]:
-    """Positions of a class's batch and how often each counts; none twice unless batch statistics must see it so."""
+    """Positions of a class's batch, and their weights; a position repeats only if batch statistics need repetitions."""
     if n >= settings.batch_size or not settings.top_up:
         index = torch.randperm(n, generator=rng)[: settings.batch_size]
         return index, torch.ones(len(index))
@@ -278,34 +256,30 @@ def _batch(
 
 
 def _outputs(net: nn.Module, x: Float[Tensor, "n c h w"], logits: bool) -> tuple[Tensor, ...]:
-    """Features ``(n, d)`` and, where wanted, logits ``(n, classes)``, from one forward pass."""
+    """Features ``(n, d)`` and, if asked for, logits ``(n, classes)``, from one forward pass."""
     if not logits:
         return (models.features(net, x),)
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     last = [m for m in net.modules() if isinstance(m, nn.Linear)][-1:]
-    hooks = [m.register_forward_pre_hook(lambda _module, args: seen.append(args[0])) for m in last]
+    hooks = [m.register_forward_pre_hook(lambda _module, args: inputs.append(args[0])) for m in last]
     try:
-        found = net(x)
+        output = net(x)
     finally:
         for hook in hooks:
             hook.remove()
-    if len(seen) != 1:
-        raise ValueError(f"{type(net).__name__} doesn't end in one nn.Linear; logits can be matched only behind one")
-    return seen[0].flatten(1), found
+    if len(inputs) != 1:
+        raise ValueError(f"{type(net).__name__} doesn't end in one nn.Linear, which logits need; use logits=False")
+    return inputs[0].flatten(1), output
 
 
 def _averaging(real: Sequence[Tensor], weights: Sequence[Tensor] | None) -> Float[Tensor, "k n"]:
-    """The matrix that takes all real outputs to their class means."""
+    """The matrix that maps all real outputs to their class means."""
     rows = [x.new_ones(len(x)) for x in real] if weights is None else weights
-    matrix = real[0].new_zeros(len(real), sum(len(x) for x in real))
-    start = 0
-    for row, x, weight in zip(matrix, real, rows, strict=True):
-        row[start : start + len(x)] = weight / weight.sum()
-        start += len(x)
+    matrix: Tensor = torch.block_diag(*(row / row.sum() for row in rows))  # type: ignore[no-untyped-call]
     return matrix
 
 
 def _root(squares: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Square roots, whose slope at 0 is taken as 0."""
+    """Square roots with gradient 0 at 0."""
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

@@ -1,4 +1,4 @@
-"""Ensemble distillation: a student is trained on the joint prediction of several teachers for public images.
+"""Ensemble distillation: training of a student on several teachers' joint prediction for public images.
 
 Lin et al. 2020 (FedDF, arXiv:2006.07242) with equal weights; Sattler et al. 2021 (FedAUX, arXiv:2102.02514, equation 5)
 with a weight for every teacher and image. `distillation_loss` is the loss of DENSE's student.
@@ -19,39 +19,30 @@ from fedstill.train.adam import Adam
 from fedstill.train.epochs import Epochs
 
 Temperature = Annotated[float, Ge(0.01), Le(1000)]
-"""T of a softmax; beyond these limits only rounding errors remain."""
+"""T of a softmax; outside these limits, rounding errors dominate."""
 
 
 class Ensemble:
-    """The weighted mean of teachers' outputs on ``n`` images, taken in one teacher at a time.
+    """A weighted mean of teachers' outputs on ``n`` images; teachers are added one at a time.
 
-    ``y = softmax(sum_k s_k(x) f_k(x) / sum_k s_k(x))`` for outputs f that are logits; for probabilities the weighted
-    mean itself.
+    ``y = softmax(sum_k s_k(x) f_k(x) / sum_k s_k(x))`` if the outputs f are logits; the weighted mean itself if they
+    are probabilities.
     """
 
     def __init__(self, outputs: Literal["logits", "probabilities"]) -> None:
-        """Average these ``outputs``."""
+        """Start the mean of ``outputs`` without a teacher."""
         self._outputs = outputs
         self._total: Tensor | float = 0.0
         self._weight: Tensor | float = 0.0
 
     def add(self, logits: Float[Tensor, "n classes"], weight: Float[Tensor, " n"] | float = 1.0) -> None:
-        """Add a teacher.
-
-        Args:
-            logits: the teacher's.
-            weight: its positive weight, one for every image or one for all.
-        """
+        """Add a teacher's logits with a positive weight, one for each image or one for all."""
         outputs = logits if self._outputs == "logits" else logits.softmax(1)
         self._total = self._total + outputs * (weight[:, None] if isinstance(weight, Tensor) else weight)
         self._weight = self._weight + weight
 
     def targets(self) -> Float[Tensor, "n classes"]:
-        """Target probabilities of the student.
-
-        Raises:
-            ValueError: there was no teacher.
-        """
+        """Target probabilities of the student; a ValueError without teachers."""
         if not isinstance(self._total, Tensor):
             raise ValueError("there are 0 teachers to distil from; at least 1 is needed")
         weight = self._weight[:, None] if isinstance(self._weight, Tensor) else self._weight
@@ -69,7 +60,7 @@ class Distillation(Adam):
     epochs: PositiveInt = 10
     """Passes over the public images."""
     outputs: Literal["logits", "probabilities"] = "logits"
-    """Outputs of the clients to average; the choice matters for absent classes (a logit of 0, a probability of 0)."""
+    """Teachers' outputs to average. For absent classes the two differ: a logit of 0 or a probability of 0."""
 
     def distil(
         self,
@@ -80,7 +71,7 @@ class Distillation(Adam):
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
     ) -> None:
-        """Train ``student`` in place to predict ``targets`` for ``images``; raises `Diverged` if that fails."""
+        """Train ``student`` in place to predict ``targets`` for ``images``, as `Adam.fit`."""
         examples = Examples(images, targets.float())
         self.fit(student, examples, rng, loss=_divergence_loss, on_epoch=on_epoch, checkpoint=checkpoint)
 
@@ -90,12 +81,9 @@ def distillation_loss(
 ) -> Float[Tensor, ""]:
     """``T^2 mean_i KL(softmax(teacher_i / T) || softmax(logits_i / T))``: DENSE's L_dis (Hinton, arXiv:1503.02531).
 
-    Args:
-        logits: the student's, which alone get gradients.
-        teacher: the teachers' mean logits.
-        temperature: T, positive.
+    Only ``logits``, the student's, get gradients. ``teacher`` has the teachers' mean logits.
     """
-    # T^2 keeps the size of the gradients, which fall with 1 / T^2
+    # T^2 compensates for the gradients, which fall with 1 / T^2
     return temperature**2 * _divergence(logits / temperature, (teacher.detach() / temperature).softmax(1))
 
 

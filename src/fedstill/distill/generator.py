@@ -1,7 +1,7 @@
 """Data-free generation of images, guided by the clients' networks: DENSE's first stage.
 
-Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022 (arXiv:2112.12371), Algorithm 1, lines of the
-data generation stage, and the authors' code (zj-jayzhang/DENSE), which does something else: `Generation.published`.
+Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022 (arXiv:2112.12371), data generation stage of
+Algorithm 1. The authors' code (zj-jayzhang/DENSE) differs from it; `Generation.published` has its settings.
 """
 
 from typing import Annotated
@@ -27,8 +27,7 @@ from fedstill.train.augment import VIEWS, View
 def divergence_loss(teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"]) -> Float[Tensor, ""]:
     """``L_div = -mean_i omega_i KL(softmax(D_i) || softmax(f_S,i))`` of logits (DENSE, equation 4).
 
-    omega is 1 where the student's largest logit is another class's than the teachers', else 0. Gradients flow through
-    both.
+    omega is 1 if student and teachers predict different classes, else 0. Gradients flow through both.
     """
     disagree = teacher.argmax(1) != student.argmax(1)
     divergence = kl_div(log_softmax(student, 1), log_softmax(teacher, 1), reduction="none", log_target=True).sum(1)
@@ -43,9 +42,9 @@ class Generation(Settings):
     steps: PositiveInt = 30
     """Steps of Adam on the generator in an epoch (T_G)."""
     lr: PositiveFloat = 1e-3
-    """Its learning rate."""
+    """Learning rate of Adam."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.5
-    """Its decay of the mean gradient, in [0, 1); that of the squares is 0.999."""
+    """Adam's decay of the mean gradient, in [0, 1); the decay of the squares is 0.999."""
     nz: PositiveInt = 256
     """Length of a latent vector."""
     ngf: PositiveInt = 64
@@ -55,29 +54,29 @@ class Generation(Settings):
     bn: NonNegativeFloat = 1.0
     """Weight of L_BN (lambda_1), the distance from the statistics of the teachers' batch norms."""
     div: NonNegativeFloat = 0.5
-    """Weight of L_div (lambda_2), which seeks images that student and teachers call differently."""
+    """Weight of L_div (lambda_2), which favours images on which student and teachers disagree."""
     view: View = "none"
     """Augmentation of the images before the losses."""
     fresh: bool = False
-    """Start a new generator every epoch and fit its latents too (the authors' code), or train one generator
-    throughout on latents as drawn (Algorithm 1)."""
+    """Start a new generator every epoch and train its latents too (the authors' code), or train one generator
+    throughout on fixed latents (Algorithm 1)."""
     keep_lowest: bool = False
     """Return the images of the step with the lowest loss, or those after the last step."""
 
     @classmethod
     def published(cls) -> "Generation":
-        """Settings of the authors' code and its README; its L_BN is 0 whatever its weight."""
+        """Settings of the authors' code and its README, in which L_BN is always 0."""
         return cls(batch_size=256, bn=0.0, div=1.0, view="crop_flip", fresh=True, keep_lowest=True)
 
     def start(self, like: Records, rng: torch.Generator) -> "Synthesis":
         """The generation stage before its first epoch.
 
         Args:
-            like: carries shape, classes, normalisation and device.
+            like: a record set with the images' shape, classes, normalisation and device.
             rng: a CPU generator; draws the generator's first weights.
 
         Raises:
-            ValueError: the sides of an image are no multiples of 4.
+            ValueError: a side of the images is not a multiple of 4.
         """
         return Synthesis(self, like, rng)
 
@@ -89,11 +88,11 @@ class Generation(Settings):
         labels: Int64[Tensor, " n"],
     ) -> Float[Tensor, ""]:
         """``L_gen = ce L_CE + bn L_BN + div L_div`` of normalised images; differentiable in ``x``."""
-        look = teachers.look(x) if self.bn else None
-        mean = teachers(x) if look is None else look.mean
+        outputs = teachers.outputs(x) if self.bn else None
+        mean = teachers(x) if outputs is None else outputs.mean
         total = self.ce * cross_entropy(mean, labels)
-        if look is not None:
-            total = total + self.bn * look.bn
+        if outputs is not None:
+            total = total + self.bn * outputs.bn
         if self.div:
             with mode_of(student, training=False):
                 total = total + self.div * divergence_loss(mean, student(x))
@@ -104,12 +103,12 @@ class Synthesis:
     """DENSE's data generation stage: a generator and its Adam.
 
     Attributes:
-        tensors: the stage's whole state; changing them in place (`fedstill.weights.load`) resumes a run. Empty if
+        tensors: the whole state; a checkpoint is restored by changing them in place (`fedstill.weights.load`). Empty if
             every epoch starts a new generator.
     """
 
     def __init__(self, settings: Generation, like: Records, rng: torch.Generator) -> None:
-        """Draw the generator's first weights; `Generation.start` documents the arguments."""
+        """Draw the generator's first weights."""
         self._settings, self._like = settings, like
         self._generator = self._new(rng)
         self._adam = adam_of(self._generator.parameters(), settings.lr, beta1=settings.beta1)
@@ -122,13 +121,13 @@ class Synthesis:
 
         Args:
             teachers: the clients' networks.
-            student: their student at present; runs in eval mode, gets no gradients.
-            rng: a CPU generator; draws latents, labels (uniform over the classes), views and, where every epoch has
-                one, the new generator.
+            student: the current student; runs in eval mode, gets no gradients.
+            rng: a CPU generator; draws latents, labels (uniform over the classes), augmentations and, if every epoch
+                starts one, the new generator.
 
         Returns:
-            ``batch_size`` images rounded to 8 bits with the labels drawn, ordered by them, and the teachers' mean
-            logits for exactly these images.
+            ``batch_size`` images rounded to 8 bits, ordered by their labels, and the teachers' mean logits for exactly
+            these images.
 
         Raises:
             Diverged: the images are not finite.
@@ -144,7 +143,7 @@ class Synthesis:
         lowest, best = float("inf"), torch.empty(0)
         for _ in range(settings.steps):
             pixels = generator(z)  # x^ = G(z)
-            x = like.normalisation.apply(viewed(pixels, settings.view, rng))
+            x = like.normalisation.apply(augmented(pixels, settings.view, rng))
             loss = settings.loss(teachers, student, x, labels)
             if settings.keep_lowest and float(loss.detach()) < lowest:
                 lowest, best = float(loss.detach()), pixels.detach()
@@ -160,7 +159,7 @@ class Synthesis:
             return Generator(self._like.shape, self._settings.nz, self._settings.ngf).to(self._like.images.device)
 
 
-def viewed(pixels: Float[Tensor, "n c h w"], view: View, rng: torch.Generator) -> Float[Tensor, "n c h w"]:
-    """The augmented pixels, zero (black) where an image was shifted away; differentiable."""
-    change = VIEWS[view]
-    return pixels if change is None else change(pixels, rng)
+def augmented(pixels: Float[Tensor, "n c h w"], view: View, rng: torch.Generator) -> Float[Tensor, "n c h w"]:
+    """The augmented pixels, 0 (black) outside a shifted image; differentiable."""
+    augment = VIEWS[view]
+    return pixels if augment is None else augment(pixels, rng)

@@ -1,4 +1,4 @@
-"""Gradient matching: how far the gradient of synthetic images is from that of real ones, and which way to move them.
+"""Gradient matching: the distance between the gradients of synthetic and real images, minimised over the synthetic.
 
 Zhao, Mopuri, Bilen, "Dataset condensation with gradient matching", ICLR 2021 (arXiv:2006.05929), section 3.2 and the
 authors' code (``utils.py``, ``match_loss``).
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Distance = Literal["grouped", "mse", "cos"]
-"""Name of a distance of `gradient_distance`."""
+"""Distance between gradients, by `gradient_distance`."""
 _EPS = 1e-6
 _CHUNK = 16
 
@@ -21,19 +21,12 @@ _CHUNK = 16
 def gradient_distance(
     synthetic: Sequence[Tensor], real: Sequence[Tensor], kind: Distance = "grouped"
 ) -> Float[Tensor, ""]:
-    """Distance between two gradients given tensor by tensor.
-
-    With g, h the two gradients:
+    """Distance between two gradients g and h, each with a tensor for every parameter.
 
     * "grouped": every tensor of two or more dimensions as a matrix with one row per output unit, sum over tensors and
       rows r of ``1 - <g_r, h_r> / (|g_r| |h_r| + 1e-6)``; vectors (biases, normalisation) count 0. Formula of DC.
     * "mse": ``sum (g - h)^2`` over all entries of all tensors.
     * "cos": ``1 - <g, h> / (|g| |h| + 1e-6)`` of all entries as one vector.
-
-    Args:
-        synthetic: one tensor per parameter.
-        real: as many tensors of the same shapes.
-        kind: which distance.
 
     Raises:
         ValueError: ``kind`` is unknown.
@@ -47,7 +40,7 @@ def gradient_distance(
     if kind == "cos":
         one, other = (torch.cat([t.flatten() for t in side])[None] for side in (synthetic, real))
         return _rowwise(one, other)
-    raise ValueError(f"distance={kind!r} is unknown; use 'grouped', 'mse' or 'cos'.")
+    raise ValueError(f"distance={kind!r} is unknown; use 'grouped', 'mse' or 'cos'")
 
 
 def _rowwise(g: Float[Tensor, "rows d"], h: Float[Tensor, "rows d"]) -> Float[Tensor, ""]:
@@ -57,7 +50,7 @@ def _rowwise(g: Float[Tensor, "rows d"], h: Float[Tensor, "rows d"]) -> Float[Te
 
 
 def matched_parameters(model: nn.Module, kind: Distance) -> list[nn.Parameter]:
-    """The parameters whose gradients `gradient_distance` looks at: without vectors for "grouped", else all."""
+    """The parameters whose gradients `gradient_distance` compares: for "grouped" all but vectors, else all."""
     return [p for p in model.parameters() if p.requires_grad and (kind != "grouped" or p.dim() > 1)]
 
 
@@ -66,8 +59,8 @@ def real_gradient(
 ) -> list[Tensor]:
     """Gradient of the mean cross-entropy of real images of one class, without a graph.
 
-    Images go through the model a few at a time: activations of 16 images stay in the processor's cache. A model that
-    takes statistics over the batch gets it whole.
+    Images go through the model 16 at a time, so that activations stay in the processor's cache; with batch norms, the
+    whole batch goes through at once.
     """
     total: list[Tensor] | None = None
     whole = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
@@ -89,17 +82,14 @@ def match(
     labels: Sequence[int],
     kind: Distance = "grouped",
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, "m c h w"]]]:
-    """One matching step: the sum over classes of the gradient distance and its gradient by the synthetic images.
+    """The sum over classes of the gradient distance, and its gradient by each batch of ``synthetic``.
 
     Args:
-        model: the network at which gradients are compared; its parameters stay as they are.
-        real: for every class a batch of real images as the model sees them.
-        synthetic: for every class all its synthetic images, augmented like the real ones.
+        model: the network at which gradients are compared; its parameters do not change.
+        real: a batch of real images for every class, normalised and augmented.
+        synthetic: all synthetic images of every class, augmented like the real ones.
         labels: the class of each batch.
-        kind: see `gradient_distance`.
-
-    Returns:
-        The loss, and its gradient by each batch of ``synthetic``.
+        kind: the distance, as for `gradient_distance`.
     """
     parameters = matched_parameters(model, kind)
     losses: list[Tensor] = []
@@ -108,8 +98,8 @@ def match(
         target = real_gradient(model, real_batch, label, parameters)
         images = synthetic_batch.detach().requires_grad_()
         loss = _cross_entropy(model, images, label, "mean")
-        ours = torch.autograd.grad(loss, parameters, create_graph=True)
-        distance = gradient_distance(ours, target, kind)
+        gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+        distance = gradient_distance(gradient, target, kind)
         gradients += torch.autograd.grad(distance, [images])
         losses.append(distance.detach())
     return torch.stack(losses).sum(), gradients

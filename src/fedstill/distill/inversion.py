@@ -1,8 +1,8 @@
 """Images fitted to the clients' networks pixel by pixel: the images of Fed-ADI, a baseline of DENSE.
 
 Yin et al., "Dreaming to distill: data-free knowledge transfer via DeepInversion", CVPR 2020 (arXiv:1912.08795), with an
-ensemble for a teacher; the adaptive version (equation 8) also looks for images that a student sees otherwise. Constants
-are those of the authors' code (NVlabs/DeepInversion, ``cifar10``).
+ensemble as teacher; the adaptive version (equation 8) favours images on which the student disagrees. Constants are from
+the authors' code (NVlabs/DeepInversion, ``cifar10``).
 """
 
 import torch
@@ -21,7 +21,7 @@ from fedstill.train.adam import adam_of
 
 
 def total_variation(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
-    """Sum of the L2 norms of all differences to the right, down and down both diagonals, over the whole batch."""
+    """Sum of the L2 norms of the batch's differences of neighbouring pixels: right, down and along both diagonals."""
     across = x[:, :, :, :-1] - x[:, :, :, 1:]
     down = x[:, :, :-1, :] - x[:, :, 1:, :]
     falling = x[:, :, :-1, :-1] - x[:, :, 1:, 1:]
@@ -46,7 +46,7 @@ def competition(
 def reversed_competition(
     teacher: Float[Tensor, "n classes"], student: Float[Tensor, "n classes"], temperature: float = 3.0
 ) -> Float[Tensor, ""]:
-    """The term of the authors' code in place of `competition`: ``1 - clip((KL(M || P) + KL(M || Q)) / 2, 0, 1)``.
+    """`competition` as in the authors' code: ``1 - clip((KL(M || P) + KL(M || Q)) / 2, 0, 1)``.
 
     All three distributions are clamped to [0.01, 0.99] and not normalised again.
     """
@@ -64,21 +64,21 @@ class Inversion(Settings):
     steps: PositiveInt = 2000
     """Steps of Adam on the pixels."""
     lr: PositiveFloat = 0.1
-    """Its learning rate, in units of the data set's standard deviation."""
+    """Learning rate of Adam, in units of the data set's standard deviation."""
     jitter: NonNegativeInt = 2
-    """Pixels by which the batch is rolled at most, either way, at every step."""
+    """Largest random shift of the batch, in pixels, in both directions at every step."""
     ce: NonNegativeFloat = 1.0
     """Weight of the teachers' cross-entropy for the labels drawn."""
     tv: NonNegativeFloat = 2.5e-5
     """Weight of the total variation."""
     bn: NonNegativeFloat = 100.0
-    """Weight of L_BN; without batch norms there is no such term (see `Inversion.missing`)."""
+    """Weight of L_BN, which is 0 for networks without batch norms."""
     adaptive: NonNegativeFloat = 0.01
     """Weight of the competition with the student; 0 is DeepInversion without it."""
     temperature: Temperature = 3.0
     """T of the competition."""
     reversed_js: bool = False
-    """Take the competition of the authors' code, whose divergence has its arguments exchanged."""
+    """Take the competition of the authors' code, whose divergences have their arguments exchanged."""
 
     @classmethod
     def published(cls) -> "Inversion":
@@ -86,13 +86,13 @@ class Inversion(Settings):
         return cls(reversed_js=True)
 
     def missing(self, teachers: Teachers) -> str | None:
-        """A sentence where the main term, L_BN, is absent for some teachers; None where all have it."""
+        """A warning if the main term, L_BN, is absent for some teachers, else None."""
         without = teachers.batch_norms.count(0)
         if not self.bn or not without:
             return None
         return (
-            f"{without} of {len(teachers)} networks have no batch normalisation, so DeepInversion's main term says "
-            "nothing about them; what is left is cross-entropy and smoothness"
+            f"{without} of {len(teachers)} networks have no batch normalisation, so DeepInversion's main term is 0 for "
+            "them; only cross-entropy and smoothness remain"
         )
 
     def loss(
@@ -103,30 +103,29 @@ class Inversion(Settings):
         labels: Int64[Tensor, " n"],
     ) -> Float[Tensor, ""]:
         """``ce CE(D(x), y) + tv TV(x) + bn L_BN(x) + adaptive (1 - JS)`` of normalised images."""
-        look = teachers.look(x)
-        total = self.ce * cross_entropy(look.mean, labels) + self.tv * total_variation(x) + self.bn * look.bn
+        outputs = teachers.outputs(x)
+        total = self.ce * cross_entropy(outputs.mean, labels) + self.tv * total_variation(x) + self.bn * outputs.bn
         if self.adaptive:
             compete = reversed_competition if self.reversed_js else competition
             with mode_of(student, training=False):
-                total = total + self.adaptive * compete(look.mean, student(x), self.temperature)
+                total = total + self.adaptive * compete(outputs.mean, student(x), self.temperature)
         return total
 
     def epoch(
         self, teachers: Teachers, student: nn.Module, like: Records, rng: torch.Generator
     ) -> tuple[Records, Float[Tensor, "n classes"]]:
-        """One batch of images, fitted from noise; each batch starts anew.
+        """Fit one batch of images, from noise; pixels stay in [0, 1].
 
         Args:
             teachers: the clients' networks.
-            student: their student at present; runs in eval mode, gets no gradients.
-            like: carries shape, classes, normalisation and device.
+            student: the current student; runs in eval mode, gets no gradients.
+            like: a record set with the images' shape, classes, normalisation and device.
             rng: a CPU generator; draws labels (uniform over the classes), first images (N(0, 1) after normalisation)
                 and jitter.
 
         Returns:
-            ``batch_size`` images after the last step, rounded to 8 bits, with the labels drawn, ordered by them, and
-            the teachers' mean logits for exactly these images. After every step, images are put back into the range
-            that pixels in [0, 1] have.
+            ``batch_size`` images rounded to 8 bits, ordered by their labels, and the teachers' mean logits for exactly
+            these images.
 
         Raises:
             Diverged: the images are not finite.

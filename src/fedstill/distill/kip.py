@@ -1,4 +1,4 @@
-"""Kernel inducing points: images from which ridge regression with a wide network's kernel predicts a client's records.
+"""Kernel inducing points: images from which kernel ridge regression predicts a client's records.
 
 Nguyen, Chen, Lee, "Dataset meta-learning from kernel ridge-regression", ICLR 2021 (arXiv:2011.00050), as FedD3 uses it
 (Song et al., IJCNN 2023, arXiv:2208.11311, section III and the authors' code, ``dd_kip.py``).
@@ -25,34 +25,34 @@ class KIP(Settings):
     """Settings of the fit of a client's images."""
 
     steps: PositiveInt = 3000
-    """Steps of Adam on the images, at most."""
+    """Maximum number of steps of Adam on the images."""
     lr: PositiveFloat = 0.004
-    """Its learning rate, on pixels of about unit variance."""
+    """Learning rate of Adam, on pixels of about unit variance."""
     batch_size: PositiveInt = 200
-    """Records, as many of each class, that a step predicts."""
+    """Records that a step predicts, equally many of each class."""
     ridge: PositiveFloat = 1e-6
-    """Multiple of the kernel's mean diagonal that regression adds to it."""
+    """Ridge penalty, as a multiple of the kernel's mean diagonal."""
     depth: NonNegativeInt = 4
     """Hidden layers of the kernel's network."""
     weight_std: PositiveFloat = math.sqrt(2)
-    """Standard deviation of its weights, times the root of the layer's inputs."""
+    """Standard deviation of the network's weights, times the root of the layer's inputs."""
     bias_std: NonNegativeFloat = 0.1
-    """Standard deviation of its biases."""
+    """Standard deviation of the network's biases."""
     stop: Literal["plateau", "batch_accuracy", "never"] = "plateau"
-    """When to end early. "plateau": the loss on the same 1,000 of the client's records, judged every 50 steps, has
-    not fallen by ``tolerance`` in the last 250. "batch_accuracy" as published: all of one step's batch is predicted
-    right, which with 10 records happens by luck."""
+    """Criterion to stop early. "plateau": the loss on a fixed 1,000 of the client's records, evaluated every 50 steps,
+    has not fallen by ``tolerance`` in the last 250. "batch_accuracy", as published: all records of one batch are
+    predicted right, which happens by chance if the batch has 10."""
     tolerance: NonNegativeFloat = 0.01
-    """Relative fall of the loss that counts."""
+    """Smallest relative fall of the loss that counts as progress."""
     standardise: Literal["global", "client"] = "global"
-    """The images' space: the data set's normalisation, or as published the client's own mean and variance on top.
-    A server that trains on the latter trains on another scale than it tests on."""
+    """Scale of the images: the data set's normalisation, or as published also the client's own mean and variance, with
+    which the server trains on another scale than it tests on."""
     clamp: bool = True
-    """Keep images within pixels of [0, 1]; without effect on standardise="client"."""
+    """Keep an image's pixels in [0, 1]; ignored if standardise is "client"."""
 
     @classmethod
     def published(cls) -> "KIP":
-        """FedD3's constants: batches of 10, stop by their accuracy, the client's own statistics, free values."""
+        """FedD3's constants: batches of 10, stop by batch accuracy, the client's own statistics, unbounded values."""
         return cls(batch_size=10, stop="batch_accuracy", standardise="client", clamp=False)
 
 
@@ -69,17 +69,8 @@ def ntk(
         K <- weight_std^2 sqrt(K(x, x) K(y, y)) (sin angle + (pi - angle) cos angle) / 2 pi + bias_std^2
         T <- K + weight_std^2 T (pi - angle) / 2 pi
 
-    Differentiable. Where x = y, T has a kink of infinitely many slopes; the one used there is 0 in the angle.
-
-    Args:
-        x: rows.
-        y: rows of the same length.
-        depth: hidden layers; with 0 it is the kernel of linear regression, ``K``.
-        weight_std: see above.
-        bias_std: see above.
-
-    Returns:
-        T, ``(n, m)``.
+    Differentiable; at x = y, where T has a kink, the gradient through the angle is 0. With ``depth`` 0 it is the kernel
+    of linear regression, ``K``.
     """
     x, y = x.double(), y.double()
     w, b = weight_std**2, bias_std**2
@@ -102,21 +93,14 @@ def ntk(
 def predict(
     support: Float[Tensor, "m d"], values: Float64[Tensor, "m classes"], target: Float[Tensor, "n d"], settings: KIP
 ) -> Float64[Tensor, "n classes"]:
-    """Kernel ridge regression: ``K_ts (K_ss + ridge tr(K_ss) / m I)^-1 y_s``.
-
-    Args:
-        support: s, the rows regression knows.
-        values: y_s.
-        target: t, the rows it predicts.
-        settings: kernel and ridge.
-    """
+    """Kernel ridge regression from ``support`` s to ``target`` t: ``K_ts (K_ss + ridge tr(K_ss) / m I)^-1 y_s``."""
 
     def kernel(x: Tensor, y: Tensor) -> Tensor:
         return ntk(x, y, settings.depth, settings.weight_std, settings.bias_std)
 
-    within = kernel(support, support)
-    ridge = settings.ridge * within.diagonal().mean()
-    factor = torch.linalg.cholesky(within + ridge * torch.eye(len(support), dtype=within.dtype, device=within.device))
+    k = kernel(support, support)
+    ridge = settings.ridge * k.diagonal().mean()
+    factor = torch.linalg.cholesky(k + ridge * torch.eye(len(support), dtype=k.dtype, device=k.device))
     return kernel(target, support) @ torch.cholesky_solve(values, factor)
 
 
@@ -126,19 +110,16 @@ def inducing_points(
     settings: KIP,
     rng: torch.Generator,
 ) -> Examples:
-    """Images fitted so that regression on them predicts the client's records; labels stay as they are.
+    """Fit images so that kernel regression on them predicts the client's records; their labels are fixed.
 
-    The loss is half the mean squared error of `predict` for one-hot labels less ``1 / num_classes``.
+    The loss is half the mean squared error of `predict` for one-hot labels less ``1 / num_classes``. Images start as
+    random records (and noise if there are too few), on the scale that ``settings.standardise`` names.
 
     Args:
-        records: the client's own.
-        total: n_dd, images of all classes together (see `fedstill.distill.coreset.shares`).
-        settings: see `KIP`.
-        rng: draws first images, batches and the records that the loss is judged on (a CPU generator).
-
-    Returns:
-        Images ordered by class. They start as random records (where those run out, noise), in the space that
-        ``settings.standardise`` names.
+        records: the client's records.
+        total: n_dd, number of images over all classes, divided by `fedstill.distill.coreset.shares`.
+        settings: settings of the fit.
+        rng: draws first images, batches and the records on which the loss is evaluated (a CPU generator).
 
     Raises:
         ValueError: there are no records, or ``total`` is below 1.
@@ -157,12 +138,12 @@ def inducing_points(
     limits = records.normalisation.limits(device) if bounded else None
 
     def error(index: Tensor) -> tuple[Tensor, bool]:
-        found = predict(support.flatten(1), known, images[index].flatten(1), settings)
-        right = bool((found.argmax(1) == records.labels[index]).all())
-        return 0.5 * (found - codes[index]).square().mean(), right
+        predicted = predict(support.flatten(1), known, images[index].flatten(1), settings)
+        right = bool((predicted.argmax(1) == records.labels[index]).all())
+        return 0.5 * (predicted - codes[index]).square().mean(), right
 
     adam = torch.optim.Adam([support], lr=settings.lr)
-    judged: list[float] = []
+    losses: list[float] = []
     for step in range(1, settings.steps + 1):
         loss, right = error(_balanced(of_class, settings.batch_size, rng).to(device))
         (support.grad,) = torch.autograd.grad(loss, support)
@@ -171,10 +152,10 @@ def inducing_points(
             if limits is not None:
                 torch.clamp(support, *limits, out=support)
             if settings.stop == "plateau" and step % _EVERY == 0:
-                judged.append(float(error(checked)[0]))
+                losses.append(float(error(checked)[0]))
         if settings.stop == "batch_accuracy" and right:
             break
-        if len(judged) > _PATIENCE and min(judged[-_PATIENCE:]) > (1 - settings.tolerance) * min(judged[:-_PATIENCE]):
+        if len(losses) > _PATIENCE and min(losses[-_PATIENCE:]) > (1 - settings.tolerance) * min(losses[:-_PATIENCE]):
             break
     return Examples(support.detach().float(), labels)
 
@@ -195,11 +176,11 @@ def _start(images: Tensor, index: Int64[Tensor, " n"], count: int, rng: torch.Ge
 
 
 def _balanced(of_class: list[Int64[Tensor, " n"]], size: int, rng: torch.Generator) -> Int64[Tensor, " b"]:
-    """As many records of each class, all different while they last, then again."""
+    """Positions of equally many records of each class; records repeat only if the class has too few."""
     each = max(1, size // len(of_class))
-    found = []
+    parts = []
     for index in of_class:
         chosen = index[torch.randperm(len(index), generator=rng)[:each]]
-        more = index[torch.randint(len(index), (each - len(chosen),), generator=rng)]
-        found += [chosen, more]
-    return torch.cat(found)
+        repeated = index[torch.randint(len(index), (each - len(chosen),), generator=rng)]
+        parts += [chosen, repeated]
+    return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Updates as products of two thin matrices: the compression of FedKD.
+"""Low-rank factors of updates: the compression of FedKD.
 
 Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation", Nature Communications
 13, 2032 (2022), equations 7 and 8.
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class LowRank(NamedTuple):
-    """Tensors, the matrices among them as factors.
+    """Tensors, with matrices as low-rank factors.
 
     Attributes:
-        ranks: of each matrix in order, 0 where it is sent as it is.
+        ranks: the rank of each matrix in order; 0 for a matrix that is not factored.
         values: for each tensor in order, its values or its factors ``u s (m, r)`` and ``v (r, n)``.
     """
 
@@ -25,15 +25,14 @@ class LowRank(NamedTuple):
 
 
 def matrices(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of those with two axes or more; a convolution is its filters by all else."""
+    """Names of the tensors with two axes or more. The rows of a convolution's matrix are its filters."""
     return [name for name, value in tensors.items() if value.dim() > 1]
 
 
 def compress(tensors: Mapping[str, Tensor], energy: float) -> LowRank:
     """Truncated SVD of each matrix: the fewest singular values with more than a share ``energy`` of their squares' sum.
 
-    Where factors would be no fewer numbers than the matrix (``r (m + n) >= m n``), and where the matrix is not finite
-    or 0, it is sent as it is.
+    A matrix is not factored if it is 0 or not finite, or if its factors have as many values (``r (m + n) >= m n``).
     """
     ranks, values = [], []
     for value in tensors.values():
@@ -62,26 +61,26 @@ def _factors(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
 
 
 def expand(given: LowRank, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The tensors, in the names and shapes of ``like``; None where ranks and values don't make finite ones of these."""
+    """The tensors with the names and shapes of ``like``; None if ranks or values don't fit or are not finite."""
     names = matrices(like)
     if len(given.ranks) != len(names):
         return None
     ranks = dict(zip(names, given.ranks.tolist(), strict=True))
-    found, at = {}, 0
+    tensors, start = {}, 0
     for name, value in like.items():
         rank, rows = ranks.get(name, 0), value.shape[0] if value.dim() else 1
         columns = value.numel() // max(rows, 1)
         if not 0 <= rank <= min(rows, columns):
             return None
         sizes = [rows * rank, rank * columns] if rank else [value.numel()]
-        if at + sum(sizes) > len(given.values):
+        if start + sum(sizes) > len(given.values):
             return None
-        parts = torch.split(given.values[at : at + sum(sizes)], sizes)
-        at += sum(sizes)
-        whole = parts[0].double()
+        parts = torch.split(given.values[start : start + sum(sizes)], sizes)
+        start += sum(sizes)
+        matrix = parts[0].double()
         if rank:
-            whole = whole.view(rows, rank) @ parts[1].double().view(rank, columns)
-        found[name] = whole.float().view(value.shape)
-        if not torch.isfinite(found[name]).all():
+            matrix = matrix.view(rows, rank) @ parts[1].double().view(rank, columns)
+        tensors[name] = matrix.float().view(value.shape)
+        if not torch.isfinite(tensors[name]).all():
             return None
-    return found if at == len(given.values) else None
+    return tensors if start == len(given.values) else None

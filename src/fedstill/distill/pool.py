@@ -11,16 +11,16 @@ class Pool:
     """The latest synthetic images, with the teachers' mean logits for them.
 
     Attributes:
-        tensors: the pool's whole content; changing them in place (`fedstill.weights.load`) restores a pool.
+        tensors: the pool's whole content; a checkpoint is restored by changing them in place (`fedstill.weights.load`).
     """
 
     def __init__(self, like: Records, capacity: int) -> None:
-        """An empty pool.
+        """Make an empty pool.
 
         Args:
-            like: carries shape, classes, normalisation and device.
-            capacity: how many images fit; further ones replace the oldest. An image takes a byte a pixel and 8 plus 4
-                for every class.
+            like: a record set with the images' shape, classes, normalisation and device.
+            capacity: maximum number of images; further ones replace the oldest. An image takes a byte a pixel, 8 bytes
+                for its label and 4 for every class.
         """
         device = like.images.device
         self._like, self._capacity = like, capacity
@@ -35,7 +35,7 @@ class Pool:
         return min(int(self.tensors["added"]), self._capacity)
 
     def add(self, records: Records, logits: Float[Tensor, "n classes"]) -> None:
-        """Put images in, with the teachers' mean logits for them."""
+        """Add images with the teachers' mean logits for them."""
         added = int(self.tensors["added"])
         last = slice(max(0, len(records) - self._capacity), None)
         places = torch.arange(added, added + len(records), device=logits.device)[last] % self._capacity
@@ -45,10 +45,10 @@ class Pool:
 
     @property
     def images(self) -> Records:
-        """The images with the labels that they were made for; the oldest is overwritten first."""
+        """The images with the labels that they were generated for."""
         images, labels = (self.tensors[name][: len(self)] for name in ("images", "labels"))
         return Records(images, labels, self._like.num_classes, self._like.normalisation)
 
     def examples(self) -> Examples:
-        """The images with the teachers' logits for labels: the student's training set."""
+        """The images with the teachers' logits as labels: the student's training set."""
         return Examples(self.images, self.tensors["logits"][: len(self)])

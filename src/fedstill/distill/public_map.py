@@ -1,4 +1,4 @@
-"""The public feature map: features of an extractor, whitened by public images, on which private heads are trained."""
+"""The public feature map: an extractor's features, whitened with public images, on which private heads are trained."""
 
 import math
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ class PublicFeatures:
     Attributes:
         weights: state of the extractor.
         mean: ``(p,)``, subtracted from the extractor's features.
-        projection: ``(p, d)``, by which the difference is multiplied.
-        radius: length to which heads clip the rows.
+        projection: ``(p, d)``, applied to the centred features.
+        radius: length to which heads clip rows.
     """
 
     weights: State
@@ -45,29 +45,29 @@ class PublicFeatures:
 
     @property
     def exactly(self) -> dict[str, int]:
-        """The size of heads on these features: a coefficient for each direction, and the bias."""
+        """The size of heads on these features, for `Federation.ask`: a coefficient for each direction, and the bias."""
         return {"coefficients": self.projection.shape[1] + 1}
 
 
 class PublicMap(Settings):
-    """The map of extracted features to the rows that heads are trained on; estimated from public images alone."""
+    """Settings of the map from features to the rows that heads are trained on, estimated from public images alone."""
 
     dims: PositiveInt = 512
-    """Principal directions of the public features that are kept; fewer where there are fewer."""
+    """Maximum number of principal directions of the public features."""
     whiten: bool = True
-    """Centre and scale these to equal variance. False: all features, as they are."""
+    """Centre the principal directions and scale them to equal variance; if false, take all features unchanged."""
     ridge: PositiveFloat = 0.003
-    """Added to each variance before scaling, in multiples of the largest."""
+    """Constant added to each variance before scaling, as a multiple of the largest variance."""
     quantile: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Rows are clipped to this quantile of the public rows' lengths."""
+    """Quantile of the public rows' lengths to which rows are clipped."""
     records: PositiveInt = 5000
-    """Public images for the estimate, drawn at random."""
+    """Number of public images for the estimate, drawn at random."""
 
     def fit(self, model: nn.Module, public: Records, rng: torch.Generator) -> PublicFeatures:
         """Estimate the map of the features of ``model`` from public images.
 
         Raises:
-            ValueError: some features are not finite.
+            ValueError: some public images have features that are not finite.
         """
         some = torch.randperm(len(public), generator=rng)[: self.records].to(public.labels.device)
         rows = torch.cat(outputs(model, public[some], _BATCH, of=partial(models.features, model))).double()
@@ -84,7 +84,7 @@ class PublicMap(Settings):
     def _whitening(self, rows: Float[Tensor, "n p"]) -> tuple[Float[Tensor, " p"], Float[Tensor, "p d"]]:
         mean = rows.mean(0)
         centred = (rows - mean) / math.sqrt(len(rows))
-        if 4 * self.dims < min(centred.shape):  # a few of many: by random projection, ten times as fast
+        if 4 * self.dims < min(centred.shape):  # for few directions of many, random projection is ten times as fast
             with seeds.isolated(seeds.derive(0, "whitening")):
                 _, values, columns = torch.svd_lowrank(centred, q=self.dims + 32, niter=3)
             directions = columns.T
@@ -96,10 +96,7 @@ class PublicMap(Settings):
 
 
 def split_public(public: Records, negatives: float) -> tuple[Tensor, Tensor]:
-    """Positions of the distillation images and of the negatives: one permutation, cut in two; disjoint.
-
-    Everybody who has the public images makes the same cut.
-    """
+    """Positions of the distillation images and of the negatives: disjoint, the same at the server and all clients."""
     order = torch.randperm(len(public), generator=seeds.stream(0, "public split")).to(public.labels.device)
     cut = min(max(1, round(len(order) * (1 - negatives))), len(order) - 1)
     return order[:cut], order[cut:]

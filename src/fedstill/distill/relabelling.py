@@ -1,6 +1,6 @@
 """Relabelling of records with randomised labels: likelier labels, dropped records, absent classes (FedGM, LP-MST).
 
-Every function sees randomised labels and public images alone, so its result costs no privacy.
+The functions use only randomised labels and public images, so their results cost no privacy.
 """
 
 import torch
@@ -13,8 +13,8 @@ from fedstill.records import Records
 from fedstill.train.denoise import Denoising
 
 
-def relabelled(records: Records, labels: Int64[Tensor, " n"]) -> Records:
-    """The same images with other labels."""
+def with_labels(records: Records, labels: Int64[Tensor, " n"]) -> Records:
+    """The records' images with other labels."""
     return Records(records.images, labels, records.num_classes, records.normalisation)
 
 
@@ -32,15 +32,15 @@ def likeliest(
     denoising: Denoising,
     rng: torch.Generator,
 ) -> Records:
-    """The records with the likeliest true labels, given those from `RRWithPrior` with this prior; trains ``model``."""
+    """The records with their likeliest true labels, given `RRWithPrior`'s labels with this prior; trains ``model``."""
     given = probabilities(prior, epsilon).gather(2, records.labels.view(-1, 1, 1).expand(-1, prior.shape[1], 1))
-    return relabelled(records, denoising.likeliest(model, records, given[:, :, 0], rng))
+    return with_labels(records, denoising.likeliest(model, records, given[:, :, 0], rng))
 
 
 def without_unlikely(
     records: Records, prior: Float[Tensor, "n classes"], epsilon: float, later: Bool[Tensor, " n"]
 ) -> Records:
-    """The records without those, except the ``later`` ones, whose randomised label the prior makes unlikely."""
+    """The records, without those whose randomised label the prior makes unlikely; ``later`` ones all stay."""
     if not later.any():
         return records
     k = int(top_k(prior[later], epsilon).double().mean())  # as the official code, rounded down
@@ -49,8 +49,8 @@ def without_unlikely(
 
 
 def with_every_class(records: Records, ipc: int, rng: torch.Generator) -> Records:
-    """The records, and any ``ipc`` of them again for each class that no label names."""
+    """The records, with ``ipc`` random images added for each class that no label names."""
     missing = torch.nonzero(records.class_counts() == 0).flatten().repeat_interleave(ipc)
-    again = torch.randint(len(records), missing.shape, generator=rng).to(missing.device)
-    images, labels = torch.cat([records.images, records.images[again]]), torch.cat([records.labels, missing])
+    drawn = torch.randint(len(records), missing.shape, generator=rng).to(missing.device)
+    images, labels = torch.cat([records.images, records.images[drawn]]), torch.cat([records.labels, missing])
     return Records(images, labels, records.num_classes, records.normalisation)

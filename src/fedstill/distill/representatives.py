@@ -1,4 +1,4 @@
-"""Representative records of a class: one near the middle of each of its k-means clusters.
+"""Representative records of a class: one near the centre of each of its k-means clusters.
 
 Liu, Gu, Wang, Zhu, Jiang, You, "DREAM: efficient dataset distillation by representative matching", ICCV 2023
 (arXiv:2302.14416), section 3.2 and the authors' code (``new_strategy.py``).
@@ -22,11 +22,10 @@ def choose(
 
     Args:
         part: the records of one class.
-        net: gives the features, as the model sees images. (DREAM feeds it pixels that are not normalised, to a
-            network that is trained on normalised ones; here it is one and the same.)
-        count: how many to choose.
+        net: the network of the features, of normalised images (DREAM does not normalise them here).
+        count: number of representatives.
         rng: draws the pool and the first centres (a CPU generator).
-        pool: how many records, drawn at random, to choose from; at least ``count`` are taken. All without it.
+        pool: number of randomly drawn records to choose from, at least ``count``; by default all.
     """
     index = torch.arange(len(part))
     if pool is not None:
@@ -42,22 +41,16 @@ def representatives(
 ) -> Int64[Tensor, " k"]:
     """Indices of ``k = min(count, n)`` different records, each the nearest of its own cluster to that cluster's mean.
 
-    Lloyd's algorithm with Euclidean distances from ``k`` records drawn at random; a cluster that loses all its
-    records gets the record farthest from its centre. DREAM looks for the nearest record among all instead of among
-    the cluster's own, which can name one record twice; equal synthetic images would then stay equal for ever.
-
-    Args:
-        features: one row per record.
-        count: how many records to choose, at least 1.
-        rng: draws the first centres (a CPU generator).
-        iterations: Lloyd iterations.
+    Lloyd's algorithm with Euclidean distances from ``k`` records drawn at random by a CPU generator; a cluster that
+    loses all its records gets the record farthest from its centre. DREAM takes the nearest of all records, which can
+    choose a record twice; equal synthetic images would then always stay equal.
 
     Raises:
         ValueError: there are no records, or ``count`` is below 1.
     """
     n = len(features)
     if n < 1 or count < 1:
-        raise ValueError(f"{count} representatives of {n} records can't be chosen; both must be at least 1.")
+        raise ValueError(f"{count} representatives of {n} records can't be chosen; both must be at least 1")
     if count >= n:
         return torch.arange(n, device=features.device)
     features = features - features.mean(0)
@@ -76,13 +69,13 @@ def representatives(
 def _assign(
     features: Float[Tensor, "n d"], squares: Float[Tensor, " n"], centres: Float[Tensor, "k d"]
 ) -> tuple[Float[Tensor, " n"], Int64[Tensor, " n"]]:
-    """For every record the squared distance to its centre and which one that is; no centre stays without records."""
+    """Squared distance of every record to its centre, and the centre's index; every centre has at least one record."""
     norms = centres.square().sum(1)
     distances, nearest = torch.addmm(norms, features, centres.T, alpha=-2).min(1)
     distances = (distances + squares).clamp_(min=0)
     sizes = torch.bincount(nearest, minlength=len(centres))
     for empty in torch.nonzero(sizes == 0).flatten().tolist():
-        spare = sizes[nearest] > 1  # a cluster's only record must stay, or that cluster would be the next empty one
+        spare = sizes[nearest] > 1  # a cluster's only record must stay, or that cluster would be empty next
         farthest = int(torch.where(spare, distances, -1.0).argmax())
         sizes[nearest[farthest]] -= 1
         sizes[empty] = 1

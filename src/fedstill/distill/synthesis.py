@@ -1,8 +1,8 @@
 """A client's synthetic images by gradient matching on representative records.
 
-Chen, Zhou, Jiang, FedGM, section 3.2 and Algorithm 1 (client part), which puts DREAM's choice of real images
-(arXiv:2302.14416) into DC's loop (arXiv:2006.05929). `GradientMatching.published` has the paper's constants; the
-defaults are ours and reach similar accuracies in a hundredth of the steps.
+Chen, Zhou, Jiang, FedGM, section 3.2 and Algorithm 1 (client part): DC's loop (arXiv:2006.05929) with DREAM's choice of
+real images (arXiv:2302.14416). `GradientMatching.published` has the paper's constants; the defaults are ours and reach
+similar accuracies in a hundredth of the steps.
 """
 
 import math
@@ -27,33 +27,33 @@ class GradientMatching(Settings):
     """Settings of the synthesis of a client's images."""
 
     nets: PositiveInt = 300
-    """Number of fresh random networks to match gradients at, one after another."""
+    """Number of new random networks to match gradients at, one after another."""
     steps: PositiveInt = 1
-    """Matching steps at each network. With one class the gradient soon vanishes; more need ``net_epochs``."""
+    """Matching steps at each network. With one class the gradient soon vanishes; more classes need ``net_epochs``."""
     net_epochs: NonNegativeInt = 10
-    """Passes over the synthetic images that train the network between two of its matching steps."""
+    """Passes over the synthetic images that train the network between two matching steps."""
     net_lr: PositiveFloat = 0.01
-    """Learning rate of those passes (plain SGD)."""
+    """Learning rate of these passes (plain SGD)."""
     distance: Distance = "grouped"
-    """Between gradients: "grouped" cosine by output unit, "mse" or "cos" of all parameters."""
+    """Distance between gradients: "grouped" cosine by output unit, "mse" or "cos" of all parameters."""
     lr: PositiveFloat = 0.01
-    """Learning rate of the pixels, which lie in [0, 1], for one image of a class; multiplied by their number (ipc)."""
+    """Learning rate of the pixels, which lie in [0, 1]; multiplied by the number of a class's images (ipc)."""
     anneal: bool = True
-    """Let that rate fall to 0 along half a cosine over all matching steps."""
+    """Reduce the pixels' learning rate to 0 along half a cosine over all matching steps."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """Momentum of the pixels' SGD."""
     batch_size: PositiveInt = 64
     """Real images of every class in one matching step."""
     choose: Literal["representatives", "random"] = "random"
-    """Which real images: one near the middle of each k-means cluster of the current network's features, or any."""
+    """Choice of real images: random, or one near the centre of each k-means cluster of the network's features."""
     interval: PositiveInt = 10
     """Matching steps, counted over all networks, between two choices of representatives."""
     pool: PositiveInt = 1024
-    """Records of a class, drawn afresh for every choice, that representatives are chosen from."""
+    """Number of a class's records, newly drawn for every choice, from which representatives are chosen."""
     init: Literal["noise", "real", "representatives"] = "representatives"
     """Start of the images: ``0.5 + N(0, 1) / 4``, random records or representative records."""
     augment: Strategy = "color_crop_cutout_scale_rotate"
-    """DSA operations, joined by "_", drawn alike for real and synthetic images at every step; "none" for none."""
+    """DSA operations, joined by "_", the same for real and synthetic images at a step; or "none"."""
 
     @classmethod
     def published(cls, ipc: int) -> "GradientMatching":
@@ -77,25 +77,21 @@ def synthesise(
     settings: GradientMatching,
     rng: torch.Generator,
 ) -> Records:
-    """Synthetic records of every class that occurs in ``records``, ordered by class.
+    """Fit ``ipc`` synthetic images of every class in ``records``, ordered by class; pixels are rounded to 8 bits.
 
     Args:
-        records: the client's own.
-        new_net: called with 0, 1, ... ``settings.nets - 1``; a fresh random network. When all clients are given the
-            same sequence, their images are made for the same networks.
-        ipc: images of every class, at least 1.
-        settings: see `GradientMatching`.
+        records: the client's records.
+        new_net: gives random network 0, 1, ... ``settings.nets - 1``; the same sequence at all clients makes their
+            images fit the same networks.
+        ipc: number of images of a class.
+        settings: settings of the fit.
         rng: draws batches, first images and augmentations (a CPU generator).
-
-    Returns:
-        ``ipc`` images of every class. Pixels are optimised in [0, 1] and rounded to 8 bits at
-        the end, so these are exactly what an upload carries.
 
     Raises:
         ValueError: ``records`` is empty.
     """
     if len(records) == 0:
-        raise ValueError("0 records have no classes to synthesise; leave this client out or give it records.")
+        raise ValueError("0 records have no classes to synthesise; leave this client out or give it records")
     labels = [int(c) for c in torch.unique(records.labels)]
     own = [records.of_class(c) for c in labels]
     augment = DSA(settings.augment)
@@ -137,34 +133,34 @@ def _pixel_gradient(
 ) -> Float[Tensor, "k m c h w"]:
     """Gradient of the matching loss by the pixels, through augmentation and normalisation."""
     pixels = images.detach().requires_grad_()
-    ours = [draw(records.normalisation.apply(x)) for draw, x in zip(transforms, pixels, strict=True)]
-    real = [draw(x) for draw, x in zip(transforms, batches, strict=True)]
-    _, by_input = match(net, real, ours, labels, distance)
-    (gradient,) = torch.autograd.grad(ours, pixels, by_input)
+    synthetic = [transform(records.normalisation.apply(x)) for transform, x in zip(transforms, pixels, strict=True)]
+    real = [transform(x) for transform, x in zip(transforms, batches, strict=True)]
+    _, by_input = match(net, real, synthetic, labels, distance)
+    (gradient,) = torch.autograd.grad(synthetic, pixels, by_input)
     return gradient
 
 
 def _real_batch(part: Records, net: nn.Module, settings: GradientMatching, rng: torch.Generator) -> Tensor:
     if settings.choose == "random":
-        return part.inputs(_some(len(part), settings.batch_size, rng).to(part.images.device))
+        return part.inputs(_random(part, settings.batch_size, rng))
     return part.inputs(choose(part, net, settings.batch_size, rng, pool=settings.pool))
 
 
 def _first_images(part: Records, net: nn.Module, ipc: int, settings: GradientMatching, rng: torch.Generator) -> Tensor:
-    """``(ipc, c, h, w)`` pixels; where the class has fewer records than that, the rest starts as noise."""
+    """``(ipc, c, h, w)`` pixels; if the class has fewer records, the rest starts as noise."""
     noise = torch.randn(ipc, *part.shape, generator=rng) / 4 + 0.5
     images = noise.clamp_(0, 1).to(part.images.device)
     if settings.init != "noise":
         if settings.init == "real":
-            index = _some(len(part), ipc, rng).to(part.images.device)
+            index = _random(part, ipc, rng)
         else:
             index = choose(part, net, ipc, rng, pool=settings.pool)
         images[: len(index)] = part.pixels(index)
     return images
 
 
-def _some(n: int, count: int, rng: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=rng)[:count]
+def _random(part: Records, count: int, rng: torch.Generator) -> Tensor:
+    return torch.randperm(len(part), generator=rng)[:count].to(part.images.device)
 
 
 def _train(
@@ -174,7 +170,7 @@ def _train(
     labels: Sequence[int],
     settings: GradientMatching,
 ) -> None:
-    """One step per pass: theta <- theta - eta_theta grad CE(S), all synthetic images in one batch."""
+    """Take one step a pass: theta <- theta - eta_theta grad CE(S), with all synthetic images in one batch."""
     inputs = records.normalisation.apply(images.flatten(0, 1))
     targets = torch.tensor(labels, device=images.device).repeat_interleave(images.shape[1])
     parameters: list[Tensor] = [p for p in net.parameters() if p.requires_grad]

@@ -1,7 +1,7 @@
 """The clients' networks as one ensemble: joint logits, features and batch statistics, differentiable in the images.
 
-The ensemble of DENSE (Zhang et al. 2022, arXiv:2112.12371): ``D(x) = 1/m sum_k f_k(x)`` of logits, differentiable in x.
-The networks may differ in architecture, as long as they agree on images and classes.
+The ensemble of DENSE (Zhang et al. 2022, arXiv:2112.12371): ``D(x) = 1/m sum_k f_k(x)`` of logits. The networks may
+differ in architecture, as long as they agree on images and classes.
 """
 
 import copy
@@ -18,19 +18,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.records import Trainable
 
-_Found = tuple[Tensor, Tensor, Tensor]
+_NetworkOutputs = tuple[Tensor, Tensor, Tensor]
 """One network's logits, its sum in L_BN and its features."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 @dataclass(frozen=True)
-class Look:
+class TeacherOutputs:
     """Outputs of ``m`` teachers for one batch.
 
     Attributes:
-        each: their logits.
-        bn: DENSE's L_BN, 0 where no teacher has batch normalisation.
-        features: of every teacher, in their order, what its last linear layer sees; empty for one without any.
+        each: the logits of every teacher.
+        bn: DENSE's L_BN; 0 if no teacher has batch norms.
+        features: the inputs of every teacher's last linear layer, in the teachers' order; empty without such a layer.
         mean: D(x).
     """
 
@@ -41,42 +41,35 @@ class Look:
 
 
 Average = Literal["logits", "probabilities"]
-"""Outputs that the ensemble averages: logits, or probabilities (D(x) is then the log of their mean, so logits)."""
-
-
-def averaged(each: Float[Tensor, "n m classes"], average: Average) -> Float[Tensor, "n classes"]:
-    """D(x): ``mean_k f_k(x)``, or ``log mean_k s(f_k(x))``."""
-    if average == "logits":
-        return each.mean(1)
-    return each.log_softmax(2).logsumexp(1) - math.log(each.shape[1])
+"""Outputs that the ensemble averages: logits, or probabilities (D(x) is then the log of the mean, so always logits)."""
 
 
 class Teachers:
-    """Networks that are asked together, in eval mode; their weights get no gradients and nothing about them changes.
+    """The ensemble D of networks in eval mode, which share the given networks' weights and do not change.
 
     Attributes:
-        networks: these, sharing their weights with those that were given.
+        networks: the teachers.
 
-    Networks of one architecture can run as one, their weights stacked. One forward and backward pass for 64 images,
-    times relative to running them one after another (one thread of a CPU, medians of 3, 5 and 20 networks):
-    "dense-mnist" 1.4 and 2.1, "dense-cnn1" 1.2 and 2.4, "dense-cnn2" 2.0 and 2.5, "convnet:width=32,norm=batch" 1.7
-    and 3.5, "lenet" 0.8 and 0.7. Grouped convolutions are what's slow. So on a CPU they run one after another, and
-    stacked on other devices (not measured there), unless ``stacked`` says otherwise.
+    Networks of one architecture can run as one, with stacked weights. On a CPU that is slow, because of grouped
+    convolutions: one forward and backward pass for 64 images takes, relative to running the networks one after another
+    (one thread, 5 and 20 networks), "dense-mnist" 1.4 and 2.1, "dense-cnn1" 1.2 and 2.4, "dense-cnn2" 2.0 and 2.5,
+    "convnet:width=32,norm=batch" 1.7 and 3.5, "lenet" 0.8 and 0.7. So they run stacked on other devices only (not
+    measured there), unless ``stacked`` says otherwise.
     """
 
     def __init__(
         self, networks: Sequence[nn.Module], *, average: Average = "logits", stacked: bool | None = None
     ) -> None:
-        """Share the networks' weights, without the graph.
+        """Make teachers of networks without gradients.
 
         Args:
             networks: at least 1, from images to logits, all on one device.
-            average: what D is the mean of.
-            stacked: whether those of one architecture run as one; None chooses by device. Where a network can't (its
-                code branches on values, say), its kind runs one after another all the same.
+            average: the outputs that D is the mean of.
+            stacked: whether networks of one architecture run as one; None chooses by device. Networks that can't be
+                stacked, as their code branches on values, run one after another.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no networks.
         """
         if not networks:
             raise ValueError("there are 0 teachers to learn from; at least 1 is needed")
@@ -95,7 +88,7 @@ class Teachers:
 
     @property
     def batch_norms(self) -> tuple[int, ...]:
-        """Number of every teacher's layers with batch statistics; a teacher with 0 adds nothing to L_BN."""
+        """Number of every teacher's batch norms; a teacher with 0 adds nothing to L_BN."""
         return tuple(len(_batch_norms(network)) for network in self.networks)
 
     def __call__(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
@@ -103,46 +96,47 @@ class Teachers:
         return self.averaged(self.each(x))
 
     def averaged(self, each: Float[Tensor, "n m classes"]) -> Float[Tensor, "n classes"]:
-        """D(x) from every teacher's logits."""
-        return averaged(each, self._average)
+        """D(x) from every teacher's logits: ``mean_k f_k(x)``, or ``log mean_k s(f_k(x))``."""
+        if self._average == "logits":
+            return each.mean(1)
+        return each.log_softmax(2).logsumexp(1) - math.log(each.shape[1])
 
     def each(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n m classes"]:
         """Every teacher's logits for normalised images; differentiable in ``x``."""
-        return self._look(x, with_bn=False).each
+        return self._run(x, with_bn=False).each
 
-    def look(self, x: Float[Tensor, "n c h w"]) -> Look:
+    def outputs(self, x: Float[Tensor, "n c h w"]) -> TeacherOutputs:
         """Logits, features and L_BN in one pass over normalised images; differentiable in ``x``.
 
-        ``L_BN = 1/m sum_k sum_l ||mu_l(x) - mu_kl||_2 + ||var_l(x) - var_kl||_2`` over the batch normalisation layers
-        l of each network (DENSE; DeepInversion, arXiv:1912.08795, equation 4): mean and biased variance of the layer's
-        input over batch and positions against the running ones. A network without such layers adds nothing.
+        ``L_BN = 1/m sum_k sum_l ||mu_l(x) - mu_kl||_2 + ||var_l(x) - var_kl||_2`` over the batch norms l of network k
+        (DENSE; DeepInversion, arXiv:1912.08795, equation 4): the distance of mean and biased variance of the layer's
+        input, over batch and positions, from the running statistics.
         """
-        return self._look(x, with_bn=True)
+        return self._run(x, with_bn=True)
 
     def predict(self, records: Trainable, batch_size: int = 256) -> Float[Tensor, "n classes"]:
-        """D of all records in order, without gradients."""
+        """D(x) of all records in order, without gradients."""
         with torch.no_grad():
             starts = range(0, len(records.labels), batch_size)
             return torch.cat([self(records.inputs(slice(start, start + batch_size))) for start in starts])
 
-    def _look(self, x: Tensor, *, with_bn: bool) -> Look:
-        found: list[_Found] = [None] * len(self)  # type: ignore[list-item]
+    def _run(self, x: Tensor, *, with_bn: bool) -> TeacherOutputs:
+        outputs: dict[int, _NetworkOutputs] = {}
         for index, group in enumerate(self._groups):
-            for k, one in zip(group, self._of_group(index, x, with_bn), strict=True):
-                found[k] = one
-        each, bn, features = zip(*found, strict=True)
+            outputs.update(zip(group, self._run_group(index, x, with_bn), strict=True))
+        each, bn, features = zip(*(outputs[k] for k in range(len(self))), strict=True)
         logits = torch.stack(each, 1)
-        return Look(logits, torch.stack(bn).mean(), list(features), self.averaged(logits))
+        return TeacherOutputs(logits, torch.stack(bn).mean(), list(features), self.averaged(logits))
 
-    def _of_group(self, index: int, x: Tensor, with_bn: bool) -> list[_Found]:
+    def _run_group(self, index: int, x: Tensor, with_bn: bool) -> list[_NetworkOutputs]:
         if index in self._stacks:
             try:
                 return self._stacks[index](x, with_bn)
-            except RuntimeError:  # vmap can't; where the fault is in x, the loop below says so again
-                result = [_watched(self.networks[k], x, with_bn) for k in self._groups[index]]
+            except RuntimeError:  # vmap can't run them; if the fault is in x, the next line raises it again
+                outputs = [_run_network(self.networks[k], x, with_bn) for k in self._groups[index]]
                 del self._stacks[index]
-                return result
-        return [_watched(self.networks[k], x, with_bn) for k in self._groups[index]]
+                return outputs
+        return [_run_network(self.networks[k], x, with_bn) for k in self._groups[index]]
 
 
 class _Stack:
@@ -152,38 +146,38 @@ class _Stack:
         self._weights = stack_module_state(networks)
         self._one = networks[0]
 
-    def __call__(self, x: Tensor, with_bn: bool) -> list[_Found]:
-        def run(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> _Found:
-            return _watched(self._one, x, with_bn, (parameters, buffers))
+    def __call__(self, x: Tensor, with_bn: bool) -> list[_NetworkOutputs]:
+        def run(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> _NetworkOutputs:
+            return _run_network(self._one, x, with_bn, (parameters, buffers))
 
-        found: _Found = vmap(run)(*self._weights)
-        return list(zip(*(part.unbind() for part in found), strict=True))
+        outputs: _NetworkOutputs = vmap(run)(*self._weights)
+        return list(zip(*(part.unbind() for part in outputs), strict=True))
 
 
-def _watched(
+def _run_network(
     network: nn.Module, x: Tensor, with_bn: bool, weights: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
-) -> _Found:
-    """One pass, with other weights if given, that looks at the inputs of batch norms and of the last linear layer."""
+) -> _NetworkOutputs:
+    """One pass, with other weights if given, that records the inputs of batch norms and of the last linear layer."""
     terms: list[Tensor] = []
-    seen: list[Tensor] = []
+    last: list[Tensor] = []
 
     def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
         mean, variance = _moments(args[0])
         terms.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
 
-    def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen[:] = args[:1]
+    def record(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        last[:] = args[:1]
 
     norms = _batch_norms(network) if with_bn else []
     hooks = [norm.register_forward_pre_hook(compare) for norm in norms]
-    hooks += [m.register_forward_pre_hook(keep) for m in network.modules() if isinstance(m, nn.Linear)]
+    hooks += [m.register_forward_pre_hook(record) for m in network.modules() if isinstance(m, nn.Linear)]
     try:
         logits: Tensor = network(x) if weights is None else functional_call(network, weights, (x,))
     finally:
         for hook in hooks:
             hook.remove()
     bn = torch.stack(terms).sum() if terms else logits.new_zeros(())
-    return logits, bn, seen[0].flatten(1) if seen else logits.new_zeros(len(logits), 0)
+    return logits, bn, last[0].flatten(1) if last else logits.new_zeros(len(logits), 0)
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +199,7 @@ def _frozen(network: nn.Module) -> nn.Module:
 
 
 def _by_architecture(networks: Sequence[nn.Module]) -> list[list[int]]:
-    """Positions of networks whose layers, plain attributes of layers and shapes of weights are the same."""
+    """Groups of positions of networks with the same layers, plain attributes of layers and shapes of weights."""
     groups: dict[str, list[int]] = {}
     for k, network in enumerate(networks):
         layers = [

@@ -11,8 +11,8 @@ TABLE = {
     for package, _, module in (place.partition(":")[0].rpartition("."),)
     if package == __name__
 }
-"""Name on the command line -> ``module:class``. A new method is one file, one line in ``fedstill/__init__.pyi``, from
-which this table comes, and one page in docs/methods/."""
+"""Name on the command line -> ``module:class``, read from ``fedstill/__init__.pyi``. A new method is one file, one line
+there and one page in docs/methods/."""
 
 
 def find(name: str) -> type[Method]:
@@ -22,18 +22,18 @@ def find(name: str) -> type[Method]:
         name: one of `TABLE`, or ``package.module:Class`` for a method of your own.
 
     Raises:
-        ValueError: when there is no such method.
+        ValueError: there is no such method.
     """
     target = TABLE.get(name, name)
     module, _, attribute = target.partition(":")
     if not attribute:
         raise ValueError(f"there is no method '{name}'; choose {', '.join(TABLE)}, or package.module:Class of your own")
     try:
-        found = getattr(import_module(module), attribute)
+        kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"method '{name}' cannot be loaded ({error}); modules are looked for where Python does"
+            f"method '{name}' cannot be loaded ({error}); check the name, and that Python finds the module (PYTHONPATH)"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ValueError(f"'{name}' is no method; it must be a class derived from fedstill.protocol.Method")
-    return found
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise ValueError(f"'{name}' is not a method; name a class derived from fedstill.protocol.Method")
+    return kind

@@ -1,4 +1,4 @@
-"""Shared parts of the averaging methods: sums over replies (one pass, one in memory, float64), client sampling."""
+"""Shared parts of the averaging methods: weighted sums over replies (one in memory at a time), client sampling."""
 
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,21 +28,18 @@ def weighted_sum(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> tuple[f
 
 
 def weighted_mean(terms: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """``sum_i weight_i * tensors_i / sum_i weight_i``, name by name, in float64.
-
-    Copying it into a model rounds it once to the model's types, integer buffers included.
-    """
+    """``sum_i weight_i * tensors_i / sum_i weight_i``, name by name, in float64; `load` rounds to the model's types."""
     total, sums = weighted_sum(terms)
     assert total > 0, "a mean needs a positive total weight"
     return {name: value / total for name, value in sums.items()}
 
 
 Weighting = Literal["records", "uniform"]
-"""Weights of the clients in a mean: by their numbers of records, or all alike."""
+"""Weights of the clients in a mean: their numbers of records, or equal weights."""
 
 
 class Weighted(Protocol):
-    """A reply with a model, or a part of one, and the records it was trained on."""
+    """A reply with a model, or a part of one, and the number of records it was trained on."""
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -54,40 +51,43 @@ class Weighted(Protocol):
 
 
 def mean_weights(replies: Iterable[Weighted], weighting: Weighting) -> dict[str, Tensor]:
-    """The mean of the clients' weights (`weighted_mean`)."""
+    """The mean of the clients' models."""
     return weighted_mean((1 if weighting == "uniform" else r.num_records, r.weights) for r in replies)
 
 
 def _constant_rate(local: SGD) -> SGD:
     if local.milestones:
-        raise ValueError(f"milestones {local.milestones} change the learning rate, which this method takes as constant")
+        raise ValueError(
+            f"milestones {local.milestones} change the learning rate, but this method needs a constant one; leave "
+            "milestones out"
+        )
     return local
 
 
 ConstantRate = Annotated[SGD, AfterValidator(_constant_rate)]
-"""Local training whose gradients all count with one learning rate, as `accumulated` assumes."""
+"""Local training with a constant learning rate, as `gradient_weight` assumes."""
 
 Participation = Annotated[float, Gt(0), Le(1)]
 """Share of the clients asked in a round."""
 
 
 def sample(fed: Federation, participation: float, round: Round, of: Sequence[int] | None = None) -> list[int]:
-    """The clients of a round: ``max(1, round(participation * K))`` of all K without replacement.
+    """Draw the clients of a round without replacement: ``max(1, round(participation * K))`` for K clients in all.
 
-    ``of`` are the clients to draw from, all by default; if they are no more than that number, all of them.
+    ``of`` are the clients to draw from, by default all. If there are fewer of them than the number to draw, take all.
     """
     number = max(1, builtins.round(participation * len(fed.clients)))
-    among = fed.clients if of is None else of
-    if number >= len(among):
-        return list(among)
-    order = torch.randperm(len(among), generator=fed.rng("participation", round.number))
-    return sorted(among[int(i)] for i in order[:number])
+    candidates = fed.clients if of is None else of
+    if number >= len(candidates):
+        return list(candidates)
+    order = torch.randperm(len(candidates), generator=fed.rng("participation", round.number))
+    return sorted(candidates[int(i)] for i in order[:number])
 
 
-def accumulated(momentum: float, steps: int) -> float:
+def gradient_weight(momentum: float, steps: int) -> float:
     """Total weight of the gradients of ``steps`` SGD steps in the model, ``sum_j a_j`` in units of the learning rate.
 
-    Without momentum each counts once; with momentum rho the gradient of step j goes on for the rest of the steps:
+    Without momentum each gradient counts once. With momentum rho, a gradient also acts in all later steps:
     ``(steps - rho (1 - rho^steps) / (1 - rho)) / (1 - rho)`` (Wang et al. 2020, arXiv:2007.07481, section 4).
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

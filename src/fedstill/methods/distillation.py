@@ -21,35 +21,35 @@ from fedstill.records import Examples
 from fedstill.settings import Settings, Share
 
 FLOOR = 1e-8
-"""Added to every certainty, so that no image is without a teacher."""
+"""Added to every certainty score, so that every image has a teacher of positive weight."""
 
 
 class ScoreTraining(Settings):
-    """A client's score head, whose certainty weighs the client: its records against public negatives."""
+    """Training of a score head, which separates a client's records from public negatives; its certainty is a weight."""
 
     share: Share = 1 / 6
-    """Of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published (0.1 of 0.6 in the paper)."""
+    """Share of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published noise (0.1 of 0.6)."""
     penalty: PositiveFloat = 25.0
-    """Lambda beside the sum of losses: the sensitivity is 1 / Lambda."""
+    """Lambda, the weight of the penalty when losses are summed; the sensitivity is 1 / Lambda."""
 
 
 class HeadDistillation(Settings):
-    """The distillation of heads into a student."""
+    """Settings of the distillation of heads into a student."""
 
     distillation: Distillation = Distillation()
     """The student's training."""
     student: Literal["mean", "fresh"] = "mean"
-    """The student's head at the start: the mean of the clients' heads, or fresh (zeros), as in the paper."""
+    """The student's first head: the mean of the clients' heads, or zeros ("fresh"), as in the paper."""
     negatives: Share = 0.2
-    """Share of the public images that stand against a client's records; the student learns on the rest."""
+    """Share of the public images that score heads use as negatives; the student learns on the rest."""
 
 
 def negative_rows(
     client: Client, features: PublicFeatures, model: nn.Module, share: float, method: str
 ) -> Float[Tensor, "m d"]:
-    """The features of the public negatives D^-, a ``share`` of the public images; once for all clients of a request.
+    """Features of the public negatives D^-, a ``share`` of the public images; computed once for a request's clients.
 
-    ``model`` must have the weights of ``features``; ``method`` is the method's name, for errors.
+    ``model`` must have the weights of ``features``. ``method`` is the method's name, for errors.
     """
     public = public_images(client.public, method)
     return client.once("negatives", lambda: features.rows(model, public[split_public(public, share)[1]]))
@@ -58,7 +58,7 @@ def negative_rows(
 def initial_student(
     fed: Federation, features: PublicFeatures, heads: Iterable[Tensor], settings: PrivateHeads, start: str
 ) -> HeadModel:
-    """The student before its training: the public extractor with the mean of ``heads``, or with zeros."""
+    """The student before training: the public extractor with the mean of ``heads``, or zeros, as its head."""
     head = mean_head(heads)
     return head_model(fed, features, head if start == "mean" else torch.zeros_like(head), settings)
 
@@ -71,9 +71,9 @@ def distil_student(
     targets: Float[Tensor, "n classes"],
     distillation: Distillation,
 ) -> HeadModel:
-    """Train the student in place to predict the ensemble's ``targets`` on ``images``; returns it.
+    """Train the student in place to predict the ensemble's ``targets`` on ``images``, and return it.
 
-    Where the extractor has nothing to train, the head alone is trained on ``x``, the images' rows as heads take them.
+    If the extractor has no trainable parameters, train the head alone, on ``x``, its inputs for these images.
     """
     rng, progress = fed.rng("distillation"), fed.progress("distilling at the server")
     if models.features(student.trunk, images.inputs(slice(0, 1))).requires_grad:

@@ -1,10 +1,10 @@
-"""DP-FL: FedAvg by DP-SGD at every client, with constant noise; FedKADP's plainest baseline.
+"""DP-FL: FedAvg with DP-SGD at every client and constant noise; FedKADP's simplest baseline.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with differential privacy", CCS 2016
 (arXiv:1607.00133), Algorithm 1, as the local training of McMahan et al. 2017.
 
-Differs from the papers: gradients of single records are clipped, batches are Poisson samples at a public rate, the
-divisor is the expected batch size, and all clients weigh the same, since their numbers of records are private.
+Differs from the papers: each record's gradient is clipped, batches are Poisson samples at a public rate, the divisor is
+the expected batch size, and clients have equal weights, since their numbers of records are private.
 """
 
 from torch import nn
@@ -16,7 +16,7 @@ from fedstill.protocol import Client, Federation, Method, Parameters, load, para
 
 
 class DPFL(PrivateRounds, Method):
-    """DP-SGD at the clients, averaged."""
+    """The mean of models that clients train by DP-SGD, round after round."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -40,6 +40,6 @@ class DPFL(PrivateRounds, Method):
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
-        """E steps of DP-SGD from the server's model."""
+        """Take E steps of DP-SGD from the server's model."""
         mechanism = self.local.mechanism(client.new_model(weights), noise)
         return Trained(weights=client.release(mechanism, client.train))

@@ -1,7 +1,7 @@
 """Noisy class sums of features, to which a server fits images or representations (FedGM-records, FedRD-records).
 
-A client sums its rows, measured from a public centre, by class, with a constant that counts them; `ClassSums` adds the
-noise.
+A client subtracts a public centre from its rows of features, appends a constant that counts them, and sums them by
+class; `ClassSums` adds the noise.
 """
 
 import math
@@ -24,24 +24,24 @@ Centre = Annotated[Float32[Tensor, " dims"], Public()]
 
 
 class Embedding(Reply):
-    """Noisy sums of unit features and of a constant, by class."""
+    """Noisy sums, by class, of unit features and of a constant."""
 
     sums: Released[Float32[Tensor, "classes dims"]]
 
 
 class Summing(Settings):
-    """The sums of features and their release."""
+    """Settings of the sums of features and their release."""
 
     epsilon: Epsilon = 1.0
     """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
     nets: PositiveInt = 16
     """Random networks whose features are summed."""
     count_share: Share = 0.01
-    """Share of a row's squared length that is the constant by which records are counted."""
+    """Share of a row's squared length for the constant that counts records."""
 
 
-def ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, float]:
-    """Centre and radius of the rows: the public images' mean and 90 % quantile of distances; without any, 0 and 1."""
+def public_ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, float]:
+    """Centre and radius to clip rows: the public rows' mean and 90 % quantile of distances; 0 and 1 without any."""
     if public is None:
         return torch.zeros(1), 1.0
     rows = embed(nets, public[:5000])
@@ -50,24 +50,24 @@ def ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, flo
 
 
 def row_size(fed: Federation, nets: Sequence[nn.Module]) -> dict[str, int]:
-    """The size of a client's sums, for `Federation.ask`: the features of all networks, and the constant."""
+    """Length of a row for `Federation.ask`: the features of all networks, and the constant."""
     return {"dims": sum(models.feature_width(net, fed.like.shape) for net in nets) + 1}
 
 
-def summed(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> Embedding:
-    """The release A_k of a client's rows ``(n, d)``, measured from ``centre``, with a constant to count them by."""
-    near = rows - centre.to(client.device)
-    constant = near.new_full((len(near), 1), radius * math.sqrt(settings.count_share))
-    near = torch.cat([near * math.sqrt(1 - settings.count_share), constant], 1)
+def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> Embedding:
+    """Release A_k, the class sums of a client's rows ``(n, d)`` relative to ``centre`` and of a constant."""
+    relative = rows - centre.to(client.device)
+    constant = relative.new_full((len(relative), 1), radius * math.sqrt(settings.count_share))
+    relative = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1)
     mechanism = ClassSums(client.train.num_classes, radius, release_noise(settings.epsilon, client.delta))
-    sums = client.release(mechanism, (near, client.train.labels))
+    sums = client.release(mechanism, (relative, client.train.labels))
     return Embedding(sums=sums.map(Tensor.float))
 
 
-def means_of(
+def class_means(
     fed: Federation, replies: Sequence[Embedding], centre: Tensor, radius: float, settings: Summing
 ) -> Float[Tensor, "classes d"]:
-    """Each class's mean row over all clients, by their releases."""
+    """Each class's mean row over all clients, from their releases."""
     total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
     sums = torch.as_tensor(total, device=fed.device)
     counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)

@@ -6,8 +6,8 @@ Sattler, Korjakow, Rischke, Samek, "FedAUX: Leveraging Unlabeled Auxiliary Data 
 Differs from the paper (docs/methods/fedaux.md has the whole list):
 
 * the scores are sound by default (as in `fedstill.methods.fedauxfdp`) and released once, before the rounds; the models
-  leave without protection, so the guarantee is "none" whatever the scores cost;
-* negatives and distillation images are disjoint; everything predicts in eval mode; buffers are averaged like weights.
+  are sent without protection, so the guarantee is "none" whatever the scores cost;
+* negatives and distillation images are disjoint; all predictions are in eval mode; buffers are averaged like weights.
 """
 
 from typing import Annotated
@@ -32,7 +32,7 @@ Number = Annotated[NonNegativeInt, Public()]
 
 
 class Score(Reply):
-    """A private score head, and its client's number."""
+    """A private score head and its client's number."""
 
     client: Number
     score: Released[Float32[Tensor, " coefficients"]]
@@ -46,7 +46,7 @@ class Update(Reply):
 
 
 class FedAUX(HeadDistillation, PrivateHeads, Method):
-    """Averaging and weighted distillation, round after round, from a pretrained network."""
+    """Rounds of averaging and weighted distillation, from a pretrained network."""
 
     rounds: PositiveInt = 20
     """Communication rounds after the scores."""
@@ -82,7 +82,7 @@ class FedAUX(HeadDistillation, PrivateHeads, Method):
 
     @step
     def train_score(self, client: Client, features: PublicFeatures) -> Score:
-        """alpha_k: the client's records against the negatives, and noise."""
+        """Train alpha_k with noise, the score head: the client's records against the negatives."""
         model = client.new_model(features.weights)
         rows = features.rows(model, client.train)  # h_0(x), x in D_k
         negatives = negative_rows(client, features, model, self.negatives, "fedaux")  # h_0(x), x in D^-
@@ -91,7 +91,7 @@ class FedAUX(HeadDistillation, PrivateHeads, Method):
 
     @step
     def update(self, client: Client, weights: State) -> Update:
-        """Local training from the server's model."""
+        """Train from the server's model."""
         model = client.new_model(weights)
         self.local.fit(model, client.train, client.rng("batches"))
         return Update(client=client.id, weights=state(model))

@@ -1,13 +1,11 @@
-"""FedAUX+F: FedAUX with a frozen extractor: class heads without noise, certainty scores with it.
+"""FedAUX+F: FedAUX with a frozen extractor, class heads without noise and certainty scores with noise.
 
 Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Federated Distillation", 2022
 (arXiv:2205.14960), section 4.
 
 Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedstill.methods.fedauxfdp`; the class heads
-leave without protection, so the guarantee is "none" whatever the scores cost.
+are sent without protection, so the guarantee is "none" whatever the scores cost.
 """
-
-from collections.abc import Mapping
 
 from jaxtyping import Float32
 from torch import Tensor, nn
@@ -23,7 +21,7 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
+from fedstill.methods.heads import HeadResult, head_inputs, public_features, score_head
 from fedstill.models.head import LinearHead
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 from fedstill.records import Examples
@@ -31,14 +29,14 @@ from fedstill.train.adam import Adam
 
 
 class OpenHead(Reply):
-    """An unprotected class head, which may tell anything about the records, and a private score head."""
+    """An unprotected class head, which may reveal anything about the records, and a private score head."""
 
     head: Float32[Tensor, "classes coefficients"]
     score: Released[Float32[Tensor, " coefficients"]]
 
 
-class FedAUXF(HeadDistillation, PrivateHeads, Method):
-    """FedAUXfdp without its protection of the class heads, which Adam trains."""
+class FedAUXF(HeadDistillation, HeadResult, Method):
+    """FedAUXfdp with unprotected class heads, trained by Adam."""
 
     local: Adam = Adam(epochs=40)
     """A client's training of its class head."""
@@ -61,7 +59,7 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
 
     @step
     def train_open(self, client: Client, features: PublicFeatures) -> OpenHead:
-        """beta_k by Adam on the frozen extractor, without protection; alpha_k with noise."""
+        """Train beta_k by Adam on the frozen extractor, without protection, and alpha_k with noise."""
         model = client.new_model(features.weights)
         rows = features.rows(model, client.train)  # h_0(x), x in D_k
         x = head_inputs(rows, features, self).float()
@@ -70,7 +68,3 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
         negatives = negative_rows(client, features, model, self.negatives, "fedaux-f")  # h_0(x), x in D^-
         alpha = client.release(score_head(client, features, self, negatives, self.scores.penalty), rows)
         return OpenHead(head=beta.weight.detach(), score=alpha.map(Tensor.float))
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

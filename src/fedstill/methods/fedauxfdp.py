@@ -5,15 +5,13 @@ Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Fede
 
 Differs from the paper (docs/methods/fedauxfdp.md has the whole list):
 
-* ``privacy="sound"`` (the default): a fixed public penalty beside the sum of losses, rows clipped to a public radius, a
+* ``privacy="sound"`` (the default): the sum of losses with a fixed public penalty, rows clipped to a public radius, a
   penalised bias, a public class list, the analytic Gaussian, and one budget for both heads. "published" takes the
-  paper's heads, whose printed guarantee says why they don't hold;
-* negatives and distillation images are disjoint (in FedAUX's code 80 % of the negatives are distilled on too);
-* heads see public features after a public whitening; the student starts from the mean head unless ``student="fresh"``;
-* everything predicts in eval mode, so that no prediction depends on its batch.
+  paper's heads; the guarantee then says why their claim does not hold;
+* negatives and distillation images are disjoint (FedAUX's code also distils on 80 % of the negatives);
+* heads see whitened public features; the student starts from the mean head unless ``student="fresh"``;
+* all predictions are in eval mode, so that none depends on its batch.
 """
-
-from collections.abc import Mapping
 
 from jaxtyping import Float32
 from torch import Tensor, nn
@@ -29,7 +27,7 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import PrivateHeads, class_head, head_inputs, public_features, rebuild_model, score_head
+from fedstill.methods.heads import HeadResult, class_head, head_inputs, public_features, score_head
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 
 
@@ -40,8 +38,8 @@ class TwoHeads(Reply):
     score: Released[Float32[Tensor, " coefficients"]]
 
 
-class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
-    """A student of the private heads, each weighted by how sure it is that an image is like its client's records."""
+class FedAUXfdp(HeadDistillation, HeadResult, Method):
+    """A student of the private heads; on each image, a head's weight is its client's certainty score."""
 
     scores: ScoreTraining = ScoreTraining()
     """Training of the certainty-score heads."""
@@ -63,7 +61,7 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
 
     @step
     def train_heads(self, client: Client, features: PublicFeatures) -> TwoHeads:
-        """beta_k on the client's classes, alpha_k against the negatives; both with noise, within one budget."""
+        """Train beta_k on the client's classes and alpha_k against the negatives, with noise, within one budget."""
         model, share = client.new_model(features.weights), self.scores.share
         rows = features.rows(model, client.train)  # h_0(x), x in D_k
         negatives = negative_rows(client, features, model, self.negatives, "fedauxfdp")  # h_0(x), x in D^-
@@ -72,7 +70,3 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
         beta = client.release(classes, (rows, client.train.labels))
         alpha = client.release(scores, rows)
         return TwoHeads(head=beta.map(Tensor.float), score=alpha.map(Tensor.float))
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

@@ -30,7 +30,7 @@ class FedAvg(Method):
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     weighting: Weighting = "records"
-    """Weigh a client by its number of records, or all clients alike."""
+    """Weights of the clients in the mean: their numbers of records, or equal weights."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -44,7 +44,7 @@ class FedAvg(Method):
 
     @step
     def update(self, client: Client, weights: State) -> Update:
-        """ClientUpdate(k, w): E epochs of SGD from the server's model."""
+        """Take E epochs of SGD from the server's model: ClientUpdate(k, w)."""
         model = client.new_model(weights)
         self.local.fit(model, client.train, client.rng("batches"))
         return Update(weights=state(model), num_records=len(client.train))

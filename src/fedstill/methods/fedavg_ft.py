@@ -1,10 +1,10 @@
-"""FedAvg with fine-tuning: each client tunes the result on its own records; the plainest personalised baseline.
+"""FedAvg with fine-tuning: each client tunes the result on its own records; the simplest personalised baseline.
 
 McMahan et al., AISTATS 2017 (arXiv:1602.05629), with local fine-tuning as Yu, Bagdasaryan, Shmatikov 2020
 (arXiv:2002.04758) and many others do it.
 
-Differs from the paper: nothing in FedAvg; every client tunes all weights before its model is evaluated, and sends none
-of the tuned weights.
+Differs from the paper: nothing in FedAvg. Before its model is evaluated, every client tunes all weights; the tuned
+weights stay at the client.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ class FedAvgFT(Method):
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     weighting: Weighting = "records"
-    """Weigh a client by its number of records, or all clients alike."""
+    """Weights of the clients in the mean: their numbers of records, or equal weights."""
     tuning: SGD = SGD()
-    """A client's fine-tuning of the server's model before using it."""
+    """A client's fine-tuning of the server's model, before evaluation."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -47,7 +47,7 @@ class FedAvgFT(Method):
 
     @step
     def update(self, client: Client, weights: State) -> Update:
-        """ClientUpdate(k, w): E epochs of SGD from the server's model."""
+        """Take E epochs of SGD from the server's model: ClientUpdate(k, w)."""
         model = client.new_model(weights)
         self.local.fit(model, client.train, client.rng("batches"))
         return Update(weights=state(model), num_records=len(client.train))

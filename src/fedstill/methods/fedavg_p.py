@@ -6,20 +6,18 @@ Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Fede
 Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 
 * ``privacy="sound"`` (the default) takes heads whose noise a theorem covers; "published" takes the paper's;
-* heads see public features after a public whitening, so that clipping and penalty act on what tells classes apart.
+* heads see whitened public features, so that clipping and penalty act on the directions that separate classes.
 """
-
-from collections.abc import Mapping
 
 from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.heads import Head, PrivateHeads, class_head, head_model, mean_head, public_features, rebuild_model
+from fedstill.methods.heads import Head, HeadResult, class_head, head_model, mean_head, public_features
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
-class FedAvgP(PrivateHeads, Method):
+class FedAvgP(HeadResult, Method):
     """The plain mean of private heads on public features; no training at the server."""
 
     @override
@@ -30,11 +28,7 @@ class FedAvgP(PrivateHeads, Method):
 
     @step
     def train_head(self, client: Client, features: PublicFeatures) -> Head:
-        """beta_k = argmin sum CE + Lambda/2 |beta|^2, and noise."""
+        """Train beta_k = argmin sum CE + Lambda/2 |beta|^2, and add noise."""
         rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
         beta = client.release(class_head(client, features, self), (rows, client.train.labels))
         return Head(head=beta.map(Tensor.float))
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

@@ -1,14 +1,14 @@
-"""FedGM with record-level differential privacy: one noisy release from each client, images fitted to it afterwards.
+"""FedGM with record-level differential privacy: each client sends one noisy release, and the server fits images to it.
 
 Chen, Zhou, Jiang, "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815, sends
-images that are functions of the records and so can't protect them. This method protects them.
+images that are functions of the records and so can't protect them. This method protects the records.
 
 Differs from the paper (docs/methods/fedgm-records.md has the whole list):
 
-* clients release the sums of their records' features by class, with noise, over random networks from the run's seed;
-  that is the gradient of the last layer at uniform predictions, released once;
-* the server fits the images, to the sum over clients; that is post-processing and costs nothing;
-* all classes have their row and ``ipc`` images, whatever classes a client has; nothing starts from a real image.
+* clients release noisy class sums of their records' features in random networks drawn from the run's seed: the gradient
+  of the last layer at uniform predictions;
+* the server fits the images, to the sum over clients, which is post-processing and costs nothing;
+* every class has a row and ``ipc`` images, whatever classes a client has; no image starts from a real one.
 """
 
 from pydantic import PositiveInt
@@ -16,7 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.embedding import ImageFitting, embed
-from fedstill.methods.feature_sums import Centre, Embedding, Summing, ball, means_of, row_size, summed
+from fedstill.methods.feature_sums import Centre, Embedding, Summing, class_means, public_ball, release_sums, row_size
 from fedstill.methods.surrogate import train_on
 from fedstill.protocol import Client, Federation, Method, step
 from fedstill.train.condensation import CondensedTraining
@@ -30,20 +30,20 @@ class FedGMRecords(Summing, Method):
     fitting: ImageFitting = ImageFitting()
     """The server's fit of the images."""
     training: CondensedTraining = CondensedTraining()
-    """The server's training on them."""
+    """The server's training on the images."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
         nets = [fed.new_model(draw=1 + i) for i in range(self.nets)]
-        centre, radius = ball(nets, fed.public)
+        centre, radius = public_ball(nets, fed.public)
         replies = fed.ask(self.sum_up, exactly=row_size(fed, nets), centre=centre, radius=radius)
-        means = means_of(fed, replies, centre, radius, self)
-        fitted = self.fitting.fit(nets, means, self.ipc, fed.like, fed.rng("images"), fed.progress("fitting images"))
-        fed.show("synthetic", fitted)
-        return train_on(fed, fitted, self.training)
+        means = class_means(fed, replies, centre, radius, self)
+        images = self.fitting.fit(nets, means, self.ipc, fed.like, fed.rng("images"), fed.progress("fitting images"))
+        fed.show("synthetic", images)
+        return train_on(fed, images, self.training)
 
     @step
     def sum_up(self, client: Client, centre: Centre, radius: float) -> Embedding:
-        """A_k: clipped rows summed by class, and noise."""
+        """Release A_k: clipped rows summed by class, with noise."""
         nets = [client.new_model(draw=1 + i) for i in range(self.nets)]
-        return summed(client, embed(nets, client.train), centre, radius, self)
+        return release_sums(client, embed(nets, client.train), centre, radius, self)

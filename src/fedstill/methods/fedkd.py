@@ -1,13 +1,13 @@
-"""FedKD with DP: every client keeps a mentor; only the mentee's update travels, as thin matrices.
+"""FedKD with DP: every client keeps a mentor network and sends only the mentee's update, as low-rank factors.
 
 Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation", Nature Communications
 13, 2032 (2022); with DP-SGD it is a baseline of FedKADP.
 
 Differs from the paper (docs/methods/fedkd.md has the whole list):
 
-* mentor and mentee are trained by one DP-SGD whose clipping spans both: each enters the other's loss;
-* no term for hidden states and attention, which are a transformer's; networks for images have the run's architecture;
-* the server sends the whole mentee, since a client that is asked in some rounds only has not seen the updates between.
+* one DP-SGD trains mentor and mentee and clips their joint gradient, since each enters the other's loss;
+* there is no loss on hidden states and attention, which only transformers have; networks have the run's architecture;
+* the server sends the whole mentee, since a client that is not asked in every round lacks the updates in between.
 """
 
 from collections.abc import Iterable
@@ -28,23 +28,23 @@ from fedstill.protocol import Client, Federation, Method, Parameters, Released, 
 Energy = Annotated[float, Gt(0), Lt(1)]
 
 _LEAST_LOSS = 1e-3
-"""Smallest divisor of the divergences in place of the sum of both cross-entropies."""
+"""Lower limit of the divergences' divisor, the sum of both cross-entropies."""
 
 
 class Factors(Reply):
-    """A client's update of the mentee as thin matrices (see `fedstill.distill.low_rank`)."""
+    """A client's update of the mentee as low-rank factors (see `fedstill.distill.low_rank`)."""
 
     ranks: Released[Int32[Tensor, " matrices"]]
     values: Released[Float32[Tensor, " n"]]
 
 
 class FedKD(PrivateRounds, Method):
-    """Mutual distillation under DP, and compressed updates."""
+    """Mutual distillation under DP with compressed updates."""
 
     energy_first: Energy = 0.95
     """Share of a matrix's squared singular values that is sent in the first round (T_min)."""
     energy_last: Energy = 0.98
-    """Share that is sent in the last round (T_max); it grows evenly between."""
+    """Share that is sent in the last round (T_max); it grows linearly."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -76,32 +76,32 @@ class FedKD(PrivateRounds, Method):
 
     @step
     def update(self, client: Client, weights: Parameters, noise: float, energy: float) -> Factors:
-        """E noisy steps for mentee and mentor together; the mentor stays at the client."""
+        """Take E noisy steps for mentee and mentor together; the mentor stays at the client."""
         mentor = client.new_model(client.state or None, draw=1)
         mechanism = self.local.mechanism(_Pair(client.new_model(weights), mentor), noise, loss=mutual_loss)
         released = client.release(mechanism, client.train)
-        client.state |= _named(released.value, "mentor.")
+        client.state |= _part(released.value, "mentor.")
         factors = released.map(
-            lambda both: compress({n: w - weights[n].to(w.device) for n, w in _named(both, "mentee.").items()}, energy)
+            lambda both: compress({n: w - weights[n].to(w.device) for n, w in _part(both, "mentee.").items()}, energy)
         )
         return Factors(ranks=factors.map(lambda f: f.ranks), values=factors.map(lambda f: f.values))
 
 
 def mean_update(replies: Iterable[Factors], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``weights`` plus the plain mean of the updates, expanded; updates that don't fit the model are left out.
+    """``weights`` plus the plain mean of the updates; updates that don't fit the model are left out.
 
     Raises:
-        ValueError: none fits.
+        ValueError: no update fits.
     """
     expanded = (expand(LowRank(r.ranks.value, r.values.value), weights) for r in replies)
     total, sums = weighted_sum((1.0, update) for update in expanded if update is not None)
     if not total:
-        raise ValueError("no client's update has the form of the model; nothing can be averaged")
+        raise ValueError("no client's update has the model's shapes, so none can be averaged; check the clients")
     return {name: w + (sums[name] / total).to(w.device) for name, w in weights.items()}
 
 
 class _Pair(nn.Module):
-    """Both networks on the same images."""
+    """Mentee and mentor as one module, on the same images."""
 
     def __init__(self, mentee: nn.Module, mentor: nn.Module) -> None:
         super().__init__()
@@ -124,5 +124,5 @@ def mutual_loss(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

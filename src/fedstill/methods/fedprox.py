@@ -1,11 +1,12 @@
 """FedProx (Li et al., MLSys 2020, arXiv:1812.06127, Algorithm 2).
 
-Differs from the paper: the local problem is solved by a fixed number of SGD epochs rather than to a given inexactness,
-and clients are weighted by their number of records, as everybody does.
+Differs from the paper: SGD solves the local problem for a fixed number of epochs, not to a given inexactness, and
+clients are weighted by their numbers of records, as is usual.
 """
 
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
+from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, mean_weights, sample
 from fedstill.methods.fedavg import Update
@@ -14,7 +15,7 @@ from fedstill.train.sgd import SGD, proximal
 
 
 class FedProx(Method):
-    """FedAvg whose clients are held near the server's model by a quadratic term."""
+    """FedAvg with a quadratic penalty for local models far from the server's."""
 
     rounds: PositiveInt = 20
     """Communication rounds."""
@@ -25,8 +26,8 @@ class FedProx(Method):
     mu: NonNegativeFloat = 0.01
     """Weight of mu/2 |w - w_t|^2 in the local loss; 0 is FedAvg."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """The server's loop."""
         model = fed.new_model()  # w_0
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)  # S_t

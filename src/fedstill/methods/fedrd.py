@@ -1,12 +1,12 @@
-"""FedRD: personal projections that stay at the clients, synthetic representations, one task network for all.
+"""FedRD: personal projections that stay at the clients, synthetic representations, one shared task network.
 
 Chen, "Personalized federated learning method based on dataset distillation" (in Chinese), section III, Algorithm 1.
 
 Differs from the paper (docs/methods/fedrd.md has the whole list):
 
-* squared distances between means, as in distribution matching, and representations that start as real ones;
-* both trainings are by Adam, which its text says; its algorithm says SGD;
-* ten representations a class is the paper's number for Fashion-MNIST alone; it has 30 elsewhere.
+* distances between means are squared, as in distribution matching, and representations start as real ones;
+* clients and server train by Adam, as in the paper's text; its algorithm says SGD;
+* there are ten representations of a class, the paper's number for Fashion-MNIST; it has 30 for other data.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from fedstill.train.augment import FULL_STRATEGY
 
 
 class Representations(Reply):
-    """Labelled synthetic representations, four bytes a value."""
+    """Labelled synthetic representations of four bytes a value."""
 
     values: Float32[Tensor, "n 1 height width"]
     labels: Labels
@@ -65,36 +65,27 @@ class FedRD(Method):
             replies = fed.ask(
                 self.represent, at_most={"n": self.dpc * fed.num_classes}, shared=shared_part(self, model)
             )
-            received = Examples(*concatenate(fed, ((r.values, r.labels) for r in replies)))  # S = S_1 u ... u S_K
+            examples = Examples(*concatenate(fed, ((r.values, r.labels) for r in replies)))  # S = S_1 u ... u S_K
             rng, progress = fed.rng("training", round.number), fed.progress("training at the server")
-            self.training.fit(model.task, received, rng, on_epoch=progress, checkpoint=fed.epochs)  # theta_{r+1}
+            self.training.fit(model.task, examples, rng, on_epoch=progress, checkpoint=fed.epochs)  # theta_{r+1}
             round.log(accuracy=fed.evaluate(model))
-        fed.show("representations", pictures(received, fed))
+        fed.show("representations", pictures(examples, fed))
         return model
 
     @step
     def represent(self, client: Client, shared: Shared) -> Representations:
-        """w_k by CE(phi(varphi(x)), y), then S_k by distribution matching."""
+        """Train w_k by CE(phi(varphi(x)), y), then fit S_k by distribution matching."""
         model = projected(self.personal_model(client, shared), "fedrd")
         train_projection(model, self.projection, client)
         client.state |= own_part(self, model)
-        made = fit_representations(
-            client.train,
-            model.projection,
-            _tasks(client),
-            self.dpc,
-            self.matching.for_records(client.train),
-            client.rng("representations"),
-        )
-        return Representations(values=made.inputs(), labels=schema.compact(made.labels, client.train.num_classes))
+        records, rng = client.train, client.rng("representations")
+        matching = self.matching.for_records(records)
+        examples = fit_representations(records, model.projection, _tasks(client), self.dpc, matching, rng)
+        return Representations(values=examples.inputs(), labels=schema.compact(examples.labels, records.num_classes))
 
 
 def projected(model: nn.Module, method: str) -> Projected:
-    """``model``, for a method that needs a projection and a task network.
-
-    Raises:
-        ValueError: ``model`` is another network.
-    """
+    """``model`` as a `Projected`; a ValueError if it is another network."""
     if not isinstance(model, Projected):
         raise ValueError(
             f"{method} needs a network in two parts, not a {type(model).__name__}; take --model projected, or "
@@ -104,7 +95,7 @@ def projected(model: nn.Module, method: str) -> Projected:
 
 
 def train_projection(model: Projected, training: Adam, client: Client) -> None:
-    """Train the projection on the client's records, under the task network as it is, batch statistics included."""
+    """Train the projection on the client's records; the task network and its batch statistics stay fixed."""
 
     def loss(representations: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(model.task(representations), labels)  # CE(phi(varphi(x)), y)
@@ -124,9 +115,9 @@ def _tasks(client: Client) -> Callable[[int], nn.Module]:
     return draw
 
 
-def pictures(made: Examples, fed: Federation) -> Records:
+def pictures(examples: Examples, fed: Federation) -> Records:
     """Grey pictures of ten representations a class, from the smallest value (black) to the largest (white)."""
-    low, high = made.inputs().aminmax()
-    grey = ((made.inputs() - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
-    first = [torch.nonzero(made.labels == c).flatten()[:10] for c in range(fed.num_classes)]
-    return Records(grey, made.labels, fed.num_classes, fed.like.normalisation)[torch.cat(first)]
+    low, high = examples.inputs().aminmax()
+    grey = ((examples.inputs() - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
+    first = [torch.nonzero(examples.labels == c).flatten()[:10] for c in range(fed.num_classes)]
+    return Records(grey, examples.labels, fed.num_classes, fed.like.normalisation)[torch.cat(first)]

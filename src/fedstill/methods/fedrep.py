@@ -1,4 +1,4 @@
-"""FedRep: a body that all clients share, and a personal head at each client.
+"""FedRep: a body shared by all clients, and a personal head at each client.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning", ICML
 2021 (arXiv:2102.07078), Algorithm 1.
@@ -6,7 +6,7 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
 Differs from the paper (docs/methods/fedrep.md has the whole list):
 
 * the head is the model's last linear layer, weights and bias;
-* for evaluation, a client uses its own last head, which it fitted to an earlier body.
+* for evaluation, a client uses the head it trained last, with an earlier body.
 """
 
 from collections.abc import Iterator
@@ -30,19 +30,19 @@ class Body(Reply):
 
 
 class FedRep(Method):
-    """Averaged bodies under personal heads."""
+    """The mean of the clients' bodies, with personal heads."""
 
     personal: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
     head: SGD = SGD(epochs=10)
-    """A client's training of its head in one round, under the server's body."""
+    """A client's training of its head in one round, on the server's body."""
     body: SGD = SGD(epochs=1)
-    """Its training of the body after that, under its head."""
+    """A client's training of the body afterwards, with its head fixed."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     weighting: Weighting = "uniform"
-    """Weigh clients alike, as the paper does, or by their number of records."""
+    """Weights of the clients: equal, as in the paper, or their numbers of records."""
 
     @override
     def own(self, model: nn.Module) -> frozenset[str]:
@@ -62,7 +62,7 @@ class FedRep(Method):
 
     @step
     def update(self, client: Client, shared: Shared) -> Body:
-        """h_i from phi_t, then phi_i from h_i."""
+        """Train the head h_i on phi_t, then the body phi_i with h_i."""
         model = self.personal_model(client, shared)
         own = self.own(model)
         with _only(model, own):

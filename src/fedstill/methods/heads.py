@@ -1,6 +1,6 @@
-"""Shared parts of the methods with private linear heads on public features (FedAVG+P, FedD+P, FedAUX and its kin).
+"""Shared parts of the methods with private linear heads on public features: FedAVG+P, FedD+P and the FedAUX methods.
 
-The settings of a head's training and the mechanisms that follow from them; the public features; the model that results.
+Settings of a head's training and the mechanisms that they define; public features; the resulting model.
 """
 
 import math
@@ -30,27 +30,28 @@ class Head(Reply):
 
 
 class HeadTraining(Settings):
-    """A client's class head."""
+    """Training of a client's class head."""
 
     penalty: PositiveFloat | None = None
-    """Lambda beside the sum of losses; the sensitivity is sqrt(2) / Lambda. By default as ``logit_noise`` says."""
+    """Lambda, the weight of the penalty when losses are summed; the sensitivity is sqrt(2) / Lambda. By default
+    ``logit_noise`` determines it."""
     logit_noise: PositiveFloat = 1.0
-    """Standard deviation of the noise in a logit: Lambda is sqrt(2) noise multipliers by this, 0.3 at least."""
+    """Standard deviation of a logit's noise. The default Lambda is sqrt(2) noise multipliers over it, at least 0.3."""
     bias: Annotated[float, Ge(0), Lt(1)] = 0.1
-    """The constant feature, which makes the penalised bias."""
+    """Value of the constant feature, whose coefficients are the penalised bias."""
     lam: PositiveFloat = 0.01
-    """Of privacy=published: the paper's lambda, beside the mean of losses."""
+    """For privacy=published: the paper's lambda, the weight of the penalty when losses are averaged."""
     scaling: Literal["paper", "repository"] = "paper"
-    """Of privacy=published: lambda times the number of records, as written, or lambda alone, as in FedAUX's code."""
+    """For privacy=published: lambda times the number of records, as in the paper, or lambda alone, as in the code."""
 
 
 class PrivateHeads(Settings):
-    """Public features, and the privacy and training of a client's heads on them."""
+    """Settings of the public features, and of the privacy and training of a client's heads on them."""
 
     epsilon: Epsilon = 1.0
     """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
     privacy: Literal["sound", "published"] = "sound"
-    """Heads whose noise a theorem covers, or the paper's, whose guarantee says why it does not hold."""
+    """Heads whose noise a theorem covers, or the paper's heads, whose claimed guarantee does not hold."""
     extractor: Extractor = Extractor()
     """Source of the features."""
     space: PublicMap = PublicMap()
@@ -60,12 +61,23 @@ class PrivateHeads(Settings):
 
     @property
     def sound(self) -> bool:
-        """Whether heads clip their rows to a public radius and have sound noise, rather than the paper's."""
+        """Whether heads clip rows to a public radius and add sound noise."""
         return self.privacy == "sound"
 
 
+class HeadResult(PrivateHeads):
+    """Settings of a method whose result is a `HeadModel` in place of the run's model."""
+
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The `HeadModel` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
+        trunk = {name.removeprefix("trunk."): value for name, value in weights.items() if name.startswith("trunk.")}
+        load(network, trunk)
+        features = PublicFeatures(trunk, weights["mean"], weights["projection"], float(weights["radius"]))
+        return _on_extractor(network, features, weights["head"], self)
+
+
 def public_features(fed: Federation, public: Records, settings: PrivateHeads) -> PublicFeatures:
-    """The features of this run, made from public images alone."""
+    """The run's feature map, estimated from public images alone."""
     model = fed.new_model()
     progress = fed.progress("pretraining")
     load(model, settings.extractor.obtain(model, public, fed.rng("extractor"), progress=progress))
@@ -75,7 +87,7 @@ def public_features(fed: Federation, public: Records, settings: PrivateHeads) ->
 def head_inputs(
     rows: Float[Tensor, "n d"], features: PublicFeatures, settings: PrivateHeads
 ) -> Float64[Tensor, "n d+1"]:
-    """Rows as heads take them: clipped unless as published, with the constant feature."""
+    """Inputs of the heads: rows with the constant feature, clipped if heads are sound."""
     return extend(rows, features.radius if settings.sound else None, settings.head.bias)
 
 
@@ -84,7 +96,7 @@ def class_head(
 ) -> Mechanism[tuple[Tensor, Tensor], Tensor]:
     """The mechanism that trains and releases a class head on a client's rows and labels.
 
-    ``share`` is a part of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published.
+    ``share`` is a part of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published noise.
     """
     classes, head = client.train.num_classes, settings.head
     if not settings.sound:
@@ -116,7 +128,7 @@ def score_head(
 ) -> Mechanism[Float[Tensor, "n d"], Tensor]:
     """The mechanism that trains and releases a score head: a client's rows against public ``negatives``.
 
-    ``penalty`` is Lambda beside the sum of losses, ``share`` as for `class_head`.
+    ``penalty`` is Lambda, as `ScoreTraining.penalty`; ``share`` is as for `class_head`.
     """
     if not settings.sound:
         return PublishedBinaryHead(
@@ -137,31 +149,23 @@ def score_head(
 
 
 def _published_epsilon(epsilon: Epsilon) -> float:
-    """The epsilon of the classic formula: for no noise one so large that next to none is left."""
+    """The epsilon of the classic formula; in place of None, one so large that hardly any noise remains."""
     return 1e12 if epsilon is None else epsilon
 
 
 def mean_head(heads: Iterable[Tensor]) -> Float32[Tensor, "classes coefficients"]:
     """The plain mean of the clients' heads."""
-    wide = [head.double() for head in heads]
-    return (torch.stack(wide).sum(0) / len(wide)).float()
+    doubles = [head.double() for head in heads]
+    return (torch.stack(doubles).sum(0) / len(doubles)).float()
 
 
 def head_model(fed: Federation, features: PublicFeatures, head: Tensor, settings: PrivateHeads) -> HeadModel:
     """The run's extractor, map and ``head`` as one network."""
     trunk = fed.new_model()
     load(trunk, features.weights)
-    return _assembled(trunk, features, head.to(fed.device), settings).to(fed.device)
+    return _on_extractor(trunk, features, head.to(fed.device), settings).to(fed.device)
 
 
-def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: PrivateHeads) -> HeadModel:
-    """The network of `head_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
-    trunk = {name.removeprefix("trunk."): value for name, value in weights.items() if name.startswith("trunk.")}
-    load(network, trunk)
-    features = PublicFeatures(trunk, weights["mean"], weights["projection"], float(weights["radius"]))
-    return _assembled(network, features, weights["head"], settings)
-
-
-def _assembled(trunk: nn.Module, features: PublicFeatures, head: Tensor, settings: PrivateHeads) -> HeadModel:
+def _on_extractor(trunk: nn.Module, features: PublicFeatures, head: Tensor, settings: PrivateHeads) -> HeadModel:
     mean, projection, radius = features.mean, features.projection, features.radius
     return HeadModel(trunk, mean, projection, radius, head, bias=settings.head.bias, clip=settings.sound)

@@ -1,4 +1,4 @@
-"""Replies of FedGM with label differential privacy, and the image sets that the server makes of them."""
+"""Replies of FedGM with label differential privacy, and the image sets that the server derives from them."""
 
 from typing import Literal
 
@@ -13,11 +13,11 @@ from fedstill.privacy.randomized_response import RRWithPrior
 from fedstill.protocol import Client, Labels, Records, Released, Reply
 
 ClassWeighting = Literal["counts", "equal"]
-"""Weights of a client's classes at the server: their numbers of randomised labels, or all alike."""
+"""Weights of a client's classes at the server: their numbers of randomised labels, or equal weights."""
 
 
 class RandomisedSet(Reply):
-    """Images of all classes made with randomised labels, and how many of these name each class."""
+    """Images of all classes, distilled with randomised labels, and the number of randomised labels of each class."""
 
     images: Released[UInt8[Tensor, "n channels height width"]]
     labels: Released[Labels]
@@ -25,31 +25,31 @@ class RandomisedSet(Reply):
 
 
 class TaggedSet(Reply):
-    """Images made with the true labels, which they reveal whatever their tags say (privacy=published)."""
+    """Images distilled with the true labels, which they reveal, and randomised labels, or tags (privacy=published)."""
 
     images: UInt8[Tensor, "n channels height width"]
     labels: Released[Labels]
 
 
 def randomiser(epsilon: float | None, prior: Tensor) -> RRWithPrior | UnprotectedLabels:
-    """The mechanism for labels with these priors ``(n, classes)``; None leaves labels as they are."""
+    """The mechanism for labels with priors ``(n, classes)``; without an epsilon, labels stay as they are."""
     return UnprotectedLabels("labels are not randomised") if epsilon is None else RRWithPrior(epsilon, prior)
 
 
-def retagged(client: Client, images: Records, prior: Tensor, epsilon: float | None) -> TaggedSet:
-    """The reply with ``images``, whose labels are randomised as if that hid them."""
+def tag(client: Client, images: Records, prior: Tensor, epsilon: float | None) -> TaggedSet:
+    """The reply with ``images`` and their randomised labels."""
     reason = "its images were made with the true labels, so that randomising their tags hides nothing"
     tags = client.release(UnprotectedLabels(reason, randomiser(epsilon, prior)), images.labels)
     return TaggedSet(images=images.images, labels=tags.map(lambda y: schema.compact(y, images.num_classes)))
 
 
-def tagged(reply: TaggedSet) -> ImageSet:
-    """The images with their tags for labels."""
+def image_set(reply: TaggedSet) -> ImageSet:
+    """The images with their tags as labels."""
     return ImageSet(images=reply.images, labels=reply.labels.value)
 
 
-def weighted(weighting: ClassWeighting, reply: RandomisedSet) -> ImageSet:
-    """As many images as came, with a class's share of them that of its randomised labels; or these images."""
+def weigh(weighting: ClassWeighting, reply: RandomisedSet) -> ImageSet:
+    """The reply's images; with "counts", repeated or dropped so that classes are as frequent as randomised labels."""
     images, labels = reply.images.value, reply.labels.value.long()
     if weighting == "counts":
         ends = reply.counts.value[labels].double().cumsum(0)

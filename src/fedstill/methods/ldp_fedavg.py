@@ -1,15 +1,15 @@
 """LDP-FedAvg: FedAvg whose clients clip their model updates and add Gaussian noise; FedGM's baseline.
 
 Chen, Zhou, Jiang, "One-Shot Federated Learning with Label Differential Privacy", Electronics 2024, 13(10), 1815,
-section 4.4, on McMahan et al., AISTATS 2017 (arXiv:1602.05629), Algorithm 1. The paper says "Gaussian differential
-privacy" and no more; clipping the whole update is what its references do.
+section 4.4, on McMahan et al., AISTATS 2017 (arXiv:1602.05629), Algorithm 1. The paper says only "Gaussian differential
+privacy"; its references clip the whole update.
 
 Differs from the paper (docs/methods/ldp-fedavg.md has the whole list):
 
-* ``privacy="sound"`` (the default): noise by the analytic Gaussian mechanism for the sensitivity 2S, shared among the
-  rounds. "published" takes the classic formula with sensitivity S; the guarantee printed is what its noise achieves;
-* every client counts alike: its number of records would leave unprotected;
-* models with BatchNorm are refused: their running statistics would leave unprotected.
+* ``privacy="sound"`` (the default): noise by the analytic Gaussian mechanism for the sensitivity 2S; the rounds share
+  the budget. "published" takes the classic formula with sensitivity S; the printed guarantee is that of its noise;
+* clients have equal weights, since their numbers of records would be unprotected;
+* models with BatchNorm are refused, since their running statistics would be unprotected.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class LDPFedAvg(Method):
     epsilon: PositiveFloat | None = 1.0
     """Budget of all uploads of a client, at the run's delta; None adds no noise and guarantees nothing."""
     privacy: Literal["sound", "published"] = "sound"
-    """Noise for the true sensitivity, or by the classic formula, which gives less than it claims."""
+    """Noise for the true sensitivity, or by the classic formula, which adds less noise than its claim needs."""
     rounds: PositiveInt = 1
     """Communication rounds, which share the budget."""
     local: SGD = SGD()
@@ -50,14 +50,14 @@ class LDPFedAvg(Method):
     clip: PositiveFloat = 1.0
     """S, the largest length of an update, over all parameters."""
     server_lr: PositiveFloat = 1.0
-    """The server adds the mean update times this."""
+    """Factor of the mean update at the server."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
         if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
             raise ValueError(
-                "ldp-fedavg can't protect BatchNorm's running statistics; take a model without, as convnet"
+                "ldp-fedavg can't protect BatchNorm's running statistics; take a model without BatchNorm, as convnet"
             )
         for round in fed.rounds(self.rounds, model):
             replies = fed.ask(self.update, weights=parameters(model))
@@ -69,17 +69,17 @@ class LDPFedAvg(Method):
 
     @step
     def update(self, client: Client, weights: Parameters) -> NoisyUpdate:
-        """ClientUpdate(k, w): E epochs of SGD from the server's model; min(1, S / |d|) d + noise for its change d."""
+        """Take E epochs of SGD from the server's model; release min(1, S / |d|) d + noise for its change d."""
         model = client.new_model(weights)
         before = {name: w.clone() for name, w in parameters(model).items()}
-        with suppress(Diverged):  # counts as no change, so that nobody learns of it
+        with suppress(Diverged):  # counts as no change, so that the server can't tell
             self.local.fit(model, client.train, client.rng("batches"))
         change = torch.cat([(w.double() - before[name].double()).flatten() for name, w in parameters(model).items()])
         released = client.release(ClippedUpdate(self.clip, self.noise_multiplier(client.delta)), change)
         return NoisyUpdate(update=released.map(lambda vector: _named(vector, before)))
 
     def noise_multiplier(self, delta: float) -> float:
-        """Standard deviation of the noise of one round by 2S."""
+        """Standard deviation of one round's noise, in multiples of 2S."""
         if self.epsilon is None or self.privacy == "sound":
             return release_noise(self.epsilon, delta, precision_share=1 / self.rounds)
         return published_noise(self.epsilon / self.rounds, delta) / 2  # takes S for the sensitivity, which is 2S

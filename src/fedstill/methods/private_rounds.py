@@ -1,7 +1,7 @@
 """Shared parts of the methods whose clients train by DP-SGD in rounds (DP-FL, Adap DP-FL, FedKD and FedKADP).
 
-As in Jiang et al. 2024, Algorithm 2, with two changes: a round that no client's budget covers is not begun, and budgets
-are the clients' own, since nothing in what the server sees hides which clients were asked.
+As in Jiang et al. 2024, Algorithm 2, with two changes: a round that no client's budget covers does not start, and each
+client has its own budget, since the server knows which clients it asked.
 """
 
 import math
@@ -23,23 +23,24 @@ class PrivateRounds(Settings):
     """Settings of rounds of DP-SGD at the clients."""
 
     rounds: PositiveInt = 100
-    """Communication rounds at most (T)."""
+    """Maximum number of communication rounds (T)."""
     participation: Participation = 0.1
     """Share of the clients asked in each round, drawn anew each time (s)."""
     local: PrivateSGD = PrivateSGD()
     """A client's training in one round."""
     noise_multiplier: NonNegativeFloat = 5.0
-    """Standard deviation of a step's noise by the clipping length, at first (sigma_0); 0 guarantees nothing."""
+    """Initial standard deviation of a step's noise, in multiples of the clipping length (sigma_0); 0 guarantees
+    nothing."""
 
 
 class Trained(Reply):
-    """A client's model after DP-SGD from the server's."""
+    """A client's model after DP-SGD from the server's model."""
 
     weights: Released[Parameters]
 
 
 def end_early(fed: Federation, round: Round, event: Event, noise: float) -> None:
-    """Accept that no client's budget covers ``event``, the release of this round, unless the round is the first.
+    """Let a run end before this round, whose release ``event`` no client's budget covers.
 
     Raises:
         ValueError: the round is the first, so the run would return its random start.
@@ -53,7 +54,7 @@ def end_early(fed: Federation, round: Round, event: Event, noise: float) -> None
 
 
 def schedule(rounds: int, start: float) -> Tensor:
-    """A quantity that the server adapts, ``(rounds + 1,)``: entry t is its value after round t; all are ``start``."""
+    """A quantity that the server adapts, ``(rounds + 1,)``: entry t is its value after round t, at first ``start``."""
     return torch.full((rounds + 1,), start, dtype=torch.float64)
 
 
@@ -72,8 +73,8 @@ def public_scores(fed: Federation, model: nn.Module, method: Settings) -> dict[s
     """
     if fed.public is None or fed.public.num_classes != fed.num_classes:
         raise ValueError(
-            f"{type(method).__name__} follows the model's loss, which must not come from private records; give the "
-            "server some of the task's own that are public, as --public held=1000"
+            f"{type(method).__name__} adapts to the model's loss, which must not come from private records; give the "
+            "server public records of the task, as --public held=1000"
         )
     logits = torch.cat(outputs(model, fed.public))
     labels = fed.public.labels.to(logits.device)
@@ -84,7 +85,7 @@ def public_scores(fed: Federation, model: nn.Module, method: Settings) -> dict[s
 
 
 def claimed(fed: Federation, settings: PrivateRounds, noises: list[float]) -> float | None:
-    """FedKADP's own epsilon after rounds with these noise multipliers, for comparison; None where one is 0."""
+    """FedKADP's own epsilon after rounds with these noise multipliers, for comparison; None if one is 0."""
     if min(noises) <= 0:
         return None
     clients = max(1, round(settings.participation * len(fed.clients)))
@@ -93,5 +94,5 @@ def claimed(fed: Federation, settings: PrivateRounds, noises: list[float]) -> fl
 
 
 def finite(**numbers: float) -> dict[str, float]:
-    """The numbers that fit a log, without those that overflowed or are NaN."""
+    """The numbers without those that overflowed or are NaN, for the log."""
     return {name: value for name, value in numbers.items() if abs(value) < 1e300}

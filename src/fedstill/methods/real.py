@@ -1,10 +1,9 @@
 """REAL: clients send some of their real images, and the server trains on them.
 
-The baseline of FedGM (Chen, Zhou, Jiang, Electronics 2024, 13(10), 1815, section 4.6): the same bytes as an upload of
-synthetic images, and no privacy at all.
+The baseline of FedGM (Chen, Zhou, Jiang, Electronics 2024, 13(10), 1815, section 4.6): as many bytes as an upload of
+synthetic images, and no privacy.
 
-Differs from the paper, which says nothing of the choice: images are drawn at random, or as DREAM chooses
-representatives.
+Differs from the paper, which does not say how images are chosen: at random, or as DREAM chooses representatives.
 """
 
 from typing import Literal
@@ -12,41 +11,40 @@ from typing import Literal
 import torch
 from pydantic import PositiveInt
 from torch import nn
+from typing_extensions import override
 
 from fedstill.distill.representatives import choose
-from fedstill.methods.surrogate import ImageSet, packed, train_on, union
+from fedstill.methods.surrogate import ImageSet, image_reply, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
 from fedstill.train.condensation import CondensedTraining
 
 
 class Real(Method):
-    """Clients send a few of their real images: what any synthetic set has to beat."""
+    """One upload of a few real images, the baseline for synthetic images."""
 
     ipc: PositiveInt = 10
-    """Images of every class that a client holds; all of a class that has fewer."""
+    """Images of every class that a client has; all images of a class with fewer."""
     choice: Literal["random", "representatives"] = "random"
-    """Any records, or one near the middle of each k-means cluster of a random network's features."""
+    """Random records, or one near the centre of each k-means cluster of a random network's features."""
     training: CondensedTraining = CondensedTraining()
     """The server's training on the images of all clients."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """Train on the union of what the clients sent."""
-        limit = self.ipc * fed.num_classes
-        images = union(fed, fed.ask(self.select, at_most={"n": limit}))
+        images = union(fed, fed.ask(self.select, at_most={"n": self.ipc * fed.num_classes}))
         fed.show("real images sent", images)
         return train_on(fed, images, self.training)
 
     @step
     def select(self, client: Client) -> ImageSet:
-        """``ipc`` records of every class."""
-        rng = client.rng("choice")
-        net = client.new_model()
+        """Choose ``ipc`` records of every class."""
+        rng, net = client.rng("choice"), client.new_model()
         chosen = []
         for label in torch.unique(client.train.labels).tolist():
             index = torch.nonzero(client.train.labels == label).flatten()
             if self.choice == "random":
-                kept = torch.randperm(len(index), generator=rng)[: self.ipc].to(index.device)
+                positions = torch.randperm(len(index), generator=rng)[: self.ipc].to(index.device)
             else:
-                kept = choose(client.train[index], net, self.ipc, rng)
-            chosen.append(index[kept])
-        return packed(client.train[torch.cat(chosen)])
+                positions = choose(client.train[index], net, self.ipc, rng)
+            chosen.append(index[positions])
+        return image_reply(client.train[torch.cat(chosen)])

@@ -1,20 +1,20 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1, option II).
 
-Differs from the paper: with momentum rho the control variate is estimated from the work that momentum really does,
-(x - y) / (eta a) with a = sum of the factors of all local gradients, instead of K steps; for rho = 0 that is the
-paper's (x - y) / (eta K). Dividing by K inflates it by about 1/(1 - rho), the known cause of runs stuck at chance. The
-default has no momentum, like the paper.
+Differs from the paper: with momentum rho, the control variate is (x - y) / (eta a), where a is the sum of the local
+gradients' factors in the model; for rho = 0 that is the paper's (x - y) / (eta K). With momentum, dividing by K
+inflates it by about 1/(1 - rho), the known cause of runs stuck at chance. The default has no momentum, like the paper.
 """
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import nn
+from typing_extensions import override
 
 from fedstill.methods.averaging import (
     ConstantRate,
     Participation,
     Weighting,
-    accumulated,
+    gradient_weight,
     mean_weights,
     sample,
     weighted_sum,
@@ -33,7 +33,7 @@ class Variates(Reply):
 
 
 class Scaffold(Method):
-    """Stochastic controlled averaging: control variates take the clients' drift out of local training."""
+    """Stochastic controlled averaging: control variates correct the clients' drift in local training."""
 
     rounds: PositiveInt = 20
     """Communication rounds."""
@@ -42,21 +42,19 @@ class Scaffold(Method):
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
     server_lr: PositiveFloat = 1.0
-    """eta_g: how far the server goes towards the mean of the clients' models."""
+    """eta_g: step of the server's model towards the mean of the clients' models; 1 takes the mean."""
     weighting: Weighting = "uniform"
-    """Weigh clients alike, as the paper does, or by their number of records, as NIID-Bench does."""
+    """Weights of the clients: equal, as in the paper, or their numbers of records, as in NIID-Bench."""
 
+    @override
     def server(self, fed: Federation) -> nn.Module:
-        """The server's loop."""
         model = fed.new_model()  # x
         control = {name: torch.zeros_like(value) for name, value in parameters(model).items()}  # c
         for round in fed.rounds(self.rounds, model, control):
             asked = sample(fed, self.participation, round)
             replies = fed.ask(self.update, to=asked, weights=state(model), control=control)
-            mean = mean_weights(replies, self.weighting)
+            mean, eta, old = mean_weights(replies, self.weighting), self.server_lr, parameters(model)
             # x <- x + eta_g (mean y_k - x)
-            old = parameters(model)
-            eta = self.server_lr
             new = {name: (1 - eta) * x.double() + eta * mean[name].to(x.device) for name, x in old.items()}
             load(model, mean | new)
             # c <- c + 1/N sum_S (c_k^+ - c_k), N counting all clients
@@ -67,14 +65,14 @@ class Scaffold(Method):
 
     @step
     def update(self, client: Client, weights: State, control: Parameters) -> Variates:
-        """Local SGD along g(y) - c_k + c."""
+        """Train by SGD along g(y) - c_k + c."""
         model = client.new_model(weights)
         start = {name: value.clone() for name, value in parameters(model).items()}
         c = {name: value.to(client.device) for name, value in control.items()}
         own = {name: client.state.get(name, torch.zeros_like(value)) for name, value in c.items()}  # c_k
         correct = control_variates(list(c.values()), list(own.values()))
         steps = self.local.fit(model, client.train, client.rng("batches"), correct=correct)
-        scale = 1 / (self.local.lr * accumulated(self.local.momentum, steps))
+        scale = 1 / (self.local.lr * gradient_weight(self.local.momentum, steps))
         # c_k^+ - c_k = -c + (x - y)/(K eta)
         change = {name: (start[name] - y) * scale - c[name] for name, y in parameters(model).items()}
         client.state |= {name: own[name] + change[name] for name in own}

@@ -27,25 +27,25 @@ class ValueSet(Reply):
     labels: Labels
 
 
-def packed(records: Records) -> ImageSet:
-    """The reply that carries ``records``."""
+def image_reply(records: Records) -> ImageSet:
+    """The reply with ``records``."""
     return ImageSet(images=records.images, labels=schema.compact(records.labels, records.num_classes))
 
 
-def packed_values(made: Examples, num_classes: int) -> ValueSet:
-    """The reply that carries ``made``."""
-    return ValueSet(values=made.inputs(), labels=schema.compact(made.labels, num_classes))
+def value_reply(examples: Examples, num_classes: int) -> ValueSet:
+    """The reply with ``examples``."""
+    return ValueSet(values=examples.inputs(), labels=schema.compact(examples.labels, num_classes))
 
 
-def received(fed: Federation, replies: Sequence[ImageSet | ValueSet]) -> Records | Examples:
+def collect(fed: Federation, replies: Sequence[ImageSet | ValueSet]) -> Records | Examples:
     """All clients' images, 8-bit or real-valued, in the order of the clients; the report shows them in 8 bits."""
     if isinstance(replies[0], ImageSet):
         images = union(fed, cast(Sequence[ImageSet], replies))
         fed.show("synthetic", images)
         return images
-    made = Examples(*concatenate(fed, ((r.values, r.labels) for r in cast(Sequence[ValueSet], replies))))
-    fed.show("synthetic", made.rounded(fed.num_classes, fed.like.normalisation))
-    return made
+    examples = Examples(*concatenate(fed, ((r.values, r.labels) for r in cast(Sequence[ValueSet], replies))))
+    fed.show("synthetic", examples.rounded(fed.num_classes, fed.like.normalisation))
+    return examples
 
 
 def concatenate(fed: Federation, sets: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -76,5 +76,5 @@ def train_on(fed: Federation, images: Records, training: CondensedTraining) -> n
 
 
 def random_net(client: Client, index: int) -> nn.Module:
-    """theta_0 ~ P, the network of that number to match gradients at, the same for every client."""
+    """theta_0 ~ P: random network number ``index``, the same for every client, for gradient matching."""
     return client.new_model(draw=1 + index)  # draw 0 is the server's own start

@@ -1,13 +1,10 @@
-"""Shared parts of the one-shot distillation methods (DENSE, Fed-DAFL, Fed-ADI, FedDF): clients upload trained models.
-
-Each method distils the models into one student on images of its own kind.
-"""
+"""Shared parts of DENSE, Fed-DAFL, Fed-ADI and FedDF: clients upload models, which the server distils into one."""
 
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Len
@@ -37,6 +34,7 @@ class Upload(Reply):
 class UploadSettings(Settings):
     """Settings of the clients' training and of the student's start."""
 
+    mixed: ClassVar[bool] = True
     rounds: PositiveInt = 1
     """Communication rounds; from the second on, clients start from the student, so all need its architecture."""
     local: SGD = SGD(batch_size=128, epochs=200)
@@ -44,24 +42,23 @@ class UploadSettings(Settings):
     local_view: View = "none"
     """Augmentation of a client's records: none, random shifts, random flips, or both."""
     local_loss: Literal["ce", "ldam"] = "ce"
-    """Cross-entropy, or LDAM's loss for unbalanced classes."""
+    """Loss of a client's training: cross-entropy, or LDAM's loss for unbalanced classes."""
     ldam: LDAM = LDAM()
     """Settings of --local-loss ldam."""
     local_norm: Norms = "batch"
-    """Statistics of a client's batch norms: each batch's own, or from the second local epoch on the running ones,
-    which then no longer change, as in the code of DENSE's authors."""
+    """Statistics that a client's batch norms normalise with: each batch's own, or from the second local epoch on the
+    running ones, which then no longer change, as in the code of DENSE's authors."""
     start: Literal["fresh", "mean"] = "fresh"
-    """The student before its training: unchanged (at first a random start), or the mean of the clients' models of its
-    architecture, if there are any."""
+    """Start of the student: as it is (at first random), or the mean of the clients' models of its architecture."""
+
+    @property
+    def first_answer(self) -> tuple[Any, ...]:
+        """Settings of the clients' training, on which the replies to the first request depend."""
+        return local_upload, self.local, self.local_view, self.local_loss, self.ldam, self.local_norm
 
 
-def training_of(settings: UploadSettings) -> tuple[Any, ...]:
-    """Settings of the clients' training, on which the replies to the first request depend (`Method.first_answer`)."""
-    return trained, settings.local, settings.local_view, settings.local_loss, settings.ldam, settings.local_norm
-
-
-def trained(client: Client, model: nn.Module, settings: UploadSettings) -> Upload:
-    """The upload of ``model`` after local training on the client's records."""
+def local_upload(client: Client, model: nn.Module, settings: UploadSettings) -> Upload:
+    """Train ``model`` on the client's records and make it the reply."""
     view, rng = VIEWS[settings.local_view], client.rng("batches")
     fit = partial(settings.local.fit, model, client.train, rng, augment=view, norms=settings.local_norm)
     if settings.local_loss == "ldam":
@@ -73,10 +70,10 @@ def trained(client: Client, model: nn.Module, settings: UploadSettings) -> Uploa
 
 
 def check_architectures(fed: Federation, rounds: int) -> None:
-    """Check that clients can start from the student where a second round asks for it.
+    """Refuse a second round, which starts from the student, if a client has another architecture than the student.
 
     Raises:
-        ValueError: a client has another architecture than the student.
+        ValueError: ``rounds`` is above 1 and a client has another architecture.
     """
     if rounds > 1 and not all(same(one, fed.architecture) for one in fed.architectures):
         raise ValueError(
@@ -90,8 +87,8 @@ class Models:
     """The clients' models of one round.
 
     Attributes:
-        networks: every client's, in the order of the clients.
-        mean: the mean, weighted by records, of those with the student's architecture; None if there are none.
+        networks: all models, in the order of the clients.
+        mean: the mean, weighted by records, of the models with the student's architecture; None if there are none.
     """
 
     networks: list[nn.Module]
@@ -99,7 +96,7 @@ class Models:
 
 
 def collect(fed: Federation, replies: Iterable[Upload]) -> Models:
-    """The models in the replies, each of which is read from disk once."""
+    """Load the uploaded models, reading each reply from disk once."""
     networks, averaged = list[nn.Module](), list[tuple[int, nn.Module]]()
     for reply in replies:
         networks.append(fed.new_model(architecture=reply.architecture))
@@ -114,15 +111,15 @@ def collect(fed: Federation, replies: Iterable[Upload]) -> Models:
 
 
 def start_student(fed: Federation, student: nn.Module, models: Models, start: Literal["fresh", "mean"]) -> None:
-    """Set ``student`` to the mean of the clients' models if ``start`` says so and there is one."""
+    """Set ``student`` to the mean of the clients' models if ``start`` is "mean" and there is a mean."""
     if start == "mean" and models.mean is not None:
         load(student, state(models.mean))
     elif start == "mean":
-        log.warning("no client has the student's architecture %s; it starts at random", fed.architecture)
+        log.warning("no client has the student's architecture %s; the student starts at random", fed.architecture)
 
 
 def ensemble_accuracies(fed: Federation, teachers: Teachers, mean: nn.Module | None) -> dict[str, float | None]:
-    """Accuracies of the ensemble, of the mean model and, on average, of single teachers; empty in an unjudged round."""
+    """Accuracies of the ensemble and the mean model, and the teachers' mean accuracy; empty if not evaluated."""
     accuracies = fed.evaluate_each(_Stacked(teachers, mean))
     if accuracies is None:
         return {}
@@ -133,7 +130,7 @@ def ensemble_accuracies(fed: Federation, teachers: Teachers, mean: nn.Module | N
 
 
 class _Stacked(nn.Module):
-    """The ensemble, every teacher and the mean model, if there is one, in one pass."""
+    """One module that evaluates the ensemble, every teacher and the mean model, if there is one, in one pass."""
 
     def __init__(self, teachers: Teachers, mean: nn.Module | None) -> None:
         super().__init__()

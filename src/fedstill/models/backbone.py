@@ -1,4 +1,4 @@
-"""What the feature extractors of FedAUX have in common (Sattler et al. 2021, arXiv:2102.02514; fedl-repo/fedaux)."""
+"""Shared parts of the feature extractors of FedAUX (Sattler et al. 2021, arXiv:2102.02514; fedl-repo/fedaux)."""
 
 from collections.abc import Callable
 
@@ -6,23 +6,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 SMALLEST = 8
-"""Pixels a side: each of these networks halves its images three times."""
+"""Smallest height and width in pixels, since each of these networks halves its images three times."""
 
 
 class Backbone(nn.Module):
-    """A convolutional body, the mean over all positions of what it gives, and one linear layer ``classifier``.
+    """A convolutional body, the mean over positions, and one linear layer ``classifier``.
 
-    Abstract: a network is a subclass whose constructor lays out the body.
-
-    Args:
-        name: what error messages call the network.
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        body: maps images to ``dim`` channels of any size.
-        dim: number of features.
-        num_classes: number of outputs.
-
-    Raises:
-        ValueError: if the images are too small.
+    Abstract: a network is a subclass whose constructor makes the body, a map of images to ``dim`` channels. ``name`` is
+    for error messages.
     """
 
     def __init__(self, name: str, shape: tuple[int, int, int], body: nn.Module, dim: int, num_classes: int) -> None:
@@ -36,7 +27,7 @@ class Backbone(nn.Module):
         self.classifier = nn.Linear(dim, num_classes)
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
-        """What the linear layer sees: the body's output, averaged over positions."""
+        """Inputs of the linear layer: the body's output, averaged over positions."""
         # Never channels last, though faster on a CPU: its backward pass crashes torch 2.13.0 with two threads.
         out: Tensor = self.body(x.contiguous())
         return out.mean((2, 3))
@@ -50,7 +41,7 @@ class Backbone(nn.Module):
 def stage(
     block: Callable[[int, int, int], nn.Module], channels: int, filters: int, blocks: int, stride: int
 ) -> list[nn.Module]:
-    """``blocks`` of ``block(channels, filters, stride)``, of which the first changes channels and takes the stride."""
+    """A number of blocks ``block(channels, filters, stride)``; the first changes the channels and has the stride."""
     first = block(channels, filters, stride)
     return [first, *(block(filters, filters, 1) for _ in range(blocks - 1))]
 

@@ -38,26 +38,27 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "scattering": Scattering,
     "projected": Projected,
 }
-"""Every name a specification may start with; ``lenet5`` is the same network as ``lenet``."""
+"""Networks by the name that a specification starts with; ``lenet5`` and ``lenet`` are the same.
+
+Each is called as ``Network(shape, num_classes, **options)`` with the channels, height and width of an image, and raises
+a ValueError if images are too small for it. Numbers of parameters in docstrings are for 10 classes by default.
+"""
 
 
 def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """A freshly initialised network.
+    """A new network that maps ``(n, *shape)`` to logits ``(n, num_classes)``.
 
     Layers draw their first weights from torch's global generator, so callers wrap this in ``seeds.isolated``.
 
     Args:
-        spec: a name from ``MODELS``, with options after a colon if wanted (``"convnet:width=32,norm=batch"``), or
-            ``"package.module:function"`` for a network of one's own, called as ``function(shape, num_classes)``.
+        spec: a name from ``MODELS``, with or without options (``"convnet:width=32,norm=batch"``), or
+            ``"package.module:function"`` for your own network, called as ``function(shape, num_classes)``.
         shape: channels, height and width of one image.
         num_classes: number of outputs.
 
-    Returns:
-        A module that maps ``(n, *shape)`` to logits ``(n, num_classes)``.
-
     Raises:
-        ValueError: if the name, an option or its value is unknown, if the images are too small for the network, or if
-            the network of one's own can't be imported or gives something other than ``(n, num_classes)``.
+        ValueError: the name, an option or its value is unknown, the images are too small for the network, or your own
+            network can't be imported or has outputs other than ``(n, num_classes)``.
     """
     name, _, rest = spec.partition(":")
     try:
@@ -81,14 +82,13 @@ def is_own(spec: str) -> bool:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two specifications, which `build` takes, name one network: options in any order, defaults left out."""
+    """Whether two specifications name the same network: options in any order, with or without defaults."""
     if one == other or is_own(one) or is_own(other):
         return one == other
-    (kind, options), (other_kind, others) = _meaning(one), _meaning(other)
-    return kind is other_kind and options == others
+    return _parsed(one) == _parsed(other)
 
 
-def _meaning(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+def _parsed(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     name, _, rest = spec.partition(":")
     parameters = inspect.signature(MODELS[name]).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -96,12 +96,12 @@ def _meaning(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
 
 
 def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
-    """Penultimate features: ``model.features(x)`` where it exists, else the input of the last ``nn.Linear`` to run.
+    """Penultimate features: ``model.features(x)`` if it exists, else the input of the last ``nn.Linear`` to run.
 
     Differentiable in ``x`` and in the parameters.
 
     Raises:
-        ValueError: if the model has no method ``features`` and runs no ``nn.Linear``.
+        ValueError: the model has no method ``features`` and runs no ``nn.Linear``.
     """
     own = getattr(model, "features", None)
     if inspect.ismethod(own):
@@ -112,29 +112,28 @@ def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 
 
 def _last_input(model: nn.Module, x: Float[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n d"], Tensor]:
     """The input of the last ``nn.Linear`` to run, and the output of the model."""
-    seen: list[Tensor] = []
+    last: list[Tensor] = []
 
-    def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen[:] = args[:1]
+    def record(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        last[:] = args[:1]
 
-    hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, nn.Linear)]
+    hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, nn.Linear)]
     try:
         output: Tensor = model(x)
     finally:
         for hook in hooks:
             hook.remove()
-    if not seen:
+    if not last:
         raise ValueError(
             f"{type(model).__name__} has no features: it runs no nn.Linear; give it a method features(x) -> (n, d)"
         )
-    return seen[0].flatten(1), output
+    return last[0].flatten(1), output
 
 
 class FeaturesAndLogits(nn.Module):
     """A model whose output is the pair of its features and its logits, for a loss that needs both.
 
-    It shares the model's parameters. One pass of the network gives both; a network of one's own that has a method
-    ``features`` takes two.
+    It shares the model's parameters. One pass gives both; your own network with a method ``features`` takes two.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -150,7 +149,7 @@ class FeaturesAndLogits(nn.Module):
 
 
 def feature_width(model: nn.Module, shape: tuple[int, int, int]) -> int:
-    """The number of `features` that ``model`` has of an image of this shape; ``model`` stays as it is."""
+    """Number of `features` of an image of this shape; ``model`` does not change."""
     device = next((p.device for p in model.parameters()), None)
     with mode_of(model, training=False), torch.no_grad():
         return features(model, torch.zeros(1, *shape, device=device)).shape[1]
@@ -179,16 +178,15 @@ def _options(name: str, text: str) -> dict[str, Any]:
 
 def _imported(module: str, function: str) -> Callable[..., Any]:
     try:
-        found = getattr(importlib.import_module(module), function)
+        builder: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"model '{module}:{function}' can't be imported ({error}); check the name and that Python finds the "
             f"module (PYTHONPATH)"
         ) from error
-    if not callable(found):
+    if not callable(builder):
         raise ValueError(f"model '{module}:{function}' is not a function; it must be callable as f(shape, num_classes)")
-    result: Callable[..., Any] = found
-    return result
+    return builder
 
 
 def _checked(spec: str, model: object, shape: tuple[int, int, int], num_classes: int) -> nn.Module:

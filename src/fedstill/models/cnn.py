@@ -1,7 +1,7 @@
-"""Small convolutional networks: of DENSE's clients and of FedKADP.
+"""Small convolutional networks of DENSE's clients and of FedKADP.
 
-DENSE: Zhang et al. 2022 (arXiv:2112.12371), as in its code (zj-jayzhang/DENSE, models/). FedKADP's text names its
-layers, not their sizes: those are chosen here, without norms, so that gradients of single records exist.
+DENSE: Zhang et al. 2022 (arXiv:2112.12371), as in its code (zj-jayzhang/DENSE, models/). FedKADP's paper names layers
+without their sizes, which are chosen here; there are no norms, so that each record has its own gradient.
 """
 
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from fedstill.models.pooling import max_pool2
 
 
 def _side_after_valid_convolutions(name: str, shape: tuple[int, int, int]) -> int:
-    """Positions left by conv3, pool2, conv3, pool2, conv3 without padding."""
+    """Number of positions after conv3, pool2, conv3, pool2, conv3 without padding."""
     height, width = shape[1:]
     h, w = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
     if min(h, w) < 1:
@@ -24,16 +24,9 @@ def _side_after_valid_convolutions(name: str, shape: tuple[int, int, int]) -> in
 
 
 class DenseCNN1(nn.Module):
-    """CNN1 of the heterogeneous runs: convolutions 32, 64, 64 (3x3, no padding), layers of 64 and C.
+    """CNN1 of the heterogeneous runs: convolutions 32, 64, 64 (3x3, no padding), layers of 64 and the classes.
 
-    122,570 parameters for 3x32x32 images and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 18 pixels a side.
-        num_classes: number of outputs C.
-
-    Raises:
-        ValueError: if the images are too small.
+    For images of at least 18x18 pixels; 122,570 parameters for 3x32x32.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
@@ -60,17 +53,10 @@ class DenseCNN1(nn.Module):
 
 
 class DenseCNN2(nn.Module):
-    """CNN2, also of the homogeneous CIFAR-10 and SVHN runs: convolutions w, w, 128 (3x3, no padding), a layer of C.
+    """CNN2, also of the homogeneous CIFAR-10 and SVHN runs: convolutions w, w, 128 (3x3, no padding), one layer.
 
-    319,242 parameters for 3x32x32 images and 10 classes; 1,097,188 with width 256 and 100 classes (CIFAR-100).
-
-    Args:
-        shape: channels, height and width of one image, at least 18 pixels a side.
-        num_classes: number of outputs C.
-        width: filters w of the first two convolutions.
-
-    Raises:
-        ValueError: if the images are too small.
+    ``width`` is w. For images of at least 18x18 pixels; 319,242 parameters for 3x32x32, and 1,097,188 with width 256
+    and 100 classes (CIFAR-100).
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 128) -> None:
@@ -94,23 +80,16 @@ class DenseCNN2(nn.Module):
 
 
 class DenseMnistCNN(nn.Module):
-    """The network of the MNIST and Fashion-MNIST runs: convolutions 16 and 32 (5x5, padding 2, batch norm), then C.
+    """The network of the MNIST and Fashion-MNIST runs: convolutions 16, 32 (5x5, padding 2, batch norm), one layer.
 
-    29,034 parameters for 1x28x28 images and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 4 pixels a side.
-        num_classes: number of outputs C.
-
-    Raises:
-        ValueError: if the images are too small.
+    For images of at least 4x4 pixels; 29,034 parameters for 1x28x28.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         channels, height, width = shape
         if min(height, width) < 4:
-            raise ValueError(f"dense-mnist can't use images of {height}x{width} pixels: it needs 4x4 or more")
+            raise ValueError(f"dense-mnist can't use images of {height}x{width} pixels; give 4x4 or more")
         self.conv1 = nn.Conv2d(channels, 16, 5, padding=2)
         self.norm1 = nn.BatchNorm2d(16)
         self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
@@ -130,7 +109,7 @@ class DenseMnistCNN(nn.Module):
 
 
 class _KadpCNN(nn.Module):
-    """FedKADP's networks: convolutions that keep the size, ReLU and 2x2 pooling after each, layers of 128 and C."""
+    """FedKADP's networks: convolutions that keep the size, each with ReLU and 2x2 pooling, then two linear layers."""
 
     def __init__(
         self, name: str, shape: tuple[int, int, int], num_classes: int, filters: tuple[int, ...], kernel: int
@@ -139,7 +118,7 @@ class _KadpCNN(nn.Module):
         channels, height, width = shape
         shrunk = 2 ** len(filters)
         if min(height, width) < shrunk:
-            raise ValueError(f"{name} can't use images of {height}x{width} pixels: it needs {shrunk}x{shrunk} or more")
+            raise ValueError(f"{name} can't use images of {height}x{width} pixels; give {shrunk}x{shrunk} or more")
         sizes = zip((channels, *filters), filters, strict=False)
         self.convs = nn.ModuleList(nn.Conv2d(c, k, kernel, padding=kernel // 2) for c, k in sizes)
         self.fc1 = nn.Linear(filters[-1] * (height // shrunk) * (width // shrunk), 128)
@@ -158,16 +137,9 @@ class _KadpCNN(nn.Module):
 
 
 class KadpMnistCNN(_KadpCNN):
-    """FedKADP's network for MNIST: convolutions 16 and 32 (5x5, padding 2), layers of 128 and C.
+    """FedKADP's network for MNIST: convolutions 16 and 32 (5x5, padding 2), layers of 128 and the classes.
 
-    215,370 parameters for 1x28x28 images and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 4 pixels a side.
-        num_classes: number of outputs C.
-
-    Raises:
-        ValueError: if the images are too small.
+    For images of at least 4x4 pixels; 215,370 parameters for 1x28x28.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
@@ -175,16 +147,9 @@ class KadpMnistCNN(_KadpCNN):
 
 
 class KadpCifarCNN(_KadpCNN):
-    """FedKADP's network for CIFAR-10: convolutions 32, 64 and 64 (3x3, padding 1), layers of 128 and C.
+    """FedKADP's network for CIFAR-10: convolutions 32, 64 and 64 (3x3, padding 1), layers of 128 and the classes.
 
-    188,810 parameters for 3x32x32 images and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        num_classes: number of outputs C.
-
-    Raises:
-        ValueError: if the images are too small.
+    For images of at least 8x8 pixels; 188,810 parameters for 3x32x32.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:

@@ -26,20 +26,20 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class ConvNet(nn.Module):
     """``depth`` times (3x3 convolution, normalisation, activation, 2x2 pooling), then one linear layer.
 
-    "Instance" normalisation is what the papers' code calls so: GroupNorm with as many groups as channels, affine,
-    eps 1e-5, no running statistics. A 1-channel input of at least 16 pixels gets padding 3 in the first convolution,
-    whatever its size (28 becomes 32 as the papers mean it; 32 becomes 36, which ends at 4x4 as well); smaller
-    1-channel images get padding 1, since a border of 4 empty pixels would be half of an 8x8 digit.
+    "Instance" normalisation is that of the papers' code: GroupNorm with as many groups as channels, affine, eps 1e-5,
+    no running statistics. In the first convolution, 1-channel images of at least 16 pixels get padding 3 (28 becomes
+    32, as the papers intend; 32 becomes 36, which also ends at 4x4). Smaller ones get padding 1, since a border of 4
+    empty pixels would be half of an 8x8 digit.
 
-    With width 128 and depth 3 it has 317,706 parameters for (1, 28, 28) and 10 classes, 320,010 for (3, 32, 32) and
-    10 classes, 504,420 for (3, 32, 32) and 100 classes.
+    With width 128 and depth 3 it has 317,706 parameters for (1, 28, 28), 320,010 for (3, 32, 32), and 504,420 for
+    (3, 32, 32) and 100 classes.
 
     Args:
-        shape: channels, height and width of one input image.
-        num_classes: length of the output.
+        shape: channels, height and width of an image.
+        num_classes: number of outputs.
         width: filters of every convolution.
         depth: number of blocks; with pooling each halves height and width.
-        norm: "instance", "batch", "layer" (over channels and space), "group" (4 groups) or "none".
+        norm: "instance", "batch", "layer" (over channels and positions), "group" (4 groups) or "none".
         pooling: "avg", "max" or "none".
         activation: "relu", "sigmoid", "leaky_relu" (slope 0.01) or "swish".
 
@@ -60,7 +60,7 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if width < 1 or depth < 1:
-            raise ValueError(f"width={width} and depth={depth} must both be at least 1.")
+            raise ValueError(f"width={width} and depth={depth} must both be at least 1")
         channels, height, breadth = shape
         first_padding = 3 if channels == 1 and min(height, breadth) >= 16 else 1
         blocks: list[nn.Module] = []
@@ -69,21 +69,21 @@ class ConvNet(nn.Module):
             height, breadth = height + 2 * padding - 2, breadth + 2 * padding - 2
             blocks.append(nn.Conv2d(channels, width, 3, padding=padding))
             blocks += _norm(norm, width, height, breadth)
-            blocks.append(_choose("activation", activation, _ACTIVATIONS)())
-            blocks += _pool(pooling)
+            blocks += _layers("activation", activation, _ACTIVATIONS)
+            blocks += _layers("pooling", pooling, _POOLINGS)
             if pooling != "none":
                 height, breadth = height // 2, breadth // 2
             if min(height, breadth) < 1:
                 raise ValueError(
                     f"depth={depth} halves images of {shape[1]}x{shape[2]} pixels to nothing; "
-                    f"use depth={block} or larger images."
+                    f"use depth={block} or larger images"
                 )
             channels = width
         self.layers = nn.Sequential(*blocks)
         self.classifier = nn.Linear(width * height * breadth, num_classes)
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
-        """What the linear layer sees: the last block's output, flattened (2048 values at width 128, 28-32 pixels)."""
+        """Inputs of the linear layer: the last block's output, flattened (2048 values at width 128, 28-32 pixels)."""
         out: Tensor = self.layers(x)
         return out.flatten(1)
 
@@ -94,9 +94,9 @@ class ConvNet(nn.Module):
 
 
 class AvgPool2(nn.Module):
-    """``nn.AvgPool2d(2, 2)``; on the CPU as two sums of slices, which PyTorch vectorises where its kernel is scalar.
+    """``nn.AvgPool2d(2, 2)``; on a CPU as two sums of slices, which PyTorch vectorises, unlike its kernel.
 
-    A forward and backward of ConvNet-3 takes 0.83 (width 32) to 0.92 (width 128) of the time with the kernel.
+    Forward and backward of ConvNet-3 take 0.83 (width 32) to 0.92 (width 128) of the time with PyTorch's kernel.
     """
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h2 w2"]:
@@ -109,17 +109,23 @@ class AvgPool2(nn.Module):
         return (halves[..., 0 : w // 2 * 2 : 2] + halves[..., 1::2]) * 0.25
 
 
-def _choose(what: str, name: str, table: dict[str, Callable[[], nn.Module]]) -> Callable[[], nn.Module]:
+_POOLINGS: dict[str, Callable[[], nn.Module]] = {
+    "avg": AvgPool2,
+    "max": lambda: nn.MaxPool2d(2, 2),
+    "none": nn.Identity,
+}
+
+
+def _layers(option: str, name: str, table: dict[str, Callable[[], nn.Module]]) -> list[nn.Module]:
+    """The layer of an option's value, none for the value "none"."""
     if name not in table:
-        raise ValueError(f"{what}={name!r} is unknown; use one of {', '.join(table)}.")
-    return table[name]
+        raise ValueError(f"{option}={name!r} is unknown; use one of {', '.join(table)}")
+    return [] if name == "none" else [table[name]()]
 
 
 def _norm(name: str, width: int, height: int, breadth: int) -> list[nn.Module]:
-    if name == "none":
-        return []
     if name == "group" and width % 4:
-        raise ValueError(f"norm='group' makes 4 groups of width={width} channels; use a multiple of 4.")
+        raise ValueError(f"norm='group' makes 4 groups of width={width} channels; use a multiple of 4")
     table: dict[str, Callable[[], nn.Module]] = {
         "instance": lambda: nn.GroupNorm(width, width),
         "batch": lambda: nn.BatchNorm2d(width),
@@ -127,15 +133,4 @@ def _norm(name: str, width: int, height: int, breadth: int) -> list[nn.Module]:
         "group": lambda: nn.GroupNorm(4, width),
         "none": nn.Identity,
     }
-    return [_choose("norm", name, table)()]
-
-
-def _pool(name: str) -> list[nn.Module]:
-    if name == "none":
-        return []
-    table: dict[str, Callable[[], nn.Module]] = {
-        "avg": AvgPool2,
-        "max": lambda: nn.MaxPool2d(2, 2),
-        "none": nn.Identity,
-    }
-    return [_choose("pooling", name, table)()]
+    return _layers("norm", name, table)

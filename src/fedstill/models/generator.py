@@ -1,4 +1,4 @@
-"""Generators of images: DENSE's and DAFL's, and the upsampling convolution that both use."""
+"""Image generators of DENSE and DAFL, and the upsampling convolution that both use."""
 
 import math
 from typing import Any
@@ -14,20 +14,15 @@ _PARITIES = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 class Generator(nn.Module):
-    """From normal latents to pixels in [0, 1]: a linear layer and three 3x3 convolutions between two doublings.
+    """DENSE's generator: normal latents of length ``nz`` to images with pixels in [0, 1].
 
     Linear to 2 ngf channels of H/4 x W/4, batch norm, nearest x2, convolution 2 ngf, batch norm, LeakyReLU 0.2,
     nearest x2, convolution ngf, batch norm, LeakyReLU 0.2, convolution c, sigmoid. 2,328,899 parameters for nz 256, ngf
     64 and 3x32x32. Weights start as N(0, 0.02), those of batch norms as N(1, 0.02), biases as 0 (DENSE's
     ``reset_model``). It stays in train mode: batch norms use the batch's statistics.
 
-    Args:
-        shape: channels, height and width of an image; both sides multiples of 4.
-        nz: length of a latent vector.
-        ngf: channels before the last convolution.
-
     Raises:
-        ValueError: a side of the image is no multiple of 4.
+        ValueError: a side of the image is not a multiple of 4.
     """
 
     def __init__(self, shape: tuple[int, int, int], nz: int = 256, ngf: int = 64) -> None:
@@ -59,18 +54,14 @@ class Generator(nn.Module):
 
 
 class DAFLGenerator(nn.Module):
-    """From normal latents to images whose channels have mean 0 and variance 1 over the batch.
+    """DAFL's generator: normal latents of length ``nz`` to images whose channels have mean 0 and variance 1 in a batch.
 
     Linear to 128 channels of H/4 x W/4, batch norm, nearest x2, convolution 128, batch norm (eps 0.8), LeakyReLU 0.2,
     nearest x2, convolution 64, batch norm (eps 0.8), LeakyReLU 0.2, convolution c, tanh, batch norm without weights.
-    Layers start as PyTorch's do.
-
-    Args:
-        shape: channels, height and width of an image; both sides multiples of 4.
-        nz: length of a latent vector.
+    Layers have PyTorch's first weights.
 
     Raises:
-        ValueError: a side of the image is no multiple of 4.
+        ValueError: a side of the image is not a multiple of 4.
     """
 
     def __init__(self, shape: tuple[int, int, int], nz: int = 256) -> None:
@@ -92,23 +83,23 @@ class DAFLGenerator(nn.Module):
         )
 
     def forward(self, z: Float[Tensor, "n nz"]) -> Float[Tensor, "n c h w"]:
-        """Values in units of the data set's standard deviation, about its mean."""
+        """Normalised images: distances from the data set's mean, in standard deviations."""
         images: Tensor = self.body(self.linear(z))
         return images
 
 
 class UpsampledConv(nn.Conv2d):
-    """Nearest x2, then a 3x3 convolution that pads with 0, as four 2x2 convolutions before the doubling.
+    """Nearest x2, then a 3x3 convolution with zero padding, computed as four 2x2 convolutions before the upsampling.
 
-    Of the three rows that a filter sees there, two are the same row here, so their weights add up; which two depends on
-    whether the row of the output is even. That is 16 products in place of 36 for a pixel; forward and backward take 0.5
-    to 0.6 of the time on a CPU. Equal to rounding.
+    Two of the three upsampled rows under a filter are copies of one row, so their weights add up; the parity of the
+    output's row decides which two. A pixel takes 16 products in place of 36, and forward and backward 0.5 to 0.6 of the
+    time on a CPU. Results are equal up to rounding.
     """
 
-    _halves: Tensor  # [parity of the output's row, row before the doubling, row of the filter]
+    _halves: Tensor  # [parity of the output's row, row before the upsampling, row of the filter]
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        """``inputs`` and ``outputs`` are numbers of channels."""
+        """Make a convolution from ``inputs`` to ``outputs`` channels."""
         super().__init__(inputs, outputs, 3, bias=bias)
         halves = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], [[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]])
         self.register_buffer("_halves", halves, persistent=False)
@@ -121,14 +112,14 @@ class UpsampledConv(nn.Conv2d):
         filters = filters.reshape(4 * outputs, inputs, 2, 2)
         bias = None if self.bias is None else self.bias.repeat(4)
         every = conv2d(x, filters, bias, padding=1).view(n, 2, 2, outputs, h + 1, w + 1)
-        found: Tensor = _Interleaved.apply(every, h, w)  # type: ignore[no-untyped-call]
-        return found
+        image: Tensor = _Interleaved.apply(every, h, w)  # type: ignore[no-untyped-call]
+        return image
 
 
 class _Interleaved(torch.autograd.Function):
     """``out[.., 2 i + p, 2 j + q] = every[:, p, q, :, i + p, j + q]``: each pixel of the doubled image from its filter.
 
-    As slices and stacks it is right too, but their gradients fill a tensor of zeros for every slice.
+    With slices and stacks in place of this function, the gradient would allocate a tensor of zeros for every slice.
     """
 
     @staticmethod
@@ -143,19 +134,15 @@ class _Interleaved(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         shape, h, w = ctx.sizes
-        found = gradient.new_zeros(shape)
+        result = gradient.new_zeros(shape)
         parts = gradient.reshape(*gradient.shape[:2], h, 2, w, 2)
         for p, q in _PARITIES:
-            found[:, p, q, :, p : p + h, q : q + w] = parts[:, :, :, p, :, q]
-        return found, None, None
+            result[:, p, q, :, p : p + h, q : q + w] = parts[:, :, :, p, :, q]
+        return result, None, None
 
 
 def quarter_of(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """A quarter of height and width, where generators begin.
-
-    Raises:
-        ValueError: a side of the image is no multiple of 4.
-    """
+    """A quarter of height and width, the size at which generators start; a ValueError for no multiple of 4."""
     _, height, width = shape
     if height % 4 or width % 4:
         raise ValueError(f"the generator can't make images of {height}x{width} pixels, only multiples of 4 a side")

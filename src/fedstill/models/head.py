@@ -10,11 +10,7 @@ from fedstill.models.build import features
 
 
 class LinearHead(nn.Linear):
-    """A head alone, for rows that already have the constant feature.
-
-    Args:
-        head: ``(classes, d + 1)``, the bias last.
-    """
+    """A linear head ``(classes, d + 1)`` alone, for rows that already have the constant feature."""
 
     def __init__(self, head: Float[Tensor, "classes d"]) -> None:
         super().__init__(head.shape[1], head.shape[0], bias=False, device=head.device)
@@ -26,13 +22,13 @@ class HeadModel(nn.Module):
     """An extractor, an affine map of its features and a linear head.
 
     Args:
-        trunk: the extractor; it is trained if its parameters require gradients.
+        trunk: the extractor, which is trained if its parameters require gradients.
         mean: ``(p,)``, subtracted from the extractor's features.
-        projection: ``(p, d)``, by which the difference is multiplied.
+        projection: ``(p, d)``, applied to the centred features.
         radius: length to which rows are clipped.
         head: ``(classes, d + 1)``, the bias last.
-        bias: the constant feature.
-        clip: whether rows are clipped; published heads take them as they are.
+        bias: value of the constant feature.
+        clip: whether rows are clipped; false for published heads.
     """
 
     mean: Tensor

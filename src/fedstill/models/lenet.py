@@ -1,4 +1,4 @@
-"""LeNet as federated benchmarks use it (NIID-Bench's "simple-cnn", Li et al. 2022, arXiv:2102.02079)."""
+"""LeNet of the federated benchmarks (NIID-Bench's "simple-cnn", Li et al. 2022, arXiv:2102.02079)."""
 
 from jaxtyping import Float
 from pydantic import NonNegativeInt
@@ -9,17 +9,10 @@ from fedstill.models.pooling import max_pool2
 
 
 class LeNet(nn.Module):
-    """Two 5x5 convolutions (6 and 16 filters), each with ReLU and 2x2 max pooling, then layers of 120, 84 and C.
+    """Two 5x5 convolutions (6 and 16 filters) with ReLU and 2x2 max pooling, then layers of 120, 84 and the classes.
 
-    44,426 parameters for 1x28x28 images and 10 classes, 62,006 for 3x32x32.
-
-    Args:
-        shape: channels, height and width of one image; without padding at least 16 pixels a side.
-        num_classes: number of outputs C.
-        padding: zeros around the input of each convolution, in pixels; 2 keeps the size and suits images under 16.
-
-    Raises:
-        ValueError: if the images are too small.
+    ``padding`` is the width of the zeros around each convolution's input. Without padding, images need 16x16 pixels; 2
+    keeps the size. 44,426 parameters for 1x28x28, 62,006 for 3x32x32.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, padding: NonNegativeInt = 0) -> None:
@@ -29,7 +22,7 @@ class LeNet(nn.Module):
         h, w = ((((side + 2 * padding - 4) // 2) + 2 * padding - 4) // 2 for side in (height, width))
         if min(h, w) < 1:
             raise ValueError(
-                f"lenet can't use images of {height}x{width} pixels: it needs {smallest}x{smallest} with padding="
+                f"lenet can't use images of {height}x{width} pixels, only {smallest}x{smallest} or more with padding="
                 f"{padding}; use 'lenet:padding=2' or 'convnet'"
             )
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=padding)

@@ -1,7 +1,7 @@
 """MobileNetV2 at half width, the "mobilenetv2s" of FedAUX.
 
-Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018 (arXiv:1801.04381), in the form for
-32x32 images of kuangliu/pytorch-cifar; halved as in FedAUX's code (fedl-repo/fedaux, ``models.py``).
+Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018 (arXiv:1801.04381), in
+kuangliu/pytorch-cifar's form for 32x32 images, halved as in FedAUX's code (fedl-repo/fedaux, ``models.py``).
 """
 
 from functools import partial
@@ -19,16 +19,9 @@ _STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3,
 class MobileNetV2S(Backbone):
     """A 3x3 stem of stride 1, 17 inverted residual blocks, a 1x1 convolution to 640 channels.
 
-    640 features; 604,178 parameters for (3, 32, 32) and 10 classes. Differs from the paper: the stem and the second
-    stage have stride 1, ReLU stands for ReLU6, and a block of stride 1 whose number of channels changes has a 1x1
-    convolution for a shortcut.
-
-    Args:
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        num_classes: number of outputs.
-
-    Raises:
-        ValueError: if the images are too small.
+    640 features; 604,178 parameters for (3, 32, 32). Differs from the paper: the stem and the second stage have stride
+    1, ReLU replaces ReLU6, and blocks of stride 1 that change the number of channels have a 1x1 convolution as their
+    shortcut.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:

@@ -1,4 +1,4 @@
-"""2x2 max pooling that PyTorch's CPU kernel is slow at."""
+"""2x2 max pooling that is faster than PyTorch's CPU kernel."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 _SMALL = 2**16
-"""Tensors with fewer values go PyTorch's way, which is as fast there."""
+"""Number of values below which PyTorch's kernel is as fast."""
 
 
 def max_pool2(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h/2 w/2"]:
-    """``max_pool2d(x, 2)``: the same values and gradients to the bit, where it pays by a faster way.
+    """``max_pool2d(x, 2)`` with the same values and gradients to the bit, faster for large tensors on a CPU.
 
-    On a CPU, PyTorch's kernel visits the elements one by one; comparing whole slices takes a third of the time,
-    forward and backward together. Supports ``torch.func`` and second derivatives like the original.
+    PyTorch's CPU kernel visits the elements one by one; comparing whole slices takes a third of the time, forward and
+    backward together. Supports ``torch.func`` and second derivatives as the original.
     """
     if x.is_cpu and x.numel() >= _SMALL and x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         pooled: Tensor = _MaxPool2.apply(x)  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ class _MaxPool2(torch.autograd.Function):
 
 
 def _first_maxima(x: Tensor, pooled: Tensor) -> Tensor:
-    """Position in its plane of each window's maximum; of equal ones the first in reading order, as PyTorch does."""
+    """Position in its plane of each window's maximum, the first in reading order, as in PyTorch."""
     height, width = x.shape[-2:]
     not_first = x[..., 0::2, 0::2] != pooled
     not_top = not_first & (x[..., 0::2, 1::2] != pooled)

@@ -1,4 +1,4 @@
-"""FedRD's network: a small projection that stays with its client, then the task network that all clients share.
+"""FedRD's network: a small projection that stays at its client, then the task network that all clients share.
 
 FedRD, sections III-A and IV-A. The paper's q = phi o varphi is one module with two parts, ``projection`` (varphi,
 weights w_k) and ``task`` (phi, weights theta).
@@ -19,14 +19,8 @@ class Projection(nn.Module):
     """Images to representations of one channel: two 3x3 convolutions of 8 and 16 filters, stride 2, padding 1.
 
     The 16 x h/4 x w/4 values of the second convolution are read in the order channel, row, column and written row by
-    row into 1 x h x w. ReLU stands between the two convolutions and not after the second, so values are unbounded.
-    1,392 parameters for 3 channels, 1,248 for 1.
-
-    Args:
-        shape: channels, height and width of one image; height and width multiples of 4.
-
-    Raises:
-        ValueError: a side isn't a multiple of 4.
+    row into 1 x h x w. No ReLU follows the second convolution, so values are unbounded. Height and width must be
+    multiples of 4. 1,392 parameters for 3 channels, 1,248 for 1.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -35,7 +29,7 @@ class Projection(nn.Module):
         if height % 4 or width % 4 or min(height, width) < 4:
             raise ValueError(
                 f"projected can't use images of {height}x{width} pixels: both sides must be multiples of 4, so that "
-                f"two convolutions of stride 2 leave 16 x h/4 x w/4 = h x w values; pad the images or use 'convnet'"
+                "two convolutions of stride 2 give 16 x h/4 x w/4 = h x w values; pad the images or use 'convnet'"
             )
         self.conv1 = nn.Conv2d(channels, 8, 3, stride=2, padding=1)
         self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1)
@@ -49,16 +43,8 @@ class Projection(nn.Module):
 class Task(nn.Module):
     """Three times (3x3 convolution with padding 1, batch norm, ReLU, 2x2 max pooling), then one linear layer.
 
-    For representations of one channel: 317,706 parameters for 32x32 and 10 classes, 308,746 for 28x28 and 10 classes,
-    502,116 for 32x32 and 100 classes.
-
-    Args:
-        shape: channels, height and width of one input, at least 8 pixels a side.
-        num_classes: length of the output.
-        width: filters of every convolution.
-
-    Raises:
-        ValueError: three poolings leave less than one pixel.
+    ``width`` is the number of filters of every convolution. For representations of one channel of at least 8x8: 317,706
+    parameters for 32x32, 308,746 for 28x28, 502,116 for 32x32 and 100 classes.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 128) -> None:
@@ -66,7 +52,7 @@ class Task(nn.Module):
         channels, height, breadth = shape
         if min(height, breadth) < 8:
             raise ValueError(
-                f"projected can't use images of {height}x{breadth} pixels: three poolings need 8x8 or more"
+                f"projected can't use images of {height}x{breadth} pixels, which three poolings halve; give 8x8 or more"
             )
         self.convs = nn.ModuleList(nn.Conv2d(c, width, 3, padding=1) for c in (channels, width, width))
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
@@ -75,13 +61,13 @@ class Task(nn.Module):
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The linear layer's input: 2048 values at width 128 and 32 pixels, 1152 at 28.
 
-        In train mode without a graph, on a CPU, the same values come from `_pooled_first`.
+        In train mode without a graph, on a CPU, `_pool_first` computes the same values.
         """
-        lean = self.training and x.is_cpu and not torch.is_grad_enabled()
+        pool_first = self.training and x.is_cpu and not torch.is_grad_enabled()
         for conv, norm in zip(self.convs, self.norms, strict=True):
             assert isinstance(norm, nn.BatchNorm2d)
-            if lean and bool((norm.weight > 0).all()):
-                x = _pooled_first(x, conv, norm)
+            if pool_first and bool((norm.weight > 0).all()):
+                x = _pool_first(x, conv, norm)
             else:
                 x = relu(max_pool2(norm(conv(x))))  # ReLU after pooling: the same values on a quarter of the elements
         return x.flatten(1)
@@ -93,16 +79,7 @@ class Task(nn.Module):
 
 
 class Projected(nn.Module):
-    """``task(projection(x))``.
-
-    Args:
-        shape: channels, height and width of one image; both sides multiples of 4, at least 8.
-        num_classes: length of the output.
-        width: filters of each of the task network's convolutions.
-
-    Raises:
-        ValueError: a side is too small or isn't a multiple of 4.
-    """
+    """``task(projection(x))`` for images whose sides are multiples of 4 and at least 8; ``width`` is `Task`'s."""
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 128) -> None:
         super().__init__()
@@ -124,11 +101,11 @@ class Projected(nn.Module):
         return logits
 
 
-def _pooled_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNorm2d) -> Float[Tensor, "n k h/2 w/2"]:
+def _pool_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNorm2d) -> Float[Tensor, "n k h/2 w/2"]:
     """``relu(max_pool2(norm(conv(x))))`` of a batch norm in train mode whose scales are positive, without a graph.
 
-    Normalisation is then increasing, so it may follow the pooling: a few images at a time are convolved, added to mean
-    and variance and pooled while they are in the cache, and only a quarter of the values is written and normalised.
+    Normalisation is then increasing, so it may follow the pooling. The convolution, the sums for mean and variance and
+    the pooling take a few images at a time, which stay in the cache; only a quarter of the values is normalised.
     """
     pooled, total, squares, size = [], 0.0, 0.0, 0
     for chunk in torch.split(x, _CHUNK):
@@ -144,12 +121,12 @@ def _pooled_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNo
         return relu(max_pool2(norm(conv(x))))
     scale = norm.weight / (variance + norm.eps).sqrt()
     shift = norm.bias - mean * scale
-    _remember(norm, mean, variance * (size / max(size - 1, 1)))
+    _update_statistics(norm, mean, variance * (size / max(size - 1, 1)))
     scale, shift = (v.to(x.dtype)[:, None, None] for v in (scale, shift))
     return torch.cat([torch.addcmul(shift, part, scale).relu_() for part in pooled])
 
 
-def _remember(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
+def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
     """Update the running statistics as a forward pass of ``norm`` does."""
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         assert norm.momentum is not None

@@ -1,8 +1,8 @@
-"""ResNet-8, the network of FedAUX's main experiments, and ResNet-18, DENSE's server: one and two basic blocks a stage.
+"""ResNet-8 of FedAUX's main experiments and ResNet-18 of DENSE's server, with one and two basic blocks a stage.
 
-He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016 (arXiv:1512.03385), blocks and first
-weights as in torchvision; stem and number of blocks of ResNet-8 as in FedAUX's code (fedl-repo/fedaux, ``models.py``),
-those of ResNet-18 as in DENSE's (zj-jayzhang/DENSE, ``models/``).
+He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016 (arXiv:1512.03385), with torchvision's
+blocks and first weights. ResNet-8's stem and number of blocks are those of FedAUX's code (fedl-repo/fedaux,
+``models.py``), ResNet-18's those of DENSE's (zj-jayzhang/DENSE, ``models/``).
 """
 
 from jaxtyping import Float
@@ -16,15 +16,7 @@ from fedstill.models.backbone import Backbone, conv_norm, stage
 class ResNet8(Backbone):
     """A 3x3 stem without pooling, then four basic blocks of 1, 2, 4 and 8 times ``width`` channels, three of stride 2.
 
-    At width 64: 512 features; 4,903,242 parameters and 5,772 values in buffers for (3, 32, 32) and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        num_classes: number of outputs.
-        width: channels of the stem and the first stage; features are 8 times as many.
-
-    Raises:
-        ValueError: if the images are too small.
+    At width 64: 512 features; 4,903,242 parameters and 5,772 values in buffers for (3, 32, 32).
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 64) -> None:
@@ -34,14 +26,7 @@ class ResNet8(Backbone):
 class ResNet18(Backbone):
     """A 3x3 stem without pooling, then stages of 64, 128, 256 and 512 channels, each of two basic blocks.
 
-    512 features; 11,173,962 parameters and 9,620 values in buffers for (3, 32, 32) and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        num_classes: number of outputs.
-
-    Raises:
-        ValueError: if the images are too small.
+    512 features; 11,173,962 parameters and 9,620 values in buffers for (3, 32, 32).
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
@@ -49,7 +34,7 @@ class ResNet18(Backbone):
 
 
 def _body(channels: int, width: int, blocks: int) -> nn.Sequential:
-    """Stem and four stages of ``blocks`` basic blocks; the first block of each stage but the first has stride 2."""
+    """A stem and four stages of ``blocks`` basic blocks; from the second stage on, the first block has stride 2."""
     layers = stage(_Block, width, width, blocks, 1)
     for factor in (2, 4, 8):
         layers += stage(_Block, factor * width // 2, factor * width, blocks, 2)

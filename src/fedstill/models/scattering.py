@@ -1,7 +1,7 @@
-"""Wavelet scattering: features that nobody has to train, so nothing private can be in them.
+"""Wavelet scattering: features without training, which can't contain anything private.
 
-Bruna, Mallat 2013 (arXiv:1203.1513), two orders, as in front of a private linear classifier (Tramer, Boneh 2021,
-arXiv:2011.11660), who also normalise groups of channels. The filters are Morlet wavelets made by formula.
+Bruna, Mallat 2013 (arXiv:1203.1513), two orders, with groups of channels normalised as before the private linear
+classifier of Tramer, Boneh 2021 (arXiv:2011.11660). The filters are Morlet wavelets by formula.
 """
 
 import math
@@ -17,18 +17,18 @@ from torch.nn.functional import group_norm
 class Scattering(nn.Module):
     """Moduli of wavelet transforms, smoothed and sampled at every ``2^scales``-th pixel, and a linear classifier.
 
-    With J scales and L angles each image channel gives ``1 + J L + L^2 J (J - 1) / 2`` feature maps.
+    With J scales and L angles, each image channel gives ``1 + J L + L^2 J (J - 1) / 2`` feature maps.
 
     Args:
         shape: channels, height and width of an image.
         num_classes: number of outputs.
         scales: J, octaves of wavelets.
-        angles: L, their directions in half a turn.
-        groups: feature maps are normalised to mean 0 and variance 1 in so many groups; 0 for not at all.
+        angles: L, directions of wavelets in half a turn.
+        groups: number of groups in which feature maps are normalised to mean 0 and variance 1; 0 for none.
 
     Raises:
-        ValueError: the images' sides are no multiples of ``2^scales`` or too short, or the maps can't be shared out in
-            ``groups``.
+        ValueError: the images' sides are not multiples of ``2^scales`` or too short, or ``groups`` does not divide the
+            number of maps.
     """
 
     filters: Tensor
@@ -72,23 +72,23 @@ class Scattering(nn.Module):
 
     def _scatter(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         spectrum = torch.fft.fft2(x)[:, :, None]
-        found = [self._low(spectrum, 0)]
+        parts = [self._low(spectrum, 0)]
         for j, waves in enumerate(self.filters):
             first = self._modulus(spectrum, waves, 0, j)  # (n, c, angles, h, w)
-            found.append(self._low(first, j))
+            parts.append(self._low(first, j))
             for wider in range(j + 1, len(self.filters)):
                 others = _coarse(self.filters[wider], 2**j)
                 second = self._modulus(first[:, :, :, None], others, j, wider)  # (n, c, angles, angles, h, w)
-                found.append(self._low(second, wider).flatten(2, 3))
-        maps = torch.cat(found, 2).flatten(1, 2)
+                parts.append(self._low(second, wider).flatten(2, 3))
+        maps = torch.cat(parts, 2).flatten(1, 2)
         return (group_norm(maps, self.groups) if self.groups else maps).flatten(1)
 
     def _modulus(
         self, spectrum: Complex[Tensor, "n c *k h w"], wave: Complex[Tensor, "*k h w"], at: int, scale: int
     ) -> Complex[Tensor, "n c *k h2 w2"]:
-        """The spectrum of ``|x * wave|``, from one sampled at every ``2^at``-th pixel to every ``2^scale``-th."""
-        found: Tensor = torch.fft.fft2(torch.fft.ifft2(_fold(spectrum * wave, 2 ** (scale - at))).abs())
-        return found
+        """The spectrum of ``|x * wave|`` at every ``2^scale``-th pixel, from a spectrum at every ``2^at``-th."""
+        modulus: Tensor = torch.fft.fft2(torch.fft.ifft2(_fold(spectrum * wave, 2 ** (scale - at))).abs())
+        return modulus
 
     def _low(self, spectrum: Complex[Tensor, "n c *k h w"], at: int) -> Float[Tensor, "n c *k h2 w2"]:
         smooth: Tensor = torch.fft.ifft2(_fold(spectrum * _coarse(self.smooth, 2**at), self.step // 2**at)).real
@@ -101,7 +101,7 @@ class Scattering(nn.Module):
 
 
 def _fold(spectrum: Complex[Tensor, "*n h w"], by: int) -> Complex[Tensor, "*n h2 w2"]:
-    """The spectrum of what is left when every ``by``-th pixel is kept in both directions (as kymatio samples)."""
+    """The spectrum of an image reduced to every ``by``-th pixel in both directions (as kymatio samples)."""
     *rest, height, width = spectrum.shape
     if by == 1:
         return spectrum
@@ -120,7 +120,7 @@ def _grid(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _morlet(height: int, width: int, sigma: float, angle: float, frequency: float) -> Complex[Tensor, "h w"]:
-    """The spectrum of a Morlet wavelet of mean 0: a wave under a Gaussian window that is twice as long across it."""
+    """The spectrum of a Morlet wavelet of mean 0: a wave in a Gaussian window, twice as wide across the wave."""
     y, x = _grid(height, width)
     along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
     window = torch.exp(-(along**2 + (across / 2) ** 2) / (2 * sigma**2))

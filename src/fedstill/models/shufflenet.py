@@ -1,8 +1,8 @@
 """ShuffleNet with two groups, the "shufflenet" of FedAUX.
 
 Zhang et al., "ShuffleNet: an extremely efficient convolutional neural network for mobile devices", CVPR 2018
-(arXiv:1707.01083), in the form for 32x32 images of kuangliu/pytorch-cifar, which FedAUX's code uses
-(fedl-repo/fedaux, ``models.py``).
+(arXiv:1707.01083), in kuangliu/pytorch-cifar's form for 32x32 images, as in FedAUX's code (fedl-repo/fedaux,
+``models.py``).
 """
 
 import torch
@@ -20,15 +20,8 @@ _STAGES = ((200, 4), (400, 8), (800, 4))
 class ShuffleNet(Backbone):
     """A 1x1 stem of 24 channels, then stages of 4, 8 and 4 blocks with 200, 400 and 800 channels.
 
-    800 features; 887,582 parameters for (3, 32, 32) and 10 classes. Differs from the paper: the stem is a 1x1
-    convolution of stride 1 without pooling, and a ReLU follows the filtering by 3x3.
-
-    Args:
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        num_classes: number of outputs.
-
-    Raises:
-        ValueError: if the images are too small.
+    800 features; 887,582 parameters for (3, 32, 32). Differs from the paper: the stem is a 1x1 convolution of stride 1
+    without pooling, and a ReLU follows the 3x3 convolutions.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int) -> None:
@@ -41,14 +34,14 @@ class ShuffleNet(Backbone):
 
 
 def _block(channels: int, filters: int, stride: int) -> nn.Module:
-    # the first convolution of all has too few channels to be worth groups (section 3.2 of the paper)
+    # the first convolution has too few channels for groups (section 3.2 of the paper)
     return _Block(channels, filters, 1 if channels == _STEM else _GROUPS, halve=stride == 2)
 
 
 class _Block(nn.Module):
     """Narrow to a quarter, shuffle, filter each channel by 3x3, widen; then add the input, or append its halved image.
 
-    Where it halves height and width, the input's own channels count among the ``filters``.
+    If it halves height and width, ``filters`` includes the input's channels.
     """
 
     def __init__(self, channels: int, filters: int, first_groups: int, *, halve: bool) -> None:

@@ -1,7 +1,7 @@
-"""Wide residual networks, two of the clients' networks in DENSE's heterogeneous runs (WRN-16-1 and WRN-40-1).
+"""Wide residual networks of the clients in DENSE's heterogeneous runs (WRN-16-1 and WRN-40-1).
 
-Zagoruyko, Komodakis, "Wide residual networks", BMVC 2016 (arXiv:1605.07146), without dropout; the wiring of shortcuts
-and first weights as in xternalz/WideResNet-pytorch, which DENSE's code has.
+Zagoruyko, Komodakis, "Wide residual networks", BMVC 2016 (arXiv:1605.07146), without dropout; shortcuts and first
+weights as in xternalz/WideResNet-pytorch, which DENSE's code uses.
 """
 
 from jaxtyping import Float
@@ -15,17 +15,8 @@ from fedstill.models.backbone import Backbone, stage
 class WideResNet(Backbone):
     """A 3x3 stem of 16 channels, three stages of pre-activation blocks, batch normalisation and ReLU.
 
-    WRN-d-w has stages of 16w, 32w and 64w channels with (d - 4) / 6 blocks each, the last two of stride 2. WRN-16-1:
-    175,066 parameters, WRN-40-1: 563,930, both with 64 features, for (3, 32, 32) and 10 classes.
-
-    Args:
-        shape: channels, height and width of one image, at least 8 pixels a side.
-        num_classes: number of outputs.
-        depth: 6 n + 4 for n blocks a stage.
-        width: factor of the channels.
-
-    Raises:
-        ValueError: if the images are too small or no number of blocks gives that depth.
+    WRN-d-w has stages of 16w, 32w and 64w channels with n blocks each, the last two of stride 2; its depth d is 6n + 4.
+    For (3, 32, 32), WRN-16-1 has 175,066 parameters and WRN-40-1 563,930, both with 64 features.
     """
 
     def __init__(
@@ -52,9 +43,9 @@ class WideResNet(Backbone):
 
 
 class _Block(nn.Module):
-    """Normalise, ReLU, 3x3, normalise, ReLU, 3x3, beside a shortcut.
+    """Batch norm, ReLU, 3x3, batch norm, ReLU, 3x3, and a shortcut, which is the input if its shape fits.
 
-    Where the shape changes the shortcut is a 1x1 convolution of the activated input, else the input itself.
+    Otherwise the shortcut is a 1x1 convolution of the input after batch norm and ReLU.
     """
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:

@@ -1,4 +1,4 @@
-"""Training by Adam: local training of FedAUX, and distillation."""
+"""Training by Adam, for FedAUX's clients and for distillation."""
 
 from collections.abc import Callable, Iterable
 
@@ -64,7 +64,7 @@ class Adam(Settings):
 
 
 def adam_of(weights: Iterable[Tensor], lr: float, *, beta1: float = 0.9, weight_decay: float = 0.0) -> torch.optim.Adam:
-    """Adam whose moments exist from the start, for checkpoints; beta_2 is 0.999."""
+    """An Adam whose moments exist from the start, for checkpoints; beta_2 is 0.999."""
     adam = torch.optim.Adam(list(weights), lr=lr, betas=(beta1, 0.999), weight_decay=weight_decay)
     for weight in adam.param_groups[0]["params"]:
         means = {name: torch.zeros_like(weight, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
@@ -73,6 +73,6 @@ def adam_of(weights: Iterable[Tensor], lr: float, *, beta1: float = 0.9, weight_
 
 
 def moments(adam: torch.optim.Adam) -> dict[str, Tensor]:
-    """Live tensors of `adam_of`'s state by name; writing into them changes Adam."""
+    """Live tensors of the state of an `adam_of` by name; writing into them changes Adam."""
     weights = adam.param_groups[0]["params"]
     return {f"{i}.{name}": value for i, weight in enumerate(weights) for name, value in adam.state[weight].items()}

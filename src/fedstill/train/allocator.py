@@ -1,4 +1,4 @@
-"""The C allocator's treatment of large blocks: kept during training, returned at once during communication."""
+"""Settings of the C allocator: keep freed memory during training, return large blocks during communication."""
 
 import ctypes
 import sys
@@ -13,25 +13,24 @@ _SMALL = 2**17
 
 
 def keep_memory() -> bool:
-    """Make this process keep up to 1 GiB of freed memory, and give no block under 1 GiB a mapping of its own.
+    """Make this process keep up to 1 GiB of freed memory, and give no block under 1 GiB its own mapping.
 
-    Each training step allocates and frees the same tensors. By default glibc gets the larger ones from the operating
-    system and hands them back every time, and clearing the new pages can take a third of a small model's step. Call it
-    before training. Arithmetic does not change.
+    Each training step allocates and frees the same tensors. By default glibc returns large ones to the operating system
+    every time, and clearing the new pages can take a third of a small model's step. Arithmetic does not change.
 
     Returns:
-        Whether it took effect; False where the C library is not glibc.
+        Whether it took effect; False if the C library is not glibc.
     """
     libc = _glibc()
     return libc is not None and all([libc.mallopt(name, _GIB) == 1 for name in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)])
 
 
 @contextmanager
-def handing_back() -> Iterator[None]:
-    """Give every block from 128 KiB a mapping of its own meanwhile, which is gone when it is freed.
+def returning_memory() -> Iterator[None]:
+    """Inside the block, return freed blocks from 128 KiB on to the operating system at once; then `keep_memory` again.
 
-    Large messages are put together from pieces that are freed in another order than they came, by other threads than
-    those that fetched them; kept, they would fill the process with holes. Afterwards it is as `keep_memory` wants it.
+    Large messages are assembled from pieces that other threads free in another order. Keeping these would fragment the
+    process's memory.
     """
     libc = _glibc()
     if libc is not None:

@@ -1,8 +1,8 @@
 """Differentiable augmentation of image batches.
 
 Zhao, Bilen, "Dataset condensation with differentiable siamese augmentation", ICML 2021 (arXiv:2102.08259), section 3.2
-and the authors' code (``utils.py``, ``DiffAugment``). Ours instead of kornia because kornia draws from the global
-generator: it can't repeat one draw on two batches or run from a stream of its own.
+and the authors' code (``utils.py``, ``DiffAugment``). kornia would not do: it draws from the global generator, so it
+can't repeat a draw on a second batch.
 """
 
 import math
@@ -20,38 +20,37 @@ Images = Float[Tensor, "n c h w"]
 Uniforms = Float[Tensor, "m draws"]
 
 FULL_STRATEGY = "color_crop_cutout_flip_scale_rotate"
-"""For photographs and clothes; digits leave ``flip`` out."""
+"""All operations, for photographs and clothes; for digits, leave ``flip`` out."""
 _DRAWS = 3
 _CROP, _CUTOUT, _SCALE, _ROTATE = 0.125, 0.5, 1.2, 15.0
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One drawn augmentation: an operation and its parameters, which every call repeats exactly.
+    """One drawn augmentation, which every call repeats exactly.
 
     Attributes:
         operation: one of the six names, or "none".
-        uniforms: ``(1, 3)`` for one set of parameters shared by all images, ``(n, 3)`` for one set per image;
-            values in [0, 1).
+        uniforms: parameters in [0, 1): ``(1, 3)`` shared by all images, or ``(n, 3)``, one set for each image.
     """
 
     operation: str
     uniforms: Uniforms
 
     def __call__(self, x: Images) -> Images:
-        """Augmented images, same shape; gradients flow to ``x``.
+        """Augmented images of the same shape; gradients flow to ``x``.
 
         Raises:
-            ValueError: the parameters were drawn per image, for another number of images.
+            ValueError: the parameters were drawn for another number of images.
         """
         u = self.uniforms.to(x.device, x.dtype)
         if len(u) not in (1, len(x)):
-            raise ValueError(f"The transform was drawn for {len(u)} images but got {len(x)}; draw it with n={len(x)}.")
+            raise ValueError(f"the transform was drawn for {len(u)} images but got {len(x)}; draw it with n={len(x)}")
         return _OPERATIONS[self.operation](x, u)
 
 
 class DSA:
-    """A set of augmentations of which each draw takes one, uniformly.
+    """A set of augmentations, from which each draw takes one uniformly.
 
     Operations (u: uniform on [0, 1), H: height in pixels): "color" brightness ``x + (u - .5)``, then saturation
     ``(x - mean over channels) 2u + mean``, then contrast ``(x - mean of image)(u + .5) + mean``; "crop" a shift by up
@@ -71,28 +70,28 @@ class DSA:
             if name not in _OPERATIONS:
                 raise ValueError(
                     f"strategy={strategy!r} names the unknown operation {name!r}; "
-                    f"join some of {', '.join(_OPERATIONS)} with '_'."
+                    f"join some of {', '.join(_OPERATIONS)} with '_'"
                 )
 
     def draw(self, rng: torch.Generator, n: int | None = None) -> Transform:
-        """One operation with its parameters.
+        """Draw one operation with its parameters.
 
         Args:
-            rng: a CPU generator; the number of values taken from it doesn't depend on the operation drawn.
-            n: how many images get parameters of their own; ``None`` is the siamese mode, where all images of every
-                batch the transform is applied to share one set.
+            rng: a CPU generator; the number of values drawn from it does not depend on the operation.
+            n: number of images with separate parameters; ``None`` is the siamese mode, in which all images of every
+                batch share one set.
         """
         index = int(torch.randint(len(self.operations), (), generator=rng))
         uniforms = torch.rand(1 if n is None else n, _DRAWS, generator=rng)
         return Transform(self.operations[index], uniforms)
 
     def __call__(self, x: Images, rng: torch.Generator) -> Images:
-        """A batch to train on: one operation for the batch, parameters for every image (what ``SGD.fit`` takes)."""
+        """Augment a batch by one operation with separate parameters for every image, as an `Augment` of ``SGD.fit``."""
         return self.draw(rng, len(x))(x)
 
 
 def crop(x: Images, rng: torch.Generator) -> Images:
-    """Each image shifted by up to round(H / 8) pixels either way, zeros where nothing was (what ``SGD.fit`` takes).
+    """Shift each image by up to round(H / 8) pixels in both directions, with zero fill.
 
     For 28 or 32 pixels a side this is a random crop of the image padded by 4 pixels.
     """
@@ -100,12 +99,12 @@ def crop(x: Images, rng: torch.Generator) -> Images:
 
 
 def flip(x: Images, rng: torch.Generator) -> Images:
-    """Every second image, at random, flipped left to right (what ``SGD.fit`` takes)."""
+    """Flip each image left to right with probability one half."""
     return DSA("flip")(x, rng)
 
 
 def crop_flip(x: Images, rng: torch.Generator) -> Images:
-    """`crop`, then `flip`: the usual augmentation of CIFAR-10."""
+    """Crop, then flip: the usual augmentation of CIFAR-10."""
     return flip(crop(x, rng), rng)
 
 
@@ -167,7 +166,7 @@ def _shift(u: Float[Tensor, " m"], size: int) -> Int64[Tensor, " m"]:
 
 
 def _integer(u: Float[Tensor, " m"], bound: int) -> Int64[Tensor, " m"]:
-    """Integers uniform on [0, bound); the clamp guards against ``u * bound`` rounding up to ``bound``."""
+    """Integers uniform on [0, bound); the clamp is for ``u * bound`` that rounds up to ``bound``."""
     return (u * bound).long().clamp(max=bound - 1)
 
 
@@ -196,11 +195,11 @@ def _known(strategy: str) -> str:
 
 
 Strategy = Annotated[str, AfterValidator(_known)]
-"""A strategy as a setting: refused when it names an unknown operation."""
-
+"""A strategy as a setting, checked for unknown operations."""
 
 View = Literal["none", "crop", "flip", "crop_flip"]
 """Augmentation of a batch: none, random shift, random left-right flip, or both."""
+
 VIEWS: Mapping[View, Callable[[Images, torch.Generator], Images] | None] = {
     "none": None,
     "crop": crop,

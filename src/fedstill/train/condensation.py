@@ -1,4 +1,4 @@
-"""Training on a small synthetic set, after the evaluation protocol of dataset condensation."""
+"""Training on a small synthetic set, as in the evaluation protocol of dataset condensation."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -16,7 +16,7 @@ from fedstill.train.sgd import SGD
 
 
 class CondensedTraining(Settings):
-    """SGD whose learning rate falls to a tenth at half time, with DSA (after DC's evaluation protocol)."""
+    """SGD with DSA whose learning rate falls to a tenth after half of the epochs (DC's evaluation protocol)."""
 
     epochs: PositiveInt = 500
     """Passes over the synthetic set."""
@@ -29,7 +29,7 @@ class CondensedTraining(Settings):
     batch_size: PositiveInt = 256
     """Records per step."""
     augment: Strategy = "color_crop_cutout_scale_rotate"
-    """DSA operations joined by "_", one drawn for every batch with parameters for each image; "none" for none."""
+    """DSA operations, joined by "_", one drawn for every batch with parameters for each image; or "none"."""
 
     def fit(
         self,
@@ -39,10 +39,10 @@ class CondensedTraining(Settings):
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
     ) -> int:
-        """Train ``model`` in place on ``records``; the arguments and the result are those of `SGD.fit`.
+        """Train ``model`` in place on ``records``, with the arguments and the result of `SGD.fit`.
 
-        The learning rate falls right after epoch ``floor(epochs / 2) + 1``. DC drops it there too, counting from 0 and
-        running one epoch more, with a tenth of this learning rate.
+        The learning rate falls after epoch ``floor(epochs / 2) + 1``, as in DC, which runs one epoch more with a tenth
+        of this learning rate.
         """
         sgd = SGD(
             lr=self.lr,

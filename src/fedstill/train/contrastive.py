@@ -1,10 +1,10 @@
 """SimCLR: features of images learned without labels, from two random views of each.
 
 Chen, Kornblith, Norouzi, Hinton, "A simple framework for contrastive learning of visual representations", ICML 2020
-(arXiv:2002.05709), algorithm 1; the defaults are those FedAUX pretrains with (leftthomas/SimCLR).
+(arXiv:2002.05709), algorithm 1; the defaults are those of FedAUX's pretraining (leftthomas/SimCLR).
 
-Differs from the paper: Adam in place of LARS at a constant learning rate, no blur among the views (as the paper does
-for CIFAR-10, appendix B.9), the four changes of colour in an order drawn once a batch.
+Differs from the paper: Adam at a constant learning rate in place of LARS; no blur, as in the paper's runs on CIFAR-10
+(appendix B.9); one order of the four colour changes for each batch.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ from fedstill.weights import load, state
 __all__ = ["SimCLR", "fingerprint", "knn_accuracy", "nt_xent"]
 
 _BATCH = 512
-"""Images at once where that changes no result."""
+"""Images in one forward pass without gradients."""
 _CHECKPOINT_SECONDS = 60.0
-"""Checkpoints are at least this far apart, but for the last."""
+"""Minimum seconds between two checkpoints, except for the last."""
 
 
 class SimCLR(Settings):
@@ -46,15 +46,15 @@ class SimCLR(Settings):
     epochs: PositiveInt = 100
     """Passes over the images."""
     batch_size: Annotated[int, Ge(2)] = 512
-    """Images per step, with two views each; all other images' views are a view's negatives."""
+    """Images per step, with two views each; a view's negatives are all other images' views."""
     temperature: PositiveFloat = 0.5
-    """tau: similarities are divided by it."""
+    """tau, the divisor of similarities."""
     lr: PositiveFloat = 1e-3
     """Adam's learning rate."""
     weight_decay: NonNegativeFloat = 1e-6
     """Multiple of the weights added to their gradients."""
     projection: tuple[PositiveInt, PositiveInt] = (512, 128)
-    """Hidden and output units of the projection head, which is thrown away after pretraining."""
+    """Hidden and output units of the projection head, which is discarded after pretraining."""
     views: Views = Views()
     """The random views."""
 
@@ -67,37 +67,36 @@ class SimCLR(Settings):
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Path | None = None,
     ) -> float:
-        """Train in place what ``models.features(model, x)`` runs; a classifier behind it stays as it is.
+        """Train in place the part of ``model`` that ``models.features`` runs; a classifier after it does not change.
 
-        The result depends on the arguments only (and on the device): every epoch has streams of its own for shuffles
-        and views and for dropout, so one that starts from a checkpoint ends with the same bits; torch's global
-        generator is left as it was. Both views of a batch go through the model together, as in algorithm 1.
+        The result depends on the arguments and the device only: every epoch has its own random streams, so a training
+        resumed from a checkpoint ends with the same bits. Both views of a batch go through the model together.
 
         Args:
-            model: trained in train mode on its own device; every module gets its mode back afterwards.
-            images: at least 2; labels are not looked at.
-            rng: gives one seed, from which all streams come.
-            on_epoch: called after each epoch with the number of epochs done and the number of all.
-            checkpoint: a file that is written after an epoch, at most once a minute and after the last one, and from
-                which a later call with the same arguments goes on. It stays; delete it when the result is safe.
+            model: trained in train mode on its own device; afterwards every module has its former mode.
+            images: at least 2; labels are ignored.
+            rng: gives the seed of all streams.
+            on_epoch: called after each epoch with the numbers of epochs done and of all epochs.
+            checkpoint: a file, written at most once a minute and after the last epoch, from which a later call with the
+                same arguments resumes. The caller deletes it.
 
         Returns:
             The last epoch's mean loss.
 
         Raises:
-            ValueError: if there are fewer than 2 images, if no trainable parameter moves the features, or if the
-                checkpoint is of another pretraining or damaged.
-            Diverged: if the loss, parameters or buffers are not finite.
+            ValueError: there are fewer than 2 images, no trainable parameter influences the features, or the checkpoint
+                is damaged or of another pretraining.
+            Diverged: the loss, parameters or buffers are not finite.
         """
         if len(images) < 2:
             raise ValueError(f"SimCLR compares images with each other, so {len(images)} are too few; give at least 2")
         seed = draw_seed(rng)
         facts = {"recipe": self.model_dump(mode="json"), "seed": seed}
-        kept = checkpoint and _Checkpoint(checkpoint, fingerprint(model, images, facts))
+        file = checkpoint and _Checkpoint(checkpoint, fingerprint(model, images, facts))
         with mode_of(model, training=True):
             with isolated(derive(seed, "start")):
                 training = _Training(self, model, images)
-            done, mean = kept.resume(training) if kept else (0, math.nan)
+            done, mean = file.resume(training) if file else (0, math.nan)
             for epoch in range(done + 1, self.epochs + 1):
                 with isolated(derive(seed, "epoch", epoch, "model")):
                     mean = training.epoch(stream(seed, "epoch", epoch))
@@ -106,8 +105,8 @@ class SimCLR(Settings):
                         f"pretraining with lr={self.lr:g} left weights that are not finite after epoch {epoch}; "
                         f"{lower_rate(self.lr)}"
                     )
-                if kept:
-                    kept.after(epoch, mean, training, last=epoch == self.epochs)
+                if file:
+                    file.write(epoch, mean, training, last=epoch == self.epochs)
                 if on_epoch is not None:
                     on_epoch(epoch, self.epochs)
         return mean
@@ -127,23 +126,16 @@ def nt_xent(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"], temperatu
 
 
 def knn_accuracy(model: nn.Module, train: Records, test: Records, k: int = 200, temperature: float = 0.5) -> float:
-    """Accuracy in [0, 1] of a vote among the ``k`` train records with the most similar features.
+    """Accuracy in [0, 1] of a vote among the ``k`` records of ``train`` with the most similar features.
 
-    A neighbour's vote for its class weighs ``exp(s / temperature)`` at cosine similarity s (Wu et al. 2018,
-    arXiv:1805.01978, section 3.4). The model runs in eval mode; every module gets its mode back afterwards.
-
-    Args:
-        model: judged by ``models.features``.
-        train: records that vote; where there are fewer than ``k``, all do.
-        test: records to classify.
-        k: number of neighbours.
-        temperature: the larger, the more equal the votes.
+    A neighbour's vote for its class has the weight ``exp(s / temperature)`` at cosine similarity s (Wu et al. 2018,
+    arXiv:1805.01978, section 3.4). Features are computed in eval mode.
 
     Raises:
-        ValueError: if ``train`` or ``test`` has no records.
+        ValueError: ``train`` or ``test`` has no records.
     """
     if not (len(train) and len(test)):
-        raise ValueError(f"kNN needs records on both sides, not {len(train)} to vote and {len(test)} to classify")
+        raise ValueError(f"kNN has {len(train)} records to vote and {len(test)} to classify; give at least 1 of both")
     voters = torch.cat(list(_directions(model, train)))
     labels = train.labels.to(voters.device)
     right = 0
@@ -157,7 +149,7 @@ def knn_accuracy(model: nn.Module, train: Records, test: Records, k: int = 200, 
 
 
 def fingerprint(model: nn.Module, images: Records, facts: Mapping[str, Any]) -> str:
-    """SHA-256 of all that a pretraining starts from: the model and where it is, the images, ``facts`` as JSON."""
+    """SHA-256 of everything that a pretraining depends on: the model, its device, the images, ``facts`` as JSON."""
     start = {
         **facts,
         "model": repr(model),
@@ -172,30 +164,30 @@ def fingerprint(model: nn.Module, images: Records, facts: Mapping[str, Any]) -> 
 
 
 class _Training:
-    """A model and its projection head while they are trained."""
+    """A model in training with its projection head and Adam."""
 
     def __init__(self, settings: SimCLR, model: nn.Module, images: Records) -> None:
         self.settings, self.model, self.images = settings, model, images
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = parameters[0].device if parameters else torch.device("cpu")
         with mode_of(model, training=False):
-            found = models.features(model, images.inputs(slice(0, 1)).to(self.device))
-            if not (parameters and found.requires_grad):
+            features = models.features(model, images.inputs(slice(0, 1)).to(self.device))
+            if not (parameters and features.requires_grad):
                 raise ValueError(
                     f"the features of {type(model).__name__} have no trainable parameters; set requires_grad on some"
                 )
-            moved = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+            gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
         hidden, out = settings.projection
         self.head = nn.Sequential(
-            nn.Linear(found.shape[1], hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, out)
+            nn.Linear(features.shape[1], hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, out)
         ).to(self.device)
-        self.weights = [p for p, g in zip(parameters, moved, strict=True) if g is not None]
+        self.weights = [p for p, g in zip(parameters, gradients, strict=True) if g is not None]
         self.weights += self.head.parameters()
         self.adam = torch.optim.Adam(self.weights, lr=settings.lr, weight_decay=settings.weight_decay)
 
     def epoch(self, rng: torch.Generator) -> float:
-        """One pass over the images; its mean loss."""
-        total, seen = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        """Train for one pass over the images, and return the mean loss."""
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         order = torch.randperm(len(self.images), generator=rng)
         for batch in torch.split(order, self.settings.batch_size):
             if len(batch) < 2:  # one image alone has no negatives
@@ -209,13 +201,13 @@ class _Training:
                 weight.grad = gradient
             self.adam.step()
             total += loss.detach() * len(batch)
-            seen += len(batch)
+            count += len(batch)
         for weight in self.weights:
             weight.grad = None
-        return float(total) / seen
+        return float(total) / count
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that changes, by name."""
+        """The state of model, head and Adam by name."""
         moments = self.adam.state_dict()["state"]
         return {
             **{f"model/{name}": value for name, value in state(self.model).items()},
@@ -224,7 +216,7 @@ class _Training:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go back to where `tensors` was called."""
+        """Set the state to that of `tensors`."""
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
@@ -237,14 +229,14 @@ class _Training:
 
 
 class _Checkpoint:
-    """A file with a training's tensors and how far it is."""
+    """The checkpoint file: a training's tensors and its number of epochs."""
 
     def __init__(self, path: Path, identity: str) -> None:
         self.path, self.identity = path, identity
         self.written = time.monotonic()
 
     def resume(self, training: _Training) -> tuple[int, float]:
-        """Epochs done and the last one's loss; 0 where there is no file."""
+        """Restore the training, if there is a file, and return its number of epochs and the last loss."""
         if not self.path.exists():
             return 0, math.nan
         remedy = "delete it and start again"
@@ -254,8 +246,8 @@ class _Checkpoint:
         training.restore(tensors)
         return header["epoch"], header["loss"]
 
-    def after(self, epoch: int, loss: float, training: _Training, *, last: bool) -> None:
-        """Write the file, unless that was done a short while ago."""
+    def write(self, epoch: int, loss: float, training: _Training, *, last: bool) -> None:
+        """Write the file, unless the last time is less than a minute ago."""
         if last or time.monotonic() - self.written >= _CHECKPOINT_SECONDS:
             header = {"identity": self.identity, "epoch": epoch, "loss": loss}
             files.write_checked(self.path, wire.pack(training.tensors(), header))
@@ -269,5 +261,5 @@ def _directions(model: nn.Module, records: Records) -> Iterator[Float[Tensor, "m
     for start in range(0, len(records), _BATCH):
         x = records.inputs(slice(start, start + _BATCH)).to(device)
         with mode_of(model, training=False):
-            found = normalize(models.features(model, x))
-        yield found
+            directions = normalize(models.features(model, x))
+        yield directions

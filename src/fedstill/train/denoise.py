@@ -1,7 +1,7 @@
-"""True labels guessed from randomised ones: a network is trained by the likelihood of what the randomiser gave.
+"""Inference of true labels from randomised labels: a network trained on the likelihood of the randomised labels.
 
-Patrini, Rozza, Menon, Nock, Qu 2017 (arXiv:1609.03683), forward correction, with a row for each record in place of one
-matrix for all, since the randomiser is known and may have a prior of its own for each record.
+Patrini, Rozza, Menon, Nock, Qu 2017 (arXiv:1609.03683), forward correction, with a row of probabilities for each record
+in place of one matrix, since the randomiser is known and may have a different prior for each record.
 """
 
 import torch
@@ -14,7 +14,7 @@ from fedstill.records import Examples, Records
 from fedstill.train.adam import Adam
 
 _LEAST = 1e-30
-"""Likelihoods below this count as this: float32 has logarithms of it."""
+"""Lower limit of likelihoods, of which float32 has the logarithm."""
 
 
 class Denoising(Adam):
@@ -25,28 +25,28 @@ class Denoising(Adam):
     batch_size: PositiveInt = 64
     """Records per step."""
     epochs: PositiveInt = 10
-    """Passes over the records; many make the network remember single labels."""
+    """Passes over the records. With many passes the network memorises single labels."""
 
     def likeliest(
         self, model: nn.Module, records: Records, likelihood: Float[Tensor, "n classes"], rng: torch.Generator
     ) -> Int64[Tensor, " n"]:
-        """For each record the label y with the largest ``p(y | x) P[given label | y]``.
+        """The label y with the largest ``p(y | x) P[given label | y]`` for each record.
 
         Args:
-            model: trained in place; its start is the prior knowledge.
-            records: ``n`` images; their own labels are ignored.
-            likelihood: the probability of the label that was given, for each true label; rows need no sum.
+            model: the network p, trained in place.
+            records: ``n`` images; their labels are ignored.
+            likelihood: the given label's probability for each true label; rows need not sum to 1.
             rng: draws the batches.
 
         Raises:
             Diverged: the training left weights that are not finite.
         """
-        given = likelihood.float().clamp_min(_LEAST).log()
-        self.fit(model, Examples(records, given), rng, loss=_surprise)
-        said = torch.cat(outputs(model, records, 500)).log_softmax(1)
-        return (said + given).argmax(1)
+        log_likelihood = likelihood.float().clamp_min(_LEAST).log()
+        self.fit(model, Examples(records, log_likelihood), rng, loss=_negative_log_likelihood)
+        predicted = torch.cat(outputs(model, records, 500)).log_softmax(1)
+        return (predicted + log_likelihood).argmax(1)
 
 
-def _surprise(logits: Float[Tensor, "n classes"], x: Tensor, given: Float[Tensor, "n classes"]) -> Tensor:
-    surprise: Tensor = -(logits.log_softmax(1) + given).logsumexp(1).mean()
-    return surprise
+def _negative_log_likelihood(logits: Tensor, x: Tensor, log_likelihood: Tensor) -> Tensor:
+    loss: Tensor = -(logits.log_softmax(1) + log_likelihood).logsumexp(1).mean()
+    return loss

@@ -1,4 +1,4 @@
-"""Epochs of a training that an interrupted run resumes: checkpoints of all that one epoch hands to the next."""
+"""Epochs of a training that an interrupted run resumes, with checkpoints of everything that epochs hand on."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedstill.weights import load
 
 Epochs = Callable[..., Iterator[int]]
-"""Numbers of the epochs that are left, with checkpoints of models and tensors: `Federation.epochs`."""
+"""Numbers of the remaining epochs, with checkpoints of models and tensors: `Federation.epochs`."""
 
 
 def epochs(
@@ -18,13 +18,13 @@ def epochs(
     device: torch.device,
     *tensors: nn.Module | dict[str, Tensor],
 ) -> Iterator[int]:
-    """Epochs 1 to ``number``, or those that are left; a resumed training draws the same random numbers.
+    """Epochs 1 to ``number``, or the remaining ones; a resumed training draws the same random numbers.
 
     Args:
         number: number of all epochs.
         checkpoint: saves ``tensors`` and the states of the random streams; None saves nothing.
         rng: the training's own stream.
-        device: the device whose global generator the training draws from, beside the CPU's (dropout).
+        device: the training's device, whose global generator dropout draws from.
         *tensors: everything else that an epoch hands to the next.
     """
     if checkpoint is None:

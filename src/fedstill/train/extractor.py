@@ -1,4 +1,4 @@
-"""Where a public feature extractor comes from: a file, the cache, or pretraining on public images."""
+"""Weights of a public feature extractor: from a file, from the cache, or by pretraining on public images."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -21,20 +21,20 @@ from fedstill.weights import state
 __all__ = ["Extractor", "load", "save"]
 
 _FORMAT = 1
-"""Raised whenever the same settings would give other weights than an older version's."""
+"""Version of the weights: increased if the same settings give other weights than before."""
 
 _log = logging.getLogger(__name__)
 
 
 class Extractor(Settings):
-    """Source of a model's first weights, for the sake of its features."""
+    """Source of a feature extractor's weights."""
 
     pretrain: Literal["simclr", "none"] = "simclr"
-    """simclr: on the public images, without their labels; none: the features are those of the random start."""
+    """Pretraining on the public images without their labels ("simclr"), or the random start ("none")."""
     simclr: SimCLR = SimCLR()
-    """The pretraining."""
+    """Settings of the pretraining."""
     file: str | None = None
-    """Take the weights from this file, written by fedstill.train.extractor.save, in place of pretraining."""
+    """File of weights, written by fedstill.train.extractor.save, to use in place of pretraining."""
 
     def obtain(
         self,
@@ -45,19 +45,18 @@ class Extractor(Settings):
         cache_dir: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Tensor]:
-        """The state of the pretrained model, on the model's devices; ``model`` itself stays as it is.
+        """The state of the pretrained model, on the model's devices; ``model`` itself does not change.
 
-        A finished pretraining is kept as ``extractors/<key>.safetensors``, where the key is a SHA-256 of everything it
-        depends on: the images' bytes and normalisation, the settings, the model's structure, weights and kind of
-        device, and the state of ``rng``. One that is killed goes on from a checkpoint beside that file, to the same
-        bits; of several processes that want the same one, the others wait.
+        The cache stores a finished pretraining as ``extractors/<key>.safetensors``; the key is a SHA-256 of everything
+        it depends on (images, settings, model, device, ``rng``). An interrupted pretraining resumes from a checkpoint
+        beside that file, to the same bits. Processes that need the same one wait for the first.
 
         Args:
             model: in its random start.
-            public: images to pretrain on; labels are not looked at.
-            rng: `SimCLR.fit` draws from a copy of it, so that it stands the same with and without a cached result.
-            cache_dir: where extractors are kept; ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
-            progress: called with the number of epochs done and the number of all.
+            public: images to pretrain on; labels are ignored.
+            rng: a generator, which is only copied: its state is the same with and without a cached result.
+            cache_dir: folder of the cache; by default ``$FEDSTILL_CACHE`` or ``~/.cache/fedstill``.
+            progress: called with the numbers of epochs done and of all epochs.
 
         Raises:
             ValueError: the file is missing, damaged or of another model; there are no public images to pretrain on;
@@ -69,8 +68,8 @@ class Extractor(Settings):
             return {name: value.clone() for name, value in state(model).items()}
         if public is None:
             raise ValueError(
-                "the feature extractor is pretrained on public images, of which there are none; name some with "
-                "--public, or choose pretrain=none or a file of weights"
+                "the feature extractor is pretrained on public images, but the run has 0; name some with --public, or "
+                "choose pretrain=none or a file of weights"
             )
         facts = {
             "format": _FORMAT,
@@ -80,16 +79,14 @@ class Extractor(Settings):
         place = (
             (cache_dir or cache.default_folder()) / "extractors" / f"{fingerprint(model, public, facts)}.safetensors"
         )
-        found = _cached(place, model)  # without the lock, which a read-only cache can't give
-        if found is not None:
-            return found
-        with _alone(place):
-            found = _cached(place, model)  # another process may have made it while this one waited
-            if found is None:
-                found = self._trained(model, public, rng, place, progress)
-        return found
+        weights = _cached(place, model)  # without the lock, which a read-only cache can't give
+        if weights is not None:
+            return weights
+        with _locked(place):
+            weights = _cached(place, model)  # another process may have written it while this one waited
+            return self._pretrain(model, public, rng, place, progress) if weights is None else weights
 
-    def _trained(
+    def _pretrain(
         self,
         model: nn.Module,
         public: Records,
@@ -97,18 +94,18 @@ class Extractor(Settings):
         place: Path,
         progress: Callable[[int, int], None] | None,
     ) -> dict[str, Tensor]:
-        trained, checkpoint = deepcopy(model), place.with_suffix(".checkpoint")
-        own = torch.Generator(rng.device)
-        own.set_state(rng.get_state())
-        self.simclr.fit(trained, public, own, on_epoch=progress, checkpoint=checkpoint)
-        found = state(trained)
-        files.write_checked(place, wire.pack(found, {}))
+        model, checkpoint = deepcopy(model), place.with_suffix(".checkpoint")
+        stream = torch.Generator(rng.device)
+        stream.set_state(rng.get_state())
+        self.simclr.fit(model, public, stream, on_epoch=progress, checkpoint=checkpoint)
+        weights = state(model)
+        files.write_checked(place, wire.pack(weights, {}))
         checkpoint.unlink(missing_ok=True)
-        return found
+        return weights
 
 
 def save(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a model's state for ``Extractor(file=...)``: a safetensors file that other programs read as well."""
+    """Write a model's state for ``Extractor(file=...)``, as a safetensors file."""
     files.write_bytes(path, wire.pack(weights, {}))
 
 
@@ -116,10 +113,10 @@ def load(path: Path, model: nn.Module) -> dict[str, Tensor]:
     """The state that `save` wrote, on the devices of ``model``.
 
     Raises:
-        ValueError: there is no such file, or it doesn't hold what ``model`` needs.
+        ValueError: there is no such file, or its weights are not of this model.
     """
     try:
-        return _fitting(wire.unpack(path.read_bytes())[0], model)
+        return _checked(wire.unpack(path.read_bytes())[0], model)
     except OSError as error:
         raise ValueError(
             f"the extractor's weights {str(path)!r} can't be read ({error.strerror or error}); check the path"
@@ -131,28 +128,29 @@ def load(path: Path, model: nn.Module) -> dict[str, Tensor]:
         ) from error
 
 
-def _fitting(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """``found`` in the order and on the devices of the model's state; raises ValueError if it is another model's."""
-    held = state(model)
-    if lacking := [name for name in held if name not in found]:
-        raise ValueError(f"{lacking[0]!r} is missing")
-    if extra := [name for name in found if name not in held]:
+def _checked(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """``weights`` in the order and on the devices of the model's state; a ValueError if they are another model's."""
+    expected = state(model)
+    if missing := [name for name in expected if name not in weights]:
+        raise ValueError(f"{missing[0]!r} is missing")
+    if extra := [name for name in weights if name not in expected]:
         raise ValueError(f"the model has no {extra[0]!r}")
-    for name, value in held.items():
-        if (found[name].shape, found[name].dtype) != (value.shape, value.dtype):
+    for name, value in expected.items():
+        given = weights[name]
+        if (given.shape, given.dtype) != (value.shape, value.dtype):
             raise ValueError(
-                f"{name!r} is {found[name].dtype} of shape {tuple(found[name].shape)}, in the model {value.dtype} of "
-                f"shape {tuple(value.shape)}"
+                f"{name!r} is {given.dtype} of shape {tuple(given.shape)}, in the model {value.dtype} of shape "
+                f"{tuple(value.shape)}"
             )
-        if not torch.isfinite(found[name]).all():
+        if not torch.isfinite(given).all():
             raise ValueError(f"{name!r} has values that are not finite")
-    return {name: found[name].to(value.device) for name, value in held.items()}
+    return {name: weights[name].to(value.device) for name, value in expected.items()}
 
 
 def _cached(place: Path, model: nn.Module) -> dict[str, Tensor] | None:
-    """Weights of an earlier pretraining, or None if there are none that can be used."""
+    """Weights of an earlier pretraining, or None if there are none or they are damaged."""
     try:
-        return _fitting(wire.unpack(files.read_checked(place, "pretraining again"))[0], model)
+        return _checked(wire.unpack(files.read_checked(place, "pretraining again"))[0], model)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -161,7 +159,7 @@ def _cached(place: Path, model: nn.Module) -> dict[str, Tensor] | None:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
+def _locked(place: Path) -> Iterator[None]:
     """Hold the lock of a cache file.
 
     Raises:

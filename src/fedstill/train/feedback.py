@@ -1,4 +1,4 @@
-"""FedKADP's feedback: a metric of stable training, and the temperature and noise that follow it.
+"""FedKADP's feedback: a metric of stable training, which determines temperature and noise.
 
 Jiang, Zhao, Li, Xue 2024 (Electronics 13(17), 3538), section 3.2 and equations 17 and 20. The constants are ours: the
 paper prints neither weights, thresholds nor factors.
@@ -16,18 +16,18 @@ from torch import Tensor
 from fedstill.settings import Settings
 
 _LEAST_GAIN = 0.005
-"""Gains in accuracy below this don't count as a denominator."""
+"""Lower limit of the gain in accuracy in a denominator."""
 
 
 class PublicLoss:
-    """A record of the model's loss and accuracy on public records, and of its change, by round; round 0 is w_0.
+    """The model's loss and accuracy on public records, and its change, by round; round 0 is w_0.
 
     Attributes:
         tensors: the numbers by name, float64 ``(rounds + 1,)``, to be carried through `Federation.rounds`.
     """
 
     def __init__(self, rounds: int) -> None:
-        """Room for ``rounds`` rounds."""
+        """Make an empty record of ``rounds`` rounds."""
         unknown = torch.full((rounds + 1,), math.nan, dtype=torch.float64)
         self.tensors = {name: unknown.clone() for name in ("change", "loss", "accuracy")}
 
@@ -37,47 +37,47 @@ class PublicLoss:
             self.tensors[name][number] = value if math.isfinite(value) else 1e300
 
     def __getitem__(self, name: str) -> Tensor:
-        """The numbers of all rounds called ``name``; NaN for rounds to come."""
+        """The numbers ``name`` of all rounds; NaN for later rounds."""
         return self.tensors[name]
 
 
 class Feedback(Settings):
-    """The metric, and the rules that follow it."""
+    """Settings of the metric, and of the rules for temperature and noise."""
 
     weights: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.25, 0.25, 0.25, 0.25)
-    """Of the model's change, of loss, of accuracy and of time (w_g, w_l, w_a, w_t)."""
+    """Weights of the model's change, of loss, of accuracy and of time in the metric (w_g, w_l, w_a, w_t)."""
     time_slope: PositiveFloat = 10.0
-    """Steepness of M_t; the paper's formula, whose slope is 1, spans 38 to 62 only."""
+    """Steepness of M_t. The paper's formula has 1 and spans only 38 to 62."""
     coldest: PositiveFloat = 2.0
     """Smallest temperature of distillation (rho_min)."""
     hottest: PositiveFloat = 3.0
-    """Largest (rho_max)."""
+    """Largest temperature of distillation (rho_max)."""
     steepness: PositiveFloat = 0.1
-    """Of the temperature's rise about its threshold (k)."""
+    """Steepness of the temperature's rise at its threshold (k)."""
     temperature_from: NonNegativeFloat = 70.0
-    """Metric at which the temperature is half way (Metric_KD)."""
+    """Metric at which the temperature is midway (Metric_KD)."""
     noise_from: NonNegativeFloat = 80.0
-    """Metric from which the noise falls (Metric_DP)."""
+    """Metric from which on the noise falls (Metric_DP)."""
     decay: Annotated[float, Gt(0), Le(1)] = 0.97
-    """By which factor it falls in a round (p)."""
+    """Factor by which the noise falls in a round (p)."""
     least_noise: NonNegativeFloat = 1.0
-    """Noise multiplier that it does not fall below."""
+    """Smallest noise multiplier."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Feedback":
         if self.coldest > self.hottest:
-            raise ValueError(f"coldest is {self.coldest}, hottest {self.hottest}; it must not be above that")
+            raise ValueError(f"coldest is {self.coldest}, hottest {self.hottest}; coldest must not be above hottest")
         return self
 
-    def metric(self, seen: PublicLoss, now: int, rounds: int) -> float:
-        """How stable training is after round ``now`` of ``rounds``, from 0 to 100 where the weights sum to 1.
+    def metric(self, public: PublicLoss, now: int, rounds: int) -> float:
+        """Stability of training after round ``now`` of ``rounds``, from 0 to 100 if the weights sum to 1.
 
         ``M_g = max(100 (1 - |g_t - g_avg| / g_avg), 0)`` with ``g_avg`` the mean of g_1 to g_{t-1};
         ``M_l = 100 (1 - r)`` for ``r = (L_t - L_{t-1}) / L_{t-1} < 0``, else ``100 max(1 - r / 2, 0)``;
         ``M_a = 100 |(a_t - a_{t-1}) / (a_{t-1} - a_{t-2})|``; ``M_t = 100 / (1 + exp(-slope (t / T - 1/2)))``. Each is
-        brought into [0, 100]; one that lacks its past is 0.
+        clamped to [0, 100], or 0 if it lacks earlier rounds.
         """
-        change, loss, accuracy = (seen[name] for name in ("change", "loss", "accuracy"))
+        change, loss, accuracy = (public[name] for name in ("change", "loss", "accuracy"))
         parts = [0.0, 0.0, 0.0, 100 * float(expit(self.time_slope * (now / rounds - 0.5)))]
         if now >= 2 and (usual := float(change[1:now].mean())) > 0:
             parts[0] = 100 * (1 - abs(float(change[now]) - usual) / usual)
@@ -95,7 +95,7 @@ class Feedback(Settings):
         return self.coldest + (self.hottest - self.coldest) * share
 
     def noise(self, before: float, metric: float) -> float:
-        """``sigma_t = p sigma_{t-1}`` where the metric reaches Metric_DP, else as before."""
+        """``sigma_t = p sigma_{t-1}`` if the metric reaches Metric_DP, else ``sigma_{t-1}``."""
         if not metric >= self.noise_from:
             return before
         return max(self.decay * before, min(before, self.least_noise))

@@ -17,7 +17,7 @@ from fedstill.settings import Settings
 
 
 def margins(counts: Int64[Tensor, " classes"], largest: float = 0.5) -> Float[Tensor, " classes"]:
-    """``m_c = largest * n_c^(-1/4) / max_c n_c^(-1/4)``: the rarest class has the largest; absent classes have 0.
+    """``m_c = largest * n_c^(-1/4) / max_c n_c^(-1/4)``: largest for the rarest class, 0 for absent classes.
 
     Raises:
         ValueError: no class has a record.
@@ -29,47 +29,43 @@ def margins(counts: Int64[Tensor, " classes"], largest: float = 0.5) -> Float[Te
 
 
 def class_weights(counts: Int64[Tensor, " classes"], beta: float = 0.9999) -> Float[Tensor, " classes"]:
-    """``(1 - beta) / (1 - beta^n_c)``, scaled to mean 1 over the classes that occur; absent classes have 0.
+    """``(1 - beta) / (1 - beta^n_c)``, scaled to mean 1 over the classes with records; 0 for absent classes.
 
     Cui et al. 2019 (arXiv:1901.05555), "effective number of samples".
 
     Raises:
         ValueError: no class has a record.
     """
-    here = counts > 0
-    if not here.any():
+    present = counts > 0
+    if not present.any():
         raise ValueError("0 records have no class weights; at least 1 is needed")
     # expm1: beta is so near 1 that 1 - beta^n loses digits
     effective = -torch.expm1(counts.clamp_min(1).double() * torch.log(torch.tensor(beta, dtype=torch.float64)))
-    raw = torch.where(here, (1 - beta) / effective, 0.0)
-    return (raw / raw[here].mean()).float()
+    raw = torch.where(present, (1 - beta) / effective, 0.0)
+    return (raw / raw[present].mean()).float()
 
 
 class LDAM(Settings):
-    """Margins and weights from a client's own class counts."""
+    """Settings of the margins and class weights, which follow from a client's class counts."""
 
     largest: PositiveFloat = 0.5
     """Margin of the rarest class, in logits."""
     scale: PositiveFloat = 4.0
-    """Factor s of the logits. The paper's 30 is for cosines in [-1, 1]; a plain linear layer's logits grow by
-    themselves, and s multiplies its gradients: on digits, 120 of one class down to 3 of another, accuracies with s of
-    1, 4, 10 and 30 were 0.88, 0.88, 0.78 and 0.27, with cross-entropy 0.85 ("dense-mnist", 20 epochs)."""
+    """Factor s of the logits. The paper's 30 is for cosines in [-1, 1]. A linear layer's logits are unbounded, and s
+    multiplies its gradients: on digits with 120 records of one class down to 3 of another, accuracies for s of 1, 4, 10
+    and 30 were 0.88, 0.88, 0.78 and 0.27, and 0.85 for cross-entropy ("dense-mnist", 20 epochs)."""
     beta: Annotated[float, Ge(0), Lt(1)] = 0.9999
-    """Beta of the class weights, in [0, 1); 0 weighs all classes alike."""
+    """Beta of the class weights, in [0, 1); with 0 all classes have equal weights."""
     defer: Annotated[float, Ge(0), Le(1)] = 0.8
-    """Share of the epochs before class weights apply (the paper: 160 of 200); 1 for never."""
+    """Share of the epochs before class weights apply (the paper: 160 of 200); with 1 they never apply."""
 
     def loss(self, counts: Int64[Tensor, " classes"]) -> "LDAMLoss":
-        """The loss for one training run on records with these class counts; see `LDAMLoss`.
-
-        Raises:
-            ValueError: no class has a record.
-        """
+        """The loss for one training on records with these class counts; a ValueError if all counts are 0."""
         return LDAMLoss(self, counts)
 
 
 class LDAMLoss:
-    """``CE(s (z - m_y 1_y), y)``, weighted by class from some epoch on; `on_epoch` counts the epochs.
+    """``CE(s (z - m_y 1_y), y)``, weighted by class after `LDAM.defer` of the epochs, which `on_epoch` counts.
 
     ::
 
@@ -85,13 +81,13 @@ class LDAMLoss:
         self._weights = self._later if settings.defer == 0 else None
 
     def __call__(self, logits: Float[Tensor, "n classes"], x: Tensor, labels: Int64[Tensor, " n"]) -> Float[Tensor, ""]:
-        """Mean over the batch; a weighted mean once weights count, as `torch.nn.functional.cross_entropy` has it."""
+        """Mean over the batch; once class weights apply, the weighted mean of `torch.nn.functional.cross_entropy`."""
         margin = self._margins.to(logits.device)[labels]
         lowered = logits.scatter_add(1, labels[:, None], -margin[:, None].to(logits.dtype))
         weights = None if self._weights is None else self._weights.to(logits.device, logits.dtype)
         return cross_entropy(self._settings.scale * lowered, labels, weight=weights)
 
     def on_epoch(self, done: int, total: int) -> None:
-        """Count an epoch: the number done and the number of all, as ``SGD.fit`` passes them."""
+        """Record that ``done`` of ``total`` epochs are over, as ``SGD.fit`` passes them."""
         if done >= self._settings.defer * total:
             self._weights = self._later

@@ -16,20 +16,17 @@ from fedstill.seeds import draw_seed, isolated
 from fedstill.train.epochs import Epochs, epochs
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""Maps a normalised batch ``(n, c, h, w)`` to an augmented one; draws from the generator and from nothing else."""
+"""Map of a normalised batch ``(n, c, h, w)`` to an augmented one; it draws from the generator only."""
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
-"""Maps a batch's output of the model, inputs as the model got them, and labels to the scalar to minimise.
-
-The output is the logits ``(n, classes)`` unless the model is made to give something else.
-"""
+"""Map of the model's output (logits ``(n, classes)`` for most models), its inputs and the labels to a scalar loss."""
 
 Norms = Literal["batch", "frozen-after-first"]
-"""Statistics that batch norms train with: each batch's own throughout, or from the second epoch on the running ones,
-which then no longer change (eval mode)."""
+"""Statistics of batch norms in training: always those of the batch, or from the second epoch on the running ones, which
+then no longer change (eval mode)."""
 
 _CACHED_BYTES = 256 * 2**20
-"""Inputs up to this size are normalised once per fit, larger ones batch by batch."""
+"""Largest size of inputs that are normalised once a fit; larger ones are normalised batch by batch."""
 
 
 class Diverged(ValueError):
@@ -42,11 +39,7 @@ def cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def trainable(model: nn.Module) -> list[Tensor]:
-    """The model's trainable parameters, in the order of ``model.parameters()``.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The model's trainable parameters, in the order of ``model.parameters()``; a ValueError if there are none."""
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise ValueError(f"{type(model).__name__} has no trainable parameters; set requires_grad on some")
@@ -70,14 +63,9 @@ def run_epochs(
     checkpoint: Epochs | None = None,
     norms: Norms = "batch",
 ) -> int:
-    """Train ``model`` in place for ``number`` epochs, as `fedstill.train.sgd.SGD.fit` documents.
+    """Train ``model`` in place for ``number`` epochs; `fedstill.train.sgd.SGD.fit` documents arguments and result.
 
-    ``update(loss, epoch)`` changes the weights after each batch; ``tensors`` are the optimiser's live state by name,
-    for checkpoints. Returns the number of steps, those before a resumption included.
-
-    Raises:
-        Diverged: parameters or buffers are not finite at the end.
-        ValueError: the model has nothing to train.
+    ``update(loss, epoch)`` changes the weights after each batch. ``tensors`` are the optimiser's live state by name.
     """
     device = trainable(model)[0].device
     inputs, labels = _reader(records, device), records.labels.to(device)
@@ -112,7 +100,7 @@ def _freeze_norms(model: nn.Module) -> None:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Tell whether all parameters and buffers of the model are finite."""
+    """Whether all parameters and buffers of the model are finite."""
     return all(torch.isfinite(t).all() for t in chain(model.parameters(), model.buffers()))
 
 
@@ -122,7 +110,7 @@ def lower_rate(lr: float) -> str:
 
 
 def _reader(records: Trainable, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Normalised inputs on ``device`` by position."""
+    """A function of positions that gives normalised inputs on ``device``."""
     labels = records.labels
     if records.inputs(slice(0, 1)).nbytes * len(labels) > _CACHED_BYTES:
         return lambda batch: records.inputs(batch.to(labels.device)).to(device)

@@ -1,4 +1,4 @@
-"""A client's training by DP-SGD, in public settings."""
+"""Settings of a client's training by DP-SGD."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from fedstill.settings import Settings
 
 
 class PrivateSGD(Settings):
-    """DP-SGD with a public rate: nothing depends on how many records a client has."""
+    """DP-SGD with a public sampling rate, so that nothing depends on a client's number of records."""
 
     lr: PositiveFloat = 0.005
     """Learning rate."""
@@ -23,9 +23,9 @@ class PrivateSGD(Settings):
     clip: PositiveFloat = 1.0
     """Largest length of one record's gradient (c)."""
     batch_size: PositiveInt = 32
-    """Records in a step's batch on average, for a client with the supposed number of records (B)."""
+    """Expected number of records in a step's batch, for a client with the supposed number of records (B)."""
     supposed_records: Annotated[int, Ge(1)] = 600
-    """Public guess of a client's number of records: each is in a step's batch with probability B / this."""
+    """Public guess of a client's number of records. A record is in a step's batch with probability B over this."""
 
     @property
     def sampling(self) -> float:
@@ -33,7 +33,7 @@ class PrivateSGD(Settings):
         return min(1.0, self.batch_size / self.supposed_records)
 
     def event(self, noise_multiplier: float) -> Event:
-        """The cost of one round with this noise, for a server to ask `Federation.able`; that of `mechanism`."""
+        """The cost of one round with this noise, the same as of `mechanism`, for `Federation.able`."""
         return gaussian_event(noise_multiplier, self.sampling, self.steps)
 
     def mechanism(
@@ -44,7 +44,7 @@ class PrivateSGD(Settings):
         clip: float | None = None,
         loss: PerRecordLoss = per_record_cross_entropy,
     ) -> DPSGD:
-        """The training of ``model`` as one release; ``clip`` in place of the setting's."""
+        """The training of ``model`` as one release; ``clip`` replaces the setting."""
         return DPSGD(
             model=model,
             lr=self.lr,

@@ -15,13 +15,13 @@ from fedstill.train.epochs import Epochs
 from fedstill.train.loop import Augment, Loss, Norms, cross_entropy, run_epochs, trainable
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
-"""One tensor for each trainable parameter, in the order of ``model.parameters()``."""
+"""A tensor for each trainable parameter, in the order of ``model.parameters()``."""
 
 Correction = Callable[[Tensors, Tensors], Tensors]
-"""Maps the trainable parameters and their gradients to the gradients to step along; changes neither in place."""
+"""Map of the trainable parameters and their gradients to the gradients of the step; it changes neither in place."""
 
 Bound = Callable[[Tensors], None]
-"""Moves the trainable parameters, in place, back into an allowed region."""
+"""Projection of the trainable parameters, in place, to an allowed region."""
 
 
 class SGD(Settings):
@@ -38,9 +38,9 @@ class SGD(Settings):
     epochs: PositiveInt = 1
     """Passes over the records."""
     max_steps: PositiveInt | None = None
-    """Stop after this many steps even if epochs are left; no limit by default."""
+    """Maximum number of steps; no limit by default."""
     milestones: tuple[PositiveInt, ...] = ()
-    """After each of these epochs (the first is 1) the learning rate is multiplied by decay and momentum starts at 0."""
+    """Epochs (the first is 1) after which the learning rate is multiplied by decay and momentum starts at 0 again."""
     decay: PositiveFloat = 0.1
     """Factor of the learning rate at a milestone."""
 
@@ -61,27 +61,27 @@ class SGD(Settings):
         """Train ``model`` in place on ``records``.
 
         The result depends on the arguments only: shuffles, augmentation and dropout draw from ``rng``, and torch's
-        global generator is left as it was.
+        global generator does not change.
 
         Args:
-            model: trained in train mode on its own device; every module gets its mode back afterwards.
-            records: the training set; without any record, no step is taken.
-            rng: stream of the dropout seed, of the shuffles and of ``augment``, in this order.
+            model: trained in train mode on its own device; afterwards every module has its former mode.
+            records: the training set; without records, no step is taken.
+            rng: stream of the dropout seed, the shuffles and ``augment``, in this order.
             correct: changes the gradients before weight decay and momentum, e.g. ``proximal``.
             bound: called after each step, e.g. ``ball_constraint``.
             augment: applied to each batch of normalised inputs.
             loss: a mean over a batch, of the model's output, the augmented inputs and the labels.
-            on_epoch: called after each epoch with the number of epochs done and the number of all.
+            on_epoch: called after each epoch with the numbers of epochs done and of all epochs.
             checkpoint: saves model, momentum and random state, so that an interrupted run resumes after its last
                 epoch: `Federation.epochs`.
-            norms: statistics of the batch norms. Only these modules are put in eval mode, dropout is not.
+            norms: statistics of the batch norms.
 
         Returns:
-            Number of steps taken, those before a resumption included.
+            Number of steps, including those before a resumption.
 
         Raises:
-            Diverged: if parameters or buffers are not finite at the end.
-            ValueError: if the model has nothing to train.
+            Diverged: parameters or buffers are not finite at the end.
+            ValueError: the model has no trainable parameters.
         """
         weights = trainable(model)
         buffers = [torch.zeros_like(w) for w in weights]
@@ -136,16 +136,15 @@ class SGD(Settings):
 
 
 def proximal(model: nn.Module, mu: float) -> Correction:
-    """FedProx's pull towards x, the weights ``model`` has now: adds ``mu * (y - x)`` to the gradient at y.
+    """FedProx's proximal term: adds ``mu * (y - x)`` to the gradient at y; x are the current weights of ``model``.
 
-    That is the gradient of the loss term ``mu / 2 * |y - x|^2`` over the trainable parameters (Li et al. 2020,
-    arXiv:1812.06127, eq. 2).
+    That is the gradient of the loss term ``mu / 2 * |y - x|^2`` (Li et al. 2020, arXiv:1812.06127, eq. 2).
 
     Raises:
-        ValueError: if ``mu`` is negative or not finite.
+        ValueError: ``mu`` is negative or not finite.
     """
     if not (math.isfinite(mu) and mu >= 0):
-        raise ValueError(f"mu={mu} is no weight for the proximal term; it must be a finite number of 0 or more")
+        raise ValueError(f"mu={mu} can't weigh the proximal term; give a finite number of at least 0")
     x: Tensors = [p.detach().clone() for p in model.parameters() if p.requires_grad]
 
     def correct(weights: Tensors, gradients: Tensors) -> Tensors:
@@ -155,21 +154,19 @@ def proximal(model: nn.Module, mu: float) -> Correction:
 
 
 def ball_constraint(model: nn.Module, radius: float) -> Bound:
-    """Projection of the trainable parameters to the ball of ``radius`` around their present values.
+    """Projection of the trainable parameters to the ball of ``radius`` around their current values.
 
     Raises:
-        ValueError: if ``radius`` is not a positive number.
+        ValueError: ``radius`` is not a positive number.
     """
     if not (math.isfinite(radius) and radius > 0):
-        raise ValueError(f"the radius of a ball is {radius}; it must be a positive number")
+        raise ValueError(f"the radius of a ball is {radius}; give a positive number")
     centre: Tensors = [p.detach().clone() for p in model.parameters() if p.requires_grad]
 
     def bound(weights: Tensors) -> None:
-        moved = torch._foreach_sub(weights, centre)
-        length = torch.stack(torch._foreach_norm(moved)).norm()
-        torch._foreach_copy_(
-            weights, torch._foreach_add(centre, torch._foreach_mul(moved, (radius / length).clamp(max=1)))
-        )
+        change = torch._foreach_sub(weights, centre)
+        factor = (radius / torch.stack(torch._foreach_norm(change)).norm()).clamp(max=1)
+        torch._foreach_copy_(weights, torch._foreach_add(centre, torch._foreach_mul(change, factor)))
 
     return bound
 
@@ -177,15 +174,13 @@ def ball_constraint(model: nn.Module, radius: float) -> Bound:
 def control_variates(server: Tensors, client: Tensors) -> Correction:
     """SCAFFOLD's drift correction: ``g - c_i + c`` in place of g (Karimireddy et al. 2020, arXiv:1910.06378, eq. 3).
 
-    Args:
-        server: c, one tensor for each trainable parameter in the order of ``model.parameters()``.
-        client: c_i, likewise.
+    ``server`` is c and ``client`` c_i.
 
     Raises:
-        ValueError: if the two differ in number or shapes.
+        ValueError: the two differ in number or shapes.
     """
     if [c.shape for c in server] != [c_i.shape for c_i in client]:
-        raise ValueError("the control variates of server and client differ in shape; both need one per parameter")
+        raise ValueError("the control variates of server and client differ in shape; give both one for each parameter")
     drift: Tensors = [c - c_i for c, c_i in zip(server, client, strict=True)]
 
     def correct(weights: Tensors, gradients: Tensors) -> Tensors:

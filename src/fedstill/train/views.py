@@ -1,4 +1,4 @@
-"""Random views of images, for learning without labels: SimCLR's augmentations, a whole batch at a time."""
+"""Random views of image batches for learning without labels: SimCLR's augmentations."""
 
 import math
 from typing import Annotated
@@ -17,19 +17,21 @@ PerImage = Float[Tensor, " n"]
 Probability = Annotated[float, Ge(0), Le(1)]
 
 _CROPS = 10
-"""Number of crops tried, as in torchvision, until one fits into the image."""
+"""Number of crops to try, as in torchvision, until one fits into the image."""
 
 
 def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
     if limits[0] > limits[1]:
-        raise ValueError(f"the limits {limits[0]:g} and {limits[1]:g} are in the wrong order; give the smaller first")
+        raise ValueError(
+            f"the limits {limits[0]:g} and {limits[1]:g} are in the wrong order; give the smaller one first"
+        )
     return limits
 
 
 class Views(Settings):
     """A random view of an image: crop and resize, flip, change of colours, gray (arXiv:2002.05709, appendix A).
 
-    Images of another number of channels than 3 have no colours: saturation, hue and gray leave them as they are.
+    Saturation, hue and gray do not change images with another number of channels than 3.
     """
 
     scale: Annotated[
@@ -43,23 +45,18 @@ class Views(Settings):
     jitter: Probability = 0.8
     """Probability of a change of colours."""
     brightness: Probability = 0.4
-    """b: pixels times a factor in [1 - b, 1 + b]."""
+    """Strength b: pixels are multiplied by a factor in [1 - b, 1 + b]."""
     contrast: Probability = 0.4
-    """c: distances from the image's mean luminance times a factor in [1 - c, 1 + c]."""
+    """Strength c: distances from the image's mean luminance are multiplied by a factor in [1 - c, 1 + c]."""
     saturation: Probability = 0.4
-    """s: distances from each pixel's luminance times a factor in [1 - s, 1 + s]."""
+    """Strength s: distances from each pixel's luminance are multiplied by a factor in [1 - s, 1 + s]."""
     hue: Annotated[float, Ge(0), Le(0.5)] = 0.1
-    """h: hues move by up to h turns of the colour circle either way."""
+    """Strength h: hues turn by up to h of the colour circle in both directions."""
     gray: Probability = 0.2
     """Probability of a grey view."""
 
     def __call__(self, pixels: Images, rng: torch.Generator) -> Images:
-        """One view of each image, of the same shape.
-
-        Args:
-            pixels: in [0, 1]; so are the views.
-            rng: a CPU generator, whatever device the images are on; parameters are drawn for every image.
-        """
+        """A view of each image, of the same shape, in [0, 1] as ``pixels``; ``rng`` is a CPU generator."""
         n, channels, height, width = pixels.shape
         device = pixels.device
         top, left, rows, columns = (v.to(device) for v in self._crops(n, height, width, rng))
@@ -71,7 +68,7 @@ class Views(Settings):
         across = torch.where((flips < self.flip)[:, None], across.flip(1), across)
         x = _weights(down, height)[:, None] @ pixels @ _weights(across, width)[:, None].mT
 
-        jittered = jitters < self.jitter  # of the others the factors change nothing
+        jittered = jitters < self.jitter  # factors do not change the others
         strengths = (self.brightness, self.contrast, self.saturation, self.hue)
         drawn = [(2 * u - 1) * s * jittered for u, s in zip(factors, strengths, strict=True)]
         for index in order:
@@ -90,7 +87,7 @@ class Views(Settings):
         columns = (height * width * shares * ratios).sqrt().round()
         fits = (rows >= 1) & (rows <= height) & (columns >= 1) & (columns <= width)
         first = fits.int().argmax(1, keepdim=True)  # the first of equals
-        # Where none fits, the largest crop of a permitted ratio from the middle.
+        # If none fits, the largest crop of a permitted ratio from the middle.
         whole = min(float(height), round(width / low)), min(float(width), round(height * high))
         some = fits.any(1)
         rows = torch.where(some, rows.gather(1, first)[:, 0], whole[0])
@@ -102,7 +99,7 @@ class Views(Settings):
 
 
 def _places(start: PerImage, size: PerImage, out: int) -> Float[Tensor, "n out"]:
-    """Where the centres of ``out`` pixels spread over ``size`` lie, in pixels, kept inside the crop."""
+    """Centres of ``out`` pixels spread over ``size``, in pixels, limited to the crop."""
     steps = (torch.arange(out, device=start.device) + 0.5) / out
     places = steps * size[:, None] - 0.5
     return start[:, None] + places.clamp(min=0).minimum(size[:, None] - 1)
@@ -130,7 +127,7 @@ def _saturate(x: Images, change: PerImage) -> Images:
 
 
 def _turn(x: Images, turns: PerImage) -> Images:
-    """Move each pixel's hue by ``turns`` of the colour circle, from RGB to HSV and back."""
+    """Turn each pixel's hue by ``turns`` of the colour circle, from RGB to HSV and back."""
     if x.shape[1] != 3:
         return x
     red, green, blue = (x[:, i : i + 1] for i in range(3))

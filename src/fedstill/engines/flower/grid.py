@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fedstill import schema, wire
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.train.allocator import handing_back
+from fedstill.train.allocator import returning_memory
 
 _BYTES = 64 << 20
 """Bytes of replies that may wait in the server's memory, beyond one reply for each client played at a time."""
@@ -77,7 +77,7 @@ class GridTransport(Transport):
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        with handing_back():
+        with returning_memory():
             yield from self._exchange(request, clients, sent)
 
     def _exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
