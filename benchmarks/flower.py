@@ -262,7 +262,7 @@ def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
             content = {"method": "flower:Idle", **task, "flower:Idle": method}
             run = here.run("large", content, wait=300.0, at_a_time=options.at_a_time)
             status = here.finish(run, 3600.0)
-        assert status == "finished:completed", here.said(run)
+        assert status == "finished:completed", here.output(run)
         seconds = json.loads((here.folder / "runs" / "large" / "summary.json").read_text())["seconds"]
     return [told(options, clients, seconds, seen)]
 

@@ -59,16 +59,16 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedgm", "--data", "digits", "--training.augment", "blur"], "blur"),
         (["run", "fedgm", "--data", "digits", "--matching.augment", "blur"], "blur"),
         (["run", "missing.yaml"], "there is no file missing.yaml"),
-        (["compare"], "there is nothing to compare"),
-        (["compare", "fedavg", "fedavg"], "'fedavg' stands twice"),
+        (["compare"], "there is no method to compare"),
+        (["compare", "fedavg", "fedavg"], "'fedavg' is given twice"),
         (["compare", "fedavg", "--seeds", "0", "0"], "--seeds is 0 0; it must be different numbers"),
-        (["compare", "a/b=fedavg"], "'a/b' is no label"),
+        (["compare", "a/b=fedavg"], "'a/b' is not a label"),
         (["compare", "fedavg", "--fedavg.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
         (["report", "nowhere"], "nowhere"),
         (["data", "show", "nothing-like-that"], "nothing-like-that"),
         (["compare", "fedavg", "real", "--each.roundz", "3"], "--each.roundz: none of fedavg, real has this setting"),
         (["compare", "fedavg", "--each.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
-        (["compare", "each=fedavg"], "--each. stands for all methods; give fedavg another label than 'each'"),
+        (["compare", "each=fedavg"], "the label 'each' is reserved for all methods (--each.); use another for fedavg"),
         (["compare", "a-b=fedavg", "a_b=real"], "the labels 'a-b' and 'a_b' would share flags"),
         (["run", "fedavg", "--data", "digits", "--out", "file"], "file"),
         (
@@ -80,7 +80,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedavg", "--data", "digits", "--model", "os.path:join"], "os.path:join"),
         (["run", "fedavg", "--data", "digits", "--model", "convnet:width=99999999999"], "convnet:width=99999999999"),
         (["run", "fednova", "--local.milestones", "2"], "milestones (2,) change the learning rate"),
-        (["methods", "all"], "'all' is one word too many here"),
+        (["methods", "all"], "'all' is an unexpected argument"),
         (["run", "deep.yaml"], "deep.yaml cannot be read as YAML"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
     ],
@@ -122,7 +122,7 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
     main(words)
     assert (out / "summary.json").stat().st_mtime_ns == before
     capsys.readouterr()
-    assert "holds a run with rounds = 2, not 3; choose another --out" in fails(
+    assert "has a run with rounds = 2, not 3; choose another --out" in fails(
         capsys, "run", "fedavg", *QUICK, "--rounds", "3", "--out", str(out)
     )
 
@@ -171,9 +171,9 @@ def test_a_yaml_file_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (summary["rounds"], summary["seed"]) == (2, 3)
     for text, sentence in [
         ("method: fedavg\nfedavg: {rounds: 0}", "rounds is 0; it must be greater than 0"),
-        ("method: fedavg\nfedavg: [1]", "'fedavg' must hold hyperparameters by name"),
+        ("method: fedavg\nfedavg: [1]", "'fedavg' must be a mapping of hyperparameters"),
         ("method: fedavg\ncolour: red", "colour is not a setting here"),
-        ("data: digits", "must hold settings by name, among them 'method: NAME'"),
+        ("data: digits", "must be a mapping of settings with 'method: NAME'"),
         ("method: [", "cannot be read as YAML"),
         ("method: fedsum", "there is no method 'fedsum'"),
     ]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstill import methods, wire
 from fedstill.data.sources import DataSet
-from fedstill.engines.request_results import RequestResults
+from fedstill.engines.client import RequestResults
 from fedstill.protocol import (
     Client,
     Method,

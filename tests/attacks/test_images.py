@@ -6,7 +6,7 @@ from scipy.stats import beta
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks.images import Nearest, alike, compare, nearest, recognised, share_of
+from fedstill.attacks.images import Nearest, compare, matched_samples, nearest, recognised, share_of
 from fedstill.data.sources import DataSet
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import isolated, stream
@@ -58,7 +58,7 @@ def test_no_images_have_no_neighbours(digits: DataSet) -> None:
 
 @pytest.mark.parametrize("by_network", [False, True])
 def test_images_that_are_real_ones_are_flagged(digits: DataSet, by_network: bool) -> None:
-    members, others = alike(digits.train, digits.test, stream(0))
+    members, others = matched_samples(digits.train, digits.test, stream(0))
     found = compare(members[:60], members, others, network=network(digits) if by_network else None)
     assert found.nearer.value == 1 and found.nearer.low > 0.9 and found.votes > 50
     turned = compare(members[:60], others, members)
@@ -66,7 +66,7 @@ def test_images_that_are_real_ones_are_flagged(digits: DataSet, by_network: bool
 
 
 def test_images_a_little_off_real_ones_are_flagged(digits: DataSet) -> None:
-    members, others = alike(digits.train, digits.test, stream(0))
+    members, others = matched_samples(digits.train, digits.test, stream(0))
     noise = 20 * torch.randn(members.images[:80].shape, generator=stream(1))
     blurred = (members.images[:80] + noise).clamp(0, 255).to(torch.uint8)
     close = Records(blurred, members.labels[:80], 10, members.normalisation)
@@ -76,7 +76,7 @@ def test_images_a_little_off_real_ones_are_flagged(digits: DataSet) -> None:
 def test_independent_images_give_an_interval_with_a_half(digits: DataSet) -> None:
     order = torch.randperm(len(digits.test), generator=stream(7))
     free, rest = digits.test[order[:100]], digits.test[order[100:]]
-    members, others = alike(digits.train, rest, stream(1))
+    members, others = matched_samples(digits.train, rest, stream(1))
     found = compare(free, members, others, confidence=0.99)
     assert found.nearer.low < 0.5 < found.nearer.high and 20 < found.votes <= 100
 
@@ -87,7 +87,7 @@ def test_without_classes_in_step_a_client_of_one_class_would_seem_to_leak_record
     ours = digits.train.of_class(3)
     wrong = compare(free, ours, digits.train[: len(ours)])
     assert wrong.nearer.low > 0.5
-    right = compare(free, *alike(ours, rest, stream(2)), confidence=0.99)
+    right = compare(free, *matched_samples(ours, rest, stream(2)), confidence=0.99)
     assert right.nearer.low < 0.5 < right.nearer.high
 
 
@@ -123,13 +123,13 @@ def test_votes_by_hand() -> None:
 
 def test_sets_are_drawn_with_the_same_classes(digits: DataSet) -> None:
     ours = digits.train.of_class(4)
-    members, others = alike(ours, digits.test, stream(0))
+    members, others = matched_samples(ours, digits.test, stream(0))
     assert torch.equal(members.class_counts(), others.class_counts())
     assert len(members) == min(len(ours), len(digits.test.of_class(4))) and set(members.labels.tolist()) == {4}
     assert len(members.images.flatten(1).unique(dim=0)) == len(members)
-    again, _ = alike(ours, digits.test, stream(0))
+    again, _ = matched_samples(ours, digits.test, stream(0))
     assert torch.equal(again.images, members.images)
-    assert not torch.equal(alike(ours, digits.test, stream(1))[0].images, members.images)
+    assert not torch.equal(matched_samples(ours, digits.test, stream(1))[0].images, members.images)
 
 
 def test_real_images_are_recognised_and_noise_is_not(digits: DataSet) -> None:
@@ -157,10 +157,10 @@ def test_intervals_are_those_of_clopper_and_pearson() -> None:
         (lambda: nearest(made(2, 0), made(3, 1), 4), "k is 4 of 3 records"),
         (lambda: nearest(made(2, 0), made(3, 1), 0), "k is 0"),
         (lambda: compare(made(2, 0), made(3, 1), made(4, 2)), "3 members and 4 other records"),
-        (lambda: alike(made(2, 0), made(0, 0), stream(0)), "none of 2 and 0 records share a class"),
+        (lambda: matched_samples(made(2, 0), made(0, 0), stream(0)), "2 members and 0 pool records share no class"),
         (lambda: share_of(1.1, 10), "share 1.1"),
         (lambda: share_of(0.5, 10, 1.0), "confidence 1.0"),
-        (lambda: recognised(nn.Flatten(), made(0, 0)), "0 images to recognise"),
+        (lambda: recognised(nn.Flatten(), made(0, 0)), "there are 0 images"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: object, message: str) -> None:
@@ -169,5 +169,5 @@ def test_what_makes_no_sense_is_refused(call: object, message: str) -> None:
 
 
 def test_images_of_another_task_are_refused(digits: DataSet) -> None:
-    with pytest.raises(ValueError, match="must be of one task"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         nearest(made(2, 0), digits.train)

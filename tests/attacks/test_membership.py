@@ -14,7 +14,7 @@ from doubles import Killed
 from fedstill import files, models, wire
 from fedstill.attacks import membership as attack
 from fedstill.attacks import report as attack_report
-from fedstill.attacks.membership import Membership, design, membership, place_of
+from fedstill.attacks.membership import Membership, membership, membership_design, place_of
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
@@ -56,14 +56,14 @@ def share_of(folder: Path, world: int) -> list[int]:
 
 
 def test_each_record_is_in_half_of_the_shadow_runs_and_more_of_them_leave_the_first_as_they_are() -> None:
-    member = design(0, 2, 1000, 8)
+    member = membership_design(0, 2, 1000, 8)
     assert member.shape == (9, 1000)
     assert (member[1:].sum(0) == 4).all()
     # five standard deviations of 1000 coins
     assert all(421 < int(world.sum()) < 579 for world in member)
-    assert torch.equal(design(0, 2, 1000, 16)[:9], member)
-    assert not torch.equal(design(1, 2, 1000, 8), member)
-    assert not torch.equal(design(0, 1, 1000, 8), member)
+    assert torch.equal(membership_design(0, 2, 1000, 16)[:9], member)
+    assert not torch.equal(membership_design(1, 2, 1000, 8), member)
+    assert not torch.equal(membership_design(0, 1, 1000, 8), member)
     assert abs(np.corrcoef(member[0], member[1])[0, 1]) < 0.16  # five standard deviations
 
 
@@ -95,7 +95,7 @@ def test_what_an_overfitted_model_remembers_is_found(attacked: tuple[Path, dict[
     assert "src=" not in page.split("</head>")[1]
     with np.load(place / "scores.npz") as arrays:
         assert arrays["phi"].shape == arrays["member"].shape == (17, 120)
-        expected = design(0, 0, 120, 16).numpy()
+        expected = membership_design(0, 0, 120, 16).numpy()
         assert (arrays["member"] == expected).all()
         own = share_out(Experiment(data="digits", clients=1, limit=120), None).parts[0][0]
         assert (arrays["records"] == own).all()
@@ -136,7 +136,7 @@ def test_a_private_run_keeps_its_promise_with_fresh_noise_in_every_world(tmp_pat
     rates = [rate for form in found["likelihood_ratio"].values() for rate in form["rates"]]
     assert found["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-3)
     assert all(rate["bound"] < 0.03 and not rate["refuted"] for rate in rates)
-    assert "Not refuted: what is found is within what eps 1" in " ".join(
+    assert "Not refuted: the true positive rates are within the bound of eps 1" in " ".join(
         str(part) for part in attack_report.show(found)
     )
     before = weights(folder, 0, 1)
@@ -257,7 +257,7 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
     other = finished(tmp_path / "other")
     kept = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**kept, "fingerprint": "of something else"}))
-    assert "digits is not what it was when" in refusal(other)
+    assert "digits has changed since" in refusal(other)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     for name in ([], ["membership"]):
         main(["attack", str(folder), *name, "--shadows", "4", "--client", "1", "--flip", "True"])
         told = " ".join(capsys.readouterr().out.split())
-        assert "client 1's 60 records are found" in told and "attack.html" in told
+        assert "60 records of client 1" in told and "attack.html" in told
 
     def fails(*words: str) -> str:
         with pytest.raises(SystemExit) as stop:

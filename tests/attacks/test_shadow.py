@@ -24,10 +24,10 @@ def said(n: int, margin: float, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_members_whose_models_are_sure_of_them_are_found(top: int | None) -> None:
     attack = ShadowAttack(top=top, training=QUICK)
     model = attack.fit(*said(1000, 5.0, "shadow"), stream(0, "attack"))
-    judged = attack.judge(model, *said(1000, 5.0, "target"))
+    judged = attack.rates(model, *said(1000, 5.0, "target"))
     assert judged["members"]["support"] == judged["others"]["support"] == 500
     assert min(judged[kind]["f1"] for kind in judged) > 0.85
-    blind = attack.judge(model, *said(1000, 0.0, "target"))
+    blind = attack.rates(model, *said(1000, 0.0, "target"))
     right = sum(kind["recall"] for kind in blind.values()) / 2
     assert abs(right - 0.5) < 0.08  # five standard deviations of a coin's 1000 throws
 
@@ -36,7 +36,7 @@ def test_the_order_of_classes_is_nothing_to_the_largest_three() -> None:
     attack = ShadowAttack(top=3, training=QUICK)
     logits, member = said(200, 5.0, "shadow")
     model = attack.fit(logits, member, stream(0, "attack"))
-    assert attack.judge(model, logits, member) == attack.judge(model, logits.flip(1), member)
+    assert attack.rates(model, logits, member) == attack.rates(model, logits.flip(1), member)
 
 
 def test_few_classes_have_fewer_than_three() -> None:
@@ -60,14 +60,14 @@ class Always(nn.Module):
 def test_rates_worked_out_by_hand() -> None:
     logits = torch.tensor([[5.0, 0.0], [5.0, 0.0], [5.0, 0.0], [0.0, 5.0]])  # guesses: member three times
     member = torch.tensor([True, True, False, False])
-    judged = ShadowAttack().judge(Always(), logits, member)
+    judged = ShadowAttack().rates(Always(), logits, member)
     assert judged["members"] == pytest.approx({"precision": 2 / 3, "recall": 1, "f1": 0.8, "support": 2})
     assert judged["others"] == pytest.approx({"precision": 1, "recall": 0.5, "f1": 2 / 3, "support": 2})
 
 
 def test_what_never_is_guessed_has_no_precision() -> None:
     logits = torch.tensor([[5.0, 0.0], [5.0, 0.0]])
-    judged = ShadowAttack().judge(Always(), logits, torch.tensor([True, True]))
+    judged = ShadowAttack().rates(Always(), logits, torch.tensor([True, True]))
     assert judged["others"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
 
 

@@ -1,4 +1,4 @@
-"""Models that clients judge on test records of their own."""
+"""Models that clients evaluate on their own test records."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from small import holding, weights
 from torch import nn
 
 from fedstill.data.sources import DataSet
-from fedstill.engines.client_evaluation import Judgement
+from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.engines.client_state import last_state
 from fedstill.evaluate import evaluate
 from fedstill.experiment.config import Experiment
@@ -87,9 +87,9 @@ def test_a_resumed_run_is_judged_alike(name: str, digits: DataSet, tmp_path: Pat
 
 
 def test_personal_models_want_records_to_be_judged_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fedrep gives every client a model of its own, .* --local-test 0.2"):
+    with pytest.raises(ValueError, match="fedrep gives every client its own model, .* --local-test 0.2"):
         made(tmp_path / "run", "fedrep", {}, local_test=0.0)
-    with pytest.raises(ValueError, match="fedavg-p ends with a network that is put together at the server"):
+    with pytest.raises(ValueError, match="fedavg-p ends with a network that only the server can evaluate"):
         made(tmp_path / "run", "fedavg-p", {}, local_test=0.2)
 
 
@@ -239,12 +239,12 @@ def test_clients_without_test_records_are_left_out() -> None:
         1: torch.zeros(2, 2, dtype=torch.int64),
         4: torch.tensor([[0, 2], [0, 2]]),
     }
-    judgement = Judgement.of_clients(tables, 2)
+    judgement = EvaluationResult.of_clients(tables, 2)
     assert judgement.clients == {0: 0.75, 4: 0.5}
     assert judgement.accuracy == 0.625
     assert judgement.confusion.tolist() == [[3, 3], [0, 2]]
-    again = Judgement.read(json.loads(json.dumps(judgement.described())))
+    again = EvaluationResult.read(json.loads(json.dumps(judgement.described())))
     assert again.clients == judgement.clients
     assert torch.equal(again.confusion, judgement.confusion)
     with pytest.raises(ValueError, match="no client has a test record"):
-        _ = Judgement.of_clients({1: tables[1]}, 2).accuracy
+        _ = EvaluationResult.of_clients({1: tables[1]}, 2).accuracy

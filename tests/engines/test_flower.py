@@ -90,9 +90,9 @@ def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason
     found = exchange(Grid(behaviour), 5, timeout=0.3)
     assert [a.failure for a in found] == [
         None,
-        "Flower says: out of paper",
+        "Flower reports: out of paper",
         "no reply within 0.3 s (--timeout)",
-        "the reply holds no bytes of ours",
+        "the reply was not made by fedstill",
         None,
     ]
 
@@ -162,7 +162,7 @@ def test_one_that_ends_the_process_of_those_it_shares_with_is_the_only_one_left_
 @pytest.mark.parametrize("odd", [[5], [], [5] * 99, ["five"]])
 def test_a_shared_reply_that_cannot_be_told_apart_is_refused(odd: Any) -> None:
     found = exchange(Players(odd=odd), 60, ahead=1000, shared=True)
-    assert {a.failure for a in found} == {None, "the reply holds no bytes of ours"}
+    assert {a.failure for a in found} == {None, "the reply was not made by fedstill"}
 
 
 ARRAY = Array(dtype="uint8", shape=(5,), stype="fedstill", data=b"what?")
@@ -214,7 +214,7 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
     sites = apps.SiteTransport(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         found = sorted(sites.exchange(b"what?", [0, 1], lambda _: None))
-    assert found == [(0, b"mine", None), (1, b"", "no site answers for it")]
+    assert found == [(0, b"mine", None), (1, b"", "no site replies for it")]
     assert len(caplog.messages) >= 2
     assert all(map(is_sentence, caplog.messages))
 
@@ -228,8 +228,8 @@ def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.Log
     bound = apps.SiteTransport(grid, "terms", 2, wait=0.3, nodes={0: 2, 1: 1})  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         found = sorted(bound.exchange(b"what?", [0, 1], lambda _: None))
-    assert found == [(0, b"2", None), (1, b"", "no site answers for it")]
-    assert "node 1 says that it is client 0, but is that of client 1 (nodes); it is left out" in caplog.messages
+    assert found == [(0, b"2", None), (1, b"", "no site replies for it")]
+    assert "node 1 is ignored: it claims to be client 0, but belongs to client 1 (nodes)" in caplog.messages
     assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
 
 
@@ -335,7 +335,7 @@ def test_the_command_runs_it_and_says_what_lacks(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--engine", "flower", "--gpus-per-client", "7", "--out", str(tmp_path / "c")])
     assert stopped.value.code == 2
-    assert "a client is to have 1 CPUs and 7 GPUs; there are" in capsys.readouterr().err
+    assert "a client needs 1 CPUs and 7 GPUs; there are only" in capsys.readouterr().err
 
 
 def test_without_flower_there_is_a_sentence(

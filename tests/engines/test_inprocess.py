@@ -29,7 +29,7 @@ def test_clients_that_fail_are_left_out_and_the_run_goes_on(digits: Any, tmp_pat
     assert (raised.client, raised.step, raised.round) == (1, "update", 1)
     assert "ArithmeticError: the abacus broke" in raised.reason
     assert (died.client, died.step, died.round) == (2, "update", 1)
-    assert "its process ended (exit code 3; it says why above)" in died.reason
+    assert "its process ended (exit code 3; see above)" in died.reason
 
 
 def test_a_client_that_takes_too_long_is_left_out_and_the_run_goes_on(

@@ -1,4 +1,4 @@
-"""The public set-up of a run: one class, whose JSON real sites know."""
+"""The public settings of a run: one class, whose JSON real sites know."""
 
 import json
 import pickle
@@ -79,7 +79,7 @@ def test_a_method_is_looked_up_only_when_it_is_used(digits: DataSet) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=300), data=st.binary(max_size=300))
 def test_garbage_is_refused_in_a_sentence(text: str, data: bytes, digits: DataSet) -> None:
-    with pytest.raises(schema.Refused, match="the run's spec is wrong"):
+    with pytest.raises(schema.Refused, match="the run's spec is invalid"):
         RunSpec.read(text)
     good = json.loads(spec_of(methods.find("fedavg")(), digits.train, name="fedavg").text())
     for key in good:
@@ -91,7 +91,7 @@ def test_garbage_is_refused_in_a_sentence(text: str, data: bytes, digits: DataSe
 
 
 def test_the_text_of_a_spec_is_bounded() -> None:
-    with pytest.raises(schema.Refused, match="are the most"):
+    with pytest.raises(schema.Refused, match="the limit is 100,000"):
         RunSpec.read(" " * 200_000)
     with pytest.raises(schema.Refused):
         RunSpec.read("[" * 90_000)

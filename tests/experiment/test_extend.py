@@ -105,7 +105,7 @@ def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     (away / "2").touch()
     finished = tmp_path / "run"
     run(job(finished))
-    assert "seed = 0, not 1; an extension changes nothing but who answers" in refusal(finished, seed=1)
+    assert "seed = 0, not 1; an extension may change the clients only" in refusal(finished, seed=1)
     assert "--clients is 5;" in refusal(finished, clients=5)
     assert "There is no folder" in refusal(tmp_path / "nowhere")
     (tmp_path / "out").mkdir()
@@ -116,7 +116,7 @@ def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     assert "summary.json is missing" in refusal(finished)
     twice = job(tmp_path / "twice")
     run(twice._replace(method=find(twice.name)(**{**MODELS, "rounds": 2})))
-    assert "asked its clients 2 times; only a one-shot run can be extended" in refusal(tmp_path / "twice")
+    assert "made 2 requests; only a one-shot run can be extended" in refusal(tmp_path / "twice")
 
 
 def test_real_sites_are_asked_by_flower(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

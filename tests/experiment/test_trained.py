@@ -43,14 +43,14 @@ def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = load_model(tmp_path)
     with pytest.raises(ValueError, match=r"images have shape \(2, 3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
         model(torch.zeros(2, 3, 8, 8))
-    with pytest.raises(ValueError, match="images are torch.int64; take uint8, or floats in"):
+    with pytest.raises(ValueError, match="images are torch.int64; they must be uint8, or floats in"):
         model(torch.zeros(2, 1, 8, 8, dtype=torch.int64))
 
 
 @pytest.mark.slow
 def test_a_model_of_each_client_s_own_is_not_there_for_all(tmp_path: Path) -> None:
     made(tmp_path, "fedrep", local_test=0.2)
-    with pytest.raises(ValueError, match="fedrep gives every client a model of its own .*; there is none for all"):
+    with pytest.raises(ValueError, match="fedrep gives every client its own model .*; there is no model for all"):
         load_model(tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_runs_are_found_at_any_depth_in_natural_order_and_unfinished_ones_are_le
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
-        ("config.json", "[]", "valid dictionary"),
+        ("config.json", "[]", "not a JSON object"),
         ("summary.json", "{", "Expecting property name"),
         ("summary.json", b"\xff\xfe", "utf-8"),
         ("summary.json", '{"method": "fedgm"}', "label: field required"),
@@ -447,7 +447,7 @@ def test_a_thousand_clients_and_classes_without_records_can_be_drawn(tmp_path: P
     names = [str(c) for c in range(10)]
     (folder / "partition.json").write_text(json.dumps({"class_names": names, "counts": counts.tolist()}))
     record = read_run(folder)
-    heat = plots.who_holds_what(record).data[0]
+    heat = plots.records_per_client(record).data[0]
     assert heat.z.shape == (10, 1000)
     shown = np.nan_to_num(heat.z).T
     assert np.array_equal(shown, counts[np.asarray(heat.customdata)[0]])
@@ -528,7 +528,7 @@ def test_whatever_a_user_named_is_text(tmp_path: Path) -> None:
     for draw in (plots.accuracy_against_bytes, plots.accuracy_per_round, plots.per_class_accuracy):
         assert {trace.name for trace in draw(records).data if trace.name} == {escape(evil)}
     assert "<" not in str(plots.confusion(records).data[0].customdata) + str(
-        plots.who_holds_what(records[0]).data[0].text
+        plots.records_per_client(records[0]).data[0].text
     )
 
 
@@ -538,11 +538,11 @@ def test_every_part_has_its_section_and_a_missing_part_has_none(tmp_path: Path) 
     )
     sections = {
         "metrics.jsonl": ["Accuracy against bytes", "Accuracy per round"],
-        "partition.json": ["Who holds what"],
-        "images/synthetic.npz": ["What the images look like"],
+        "partition.json": ["Records of each client"],
+        "images/synthetic.npz": ["Sample images"],
         "evaluation.json": ["Accuracy per class"],
     }
-    always = ["Results", "Privacy: who learns what at most", "Refused replies", "Reproduce"]
+    always = ["Results", "Privacy guarantees", "Refused replies", "Reproduce"]
     text = page([read_run(folder)], tmp_path)
     for heading in (*always, *sum(sections.values(), [])):
         assert f"<h2>{heading}</h2>" in text

@@ -61,7 +61,7 @@ def test_lines_of_rounds_after_a_checkpoint_go_and_two_of_one_round_are_merged(f
     first, second = folder.read_metrics()
     assert (first["accuracy"], first["loss"], second["accuracy"]) == (0.1, 0.1, 0.2)
     folder.metrics.write_text('{"accuracy": 1}\n')
-    with pytest.raises(Damaged, match="a line is no round"):
+    with pytest.raises(Damaged, match="a line has no round"):
         folder.drop_metrics_after(2)
 
 
@@ -98,7 +98,7 @@ def test_only_a_folder_with_results_is_a_finished_run(folder: RunFolder) -> None
 def test_a_locked_folder_keeps_others_out_and_its_lock_is_no_stranger(folder: RunFolder) -> None:
     with folder.locked():
         assert folder.stranger() is None
-        with pytest.raises(ValueError, match="is being written by another process"), RunFolder(folder.path).locked():
+        with pytest.raises(ValueError, match="another process is writing"), RunFolder(folder.path).locked():
             pass
         (folder.path / ".config.json.9.part").write_text("half")
         assert folder.stranger() is None

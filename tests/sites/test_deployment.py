@@ -126,7 +126,7 @@ def governed(here: Loopback, name: str, **policy: Any) -> Iterator[list[Path]]:
 
 def completed(here: Loopback, run_id: str, name: str, seconds: float = PATIENCE) -> Path:
     status = here.finish(run_id, seconds)
-    assert status == "finished:completed", here.said(run_id)[-3000:]
+    assert status == "finished:completed", here.output(run_id)[-3000:]
     return here.folder / "runs" / name
 
 
@@ -195,7 +195,7 @@ def test_a_site_s_refusal_reaches_the_server_and_nothing_else_does(here: Loopbac
         place.write_text(before)
     (refused,) = summary_of(out)["refused"]
     assert refused["client"] == 2
-    assert "its policy answers scaffold, fedgm, fedavg-p, not 'small:Probe.update'" in refused["reason"]
+    assert "policy allows scaffold, fedgm, fedavg-p, not 'small:Probe.update'" in refused["reason"]
     log = (here.folder / "site-2" / "state" / "log.jsonl").read_text()
     assert '"what": "refused"' in log.splitlines()[-1]
 
@@ -234,7 +234,7 @@ def test_a_registered_site_that_says_it_is_another_is_not_believed(everyone: Loo
         here.stop("site-8")
         del here.nodes[8]
     (refused,) = summary_of(out)["refused"]
-    assert (refused["client"], refused["reason"]) == (1, "no site answers for it")
+    assert (refused["client"], refused["reason"]) == (1, "no site replies for it")
 
 
 @thorough
@@ -274,8 +274,8 @@ def test_a_site_that_is_killed_before_it_is_asked_is_left_out_and_may_come_later
     running = here.run(name, probe(min_clients=3, timeout=120), wait=60)
     out = completed(here, running, name)
     (refused,) = summary_of(out)["refused"]
-    assert (refused["client"], refused["reason"]) == (1, "no site answers for it")
-    assert "client 1 is left out: no site answers for it" in here.said(running)
+    assert (refused["client"], refused["reason"]) == (1, "no site replies for it")
+    assert "client 1 is left out: no site replies for it" in here.output(running)
     come_back(here, 1)
     late = completed(here, here.extend(name, "late"), "late")
     assert summary_of(late)["refused"] == []
@@ -319,7 +319,7 @@ def test_a_server_that_asks_above_the_sites_budget_gets_nothing(everyone: Loopba
     with governed(here, name, methods=["fedavg-p"], **ONCE) as states:
         running = here.run(name, private(5.0))
         assert here.finish(running, PATIENCE) == "finished:failed"
-    assert "budget of 1.3" in here.said(running)
+    assert "budget of 1.3" in here.output(running)
     assert not list((here.folder / "runs" / name / "journal").glob("*/*.reply"))
     for state in states:
         assert charges(state) == 0
@@ -342,7 +342,7 @@ def test_a_budget_for_one_release_pays_for_one_whenever_the_site_is_killed(every
             for client in (1, 2):
                 here.stop(f"site-{client}", signal.SIGKILL)
         assert here.finish(first, PATIENCE) == "finished:failed"
-        assert "2 of 4 clients gave a usable reply" in here.said(first)
+        assert "2 of 4 clients gave a usable reply" in here.output(first)
         kept = {place.name: place.read_bytes() for place in journal.glob("*/*.reply")}
         assert kept.keys() == {"00000.reply", "00003.reply"}
         for client in (1, 2):

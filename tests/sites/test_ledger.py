@@ -80,7 +80,7 @@ def test_a_budget_covers_all_runs_and_restarts(folder: Path) -> None:
     opened(folder, "second", 1.8).charge(entry())
     spent = accounting.epsilon([ONE] * 3, DELTA, "record")
     sentence = (
-        rf"budget of 1.8 at delta 1e-05; it would come to {spent:.4g}, as earlier runs count; nothing was released"
+        rf"budget of 1.8 at delta 1e-05; it would come to {spent:.4g}, including earlier runs; nothing was released"
     )
     for run in ("first", "second", "third"):
         ledger = opened(folder, run, 1.8)
@@ -177,7 +177,7 @@ def test_a_filter_watches_over_adaptive_noise_of_all_runs(folder: Path) -> None:
     for index in range(10):
         first.charge(entry(Gaussian(noise_multiplier=8.0 + index % 5), adaptive=True))
     small = Gaussian(noise_multiplier=20.0)
-    with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, as earlier runs"):
+    with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, including earlier runs"):
         while True:
             second.charge(entry(small))  # fixed noise beside adaptive noise
     every = [e.event for e in (*first.entries, *second.entries)]

@@ -165,12 +165,12 @@ def refused(site: SitePolicy, fed: ServerFederation) -> str:
 
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "method": ("fedavg", {"methods": ["fedgm"]}, {}, "answers fedgm, not 'fedavg.update'"),
-    "step": ("fedgm", {"methods": ["fedgm.other"]}, {}, "answers fedgm.other, not 'fedgm.distil'"),
-    "unprotected": ("fedavg", {"unprotected": False}, {}, "'weights' would be"),
-    "noise": ("fedavg-p", {"simulated_noise": False}, {}, "seed that the server knows"),
+    "method": ("fedavg", {"methods": ["fedgm"]}, {}, "allows fedgm, not 'fedavg.update'"),
+    "step": ("fedgm", {"methods": ["fedgm.other"]}, {}, "allows fedgm.other, not 'fedgm.distil'"),
+    "unprotected": ("fedavg", {"unprotected": False}, {}, "no unprotected field, such as 'weights'"),
+    "noise": ("fedavg-p", {"simulated_noise": False}, {}, "the server knows the seed"),
     "delta": ("fedavg-p", {"delta": 1e-6}, {}, "the run's delta is 1e-05"),
-    "few records": ("fedavg-p", {"min_records": 10_000}, {}, "with 10000 records or more"),
+    "few records": ("fedavg-p", {"min_records": 10_000}, {}, "fewer than 10000 records"),
     "budget": (
         "fedavg-p",
         {"simulated_noise": False, "budget": 0.5},
@@ -197,8 +197,8 @@ def test_code_of_others_is_run_only_where_the_policy_says_so(
     text = json.loads(spec_of("fedavg", digits).text())
     request = wire.pack({}, {"step": "update", "exchange": 0})
     for change, reason in (
-        ({"method": "small:Gossip", "settings": {}}, "own methods only"),
-        ({"model": "os:getcwd"}, "own models only"),
+        ({"method": "small:Gossip", "settings": {}}, "fedstill's methods only"),
+        ({"model": "os:getcwd"}, "fedstill's models only"),
     ):
         step_name = "tell" if "method" in change else "update"
         request = wire.pack({}, {"step": step_name, "exchange": 0})
@@ -213,7 +213,7 @@ def test_what_a_step_complains_about_stays_in_the_site_s_log(
     text = json.dumps({**json.loads(spec_of("fedavg", digits).text()), "method": "gossip", "settings": {}})
     request = wire.encode({}, (), spec_of("fedavg", digits).facts, {"step": "tell", "exchange": 0})
     reply = answer(site, text, request)
-    assert wire.envelope(reply) == {"error": "the step failed at the site; its log says why"}
+    assert wire.envelope(reply) == {"error": "the step failed at the site; see the site's log"}
     assert b"pixels" not in reply
     assert "the patient's pixels" in log(site)[-1]["detail"]
 
@@ -235,7 +235,7 @@ def test_without_an_intact_ledger_nothing_is_released(
     else:
         (site.ledger / "ledger.key").unlink()
     other = federation("fedavg-p", digits, [site], tmp_path / "other", run="f" * 32, simulated_noise=False)
-    with pytest.raises(TooFewReplies, match="the site; its log says why"):
+    with pytest.raises(TooFewReplies, match="the site; see the site's log"):
         other.spec.method.server(other)
     assert all(not wire.unpack(reply)[0] for reply in other._transport.replies)  # type: ignore[attr-defined]
     assert log(site)[-1]["what"] == "failed"
@@ -248,7 +248,7 @@ def test_data_that_do_not_fit_the_task_are_refused(
     text = json.loads(spec_of("fedavg", digits).text())
     request = wire.pack({}, {"step": "update", "exchange": 0})
     for change, reason in (
-        ({"shape": [1, 16, 16]}, "the site's images are 1 x 8 x 8, the run's 1 x 16 x 16"),
+        ({"shape": [1, 16, 16]}, "the site's images are 1 x 8 x 8, the run's are 1 x 16 x 16"),
         ({"class_names": ["0", "1"]}, "the site has the class 9; the run has 2 classes"),
     ):
         assert reason in str(wire.envelope(answer(site, json.dumps({**text, **change}), request))["error"])

@@ -1,4 +1,4 @@
-"""Privacy attacks: what an observer of a run can infer about the training records; one file each, and this table."""
+"""Privacy attacks on finished runs: inference of training records by an observer."""
 
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ ATTACKS = {
     "membership": "fedstill.attacks.membership:Membership",
     "uploads": "fedstill.attacks.uploads:Uploads",
 }
-"""Name on the command line -> class. A new attack is one file, one line here and a section of docs/attacks.md."""
+"""Class of each attack by its name on the command line; a new attack is one file, one line here and a section of
+docs/attacks.md."""
 
 
 def find(name: str) -> type["Attack"]:

@@ -1,4 +1,4 @@
-"""The likelihood-ratio attack on membership: tell whether a model was trained on a record.
+"""The likelihood-ratio attack: infer whether a model was trained on a record.
 
 Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership inference attacks from first principles", IEEE S&P 2022
 (arXiv:2112.03570), Algorithm 1 (online) and its offline form.
@@ -6,9 +6,9 @@ Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership inference attacks from f
 Differs from the paper:
 
 * the means of the Gaussians are medians, as in the authors' code;
-* with few shadow models one standard deviation stands for all records, pooled over their deviations from their own
-  means; of members and of others apart, where the authors' code takes that of members for both;
-* scores of a record's views are averaged, not fitted together.
+* with few shadow models, members share one standard deviation and non-members another, where the authors' code uses
+  the members' for both;
+* the scores of a record's views are averaged, not modelled jointly.
 """
 
 import math
@@ -20,23 +20,20 @@ from scipy.stats import beta
 from torch import Tensor
 
 PER_RECORD = 64
-"""Fewest shadow models with which every record has standard deviations of its own."""
+"""Minimum number of shadow models for one standard deviation per record."""
 _LEAST = 1e-6
 """Lower bound of a standard deviation."""
 
 
 def phi(logits: Float[Tensor, "*views n classes"], labels: Int64[Tensor, " n"]) -> Float64[Tensor, "*views n"]:
-    """``ln p_y - ln(1 - p_y)`` (section VI.A), from logits as ``z_y - ln sum_{c != y} e^{z_c}``, which never overflows.
-
-    Average it over views of the records: ``phi(...).mean(0)``.
-    """
+    """``ln p_y - ln(1 - p_y)`` (section VI.A), computed as ``z_y - ln sum_{c != y} e^{z_c}``, which never overflows."""
     z = logits.double()
     y = labels.expand(z.shape[:-1])[..., None]
     return z.gather(-1, y)[..., 0] - z.scatter(-1, y, -math.inf).logsumexp(-1)
 
 
 class Gaussian(NamedTuple):
-    """Scores of each record in one kind of world; both ``(n,)``."""
+    """Distribution of each record's score in models with it, or in models without it."""
 
     mean: Float64[Tensor, " n"]
     std: Float64[Tensor, " n"]
@@ -47,30 +44,27 @@ class Gaussian(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Scores of records in worlds with them and without them."""
+    """Score distributions in models trained with each record, and without it."""
 
     present: Gaussian
     absent: Gaussian
 
 
 def fit(scores: Float64[Tensor, "worlds n"], member: Bool[Tensor, "worlds n"]) -> Fitted:
-    """Gaussians from shadow models.
+    """Fit Gaussians to the scores under shadow models.
 
     Args:
-        scores: of each record under each shadow model.
-        member: whether the model had the record; each record in half of the models.
+        scores: score of each record under each shadow model.
+        member: whether the model was trained on the record; true in half of the models for each record.
 
     Raises:
-        ValueError: a record is not in just half of the models, or these are fewer than 4.
+        ValueError: there are fewer than 4 models, or a record is not in exactly half of them.
     """
     worlds = len(scores)
     if worlds < 4 or not (2 * member.sum(0) == worlds).all():
-        raise ValueError(f"{worlds} shadow models; there must be 4 or more, with each record in just half of them")
-    return Fitted(_gaussian(_where(scores, member)), _gaussian(_where(scores, ~member)))
-
-
-def _where(scores: Tensor, chosen: Tensor) -> Float64[Tensor, "half n"]:
-    return scores.T[chosen.T].view(scores.shape[1], -1).T
+        raise ValueError(f"{worlds} shadow models; there must be 4 or more, with each record in exactly half of them")
+    present, absent = (scores.T[mask.T].view(scores.shape[1], -1).T for mask in (member, ~member))
+    return Fitted(_gaussian(present), _gaussian(absent))
 
 
 def _gaussian(scores: Float64[Tensor, "half n"]) -> Gaussian:
@@ -82,24 +76,24 @@ def _gaussian(scores: Float64[Tensor, "half n"]) -> Gaussian:
 
 
 def online(score: Float64[Tensor, " n"], fitted: Fitted) -> Float64[Tensor, " n"]:
-    """The logarithm of Lambda in Algorithm 1: larger for records that look like members."""
+    """The logarithm of Lambda in Algorithm 1; larger for likely members."""
     return fitted.present.log_density(score) - fitted.absent.log_density(score)
 
 
 def offline(score: Float64[Tensor, " n"], absent: Gaussian) -> Float64[Tensor, " n"]:
-    """``-ln P[N(mu_out, sigma_out^2) > score]``: as ``online``, but needs no model with the record (section VI.B)."""
+    """``-ln P[N(mu_out, sigma_out^2) > score]``: `online` without models trained on the record (section VI.B)."""
     result: Tensor = -torch.special.log_ndtr((absent.mean - score) / absent.std)
     return result
 
 
-# --- how good an attack is
+# --- accuracy of an attack
 
 
 def roc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-    """Rates of false and of true positives at every threshold, ``(t,)`` each, from (0, 0) to (1, 1); ties as one step.
+    """False and true positive rates at every threshold, ``(t,)`` each, from (0, 0) to (1, 1).
 
     Raises:
-        ValueError: there are no members, or nobody else.
+        ValueError: all records are members, or none is.
     """
     false, true = _counts(scores, member)
     return false.double() / false[-1], true.double() / true[-1]
@@ -108,9 +102,9 @@ def roc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> tuple[Tens
 def _counts(scores: Tensor, member: Tensor) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " t"]]:
     members, n = int(member.sum()), len(member)
     if not 0 < members < n:
-        raise ValueError(f"{members} of {n} records are members; there must be members and others")
+        raise ValueError(f"{members} of {n} records are members; there must be members and non-members")
     order = scores.argsort(descending=True, stable=True)
-    last = torch.cat([scores[order].diff() != 0, torch.ones(1, dtype=torch.bool)])  # of equal ones
+    last = torch.cat([scores[order].diff() != 0, torch.ones(1, dtype=torch.bool)])  # of equal scores
     true = member[order].cumsum(0)
     false = torch.arange(1, n + 1) - true
     start = torch.zeros(1, dtype=torch.int64)
@@ -118,20 +112,20 @@ def _counts(scores: Tensor, member: Tensor) -> tuple[Int64[Tensor, " t"], Int64[
 
 
 def auc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> float:
-    """Area under the curve of `roc`: how often a member scores higher than another record, ties counting half."""
+    """Area under the curve of `roc`: probability that a member has a higher score than another record; ties are 1/2."""
     fpr, tpr = roc(scores, member)
     return float(torch.trapezoid(tpr, fpr))
 
 
 class Rate(NamedTuple):
-    """Rate of true positives at a given rate of false ones.
+    """True positive rate at a given false positive rate.
 
     Attributes:
-        fpr: the rate asked for; the threshold is the lowest that keeps it on these records.
-        tpr: share of the members found.
-        low: of the interval of ``tpr``.
-        high: likewise.
-        fpr_high: the largest rate of false positives that this threshold may have in truth.
+        fpr: the requested rate; the threshold is the lowest with at most this rate on these records.
+        tpr: share of the members above the threshold.
+        low: lower end of the interval of ``tpr``.
+        high: upper end of the interval of ``tpr``.
+        fpr_high: upper end of the interval of the false positive rate.
     """
 
     fpr: float
@@ -142,20 +136,20 @@ class Rate(NamedTuple):
 
 
 def tpr_at(fpr: float, scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"], *, confidence: float = 0.95) -> Rate:
-    """True positives among members where at most ``fpr`` of the others are taken for members.
+    """The true positive rate at a false positive rate of at most ``fpr``.
 
-    Intervals are those of Clopper and Pearson, as if records were independent; ``low`` and ``fpr_high`` hold together
-    with ``confidence``.
+    Intervals are Clopper and Pearson's for independent records; ``low`` and ``fpr_high`` hold together with
+    ``confidence``.
     """
     false, true = _counts(scores, member)
     at = int((false <= fpr * int(false[-1]) + 1e-9).sum()) - 1
-    found, members, accused, others = (int(count) for count in (true[at], true[-1], false[at], false[-1]))
-    low, high = interval(found, members, confidence)
-    return Rate(fpr, found / members, low, high, interval(accused, others, confidence)[1])
+    hits, members, misses, others = (int(count) for count in (true[at], true[-1], false[at], false[-1]))
+    low, high = interval(hits, members, confidence)
+    return Rate(fpr, hits / members, low, high, interval(misses, others, confidence)[1])
 
 
 def interval(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of Clopper and Pearson (1934) for a probability; numbers need not be whole."""
+    """The interval of Clopper and Pearson (1934) for a probability; counts may be fractional."""
     rest = (1 - confidence) / 2
     low = float(beta.ppf(rest, successes, trials - successes + 1)) if successes else 0.0
     high = float(beta.ppf(1 - rest, successes + 1, trials - successes)) if successes < trials else 1.0
@@ -163,10 +157,10 @@ def interval(successes: float, trials: float, confidence: float = 0.95) -> tuple
 
 
 def bound(fpr: float, epsilon: float, delta: float) -> float:
-    """Largest rate of true positives that (epsilon, delta)-DP allows any test at ``fpr``.
+    """Maximum true positive rate at ``fpr`` of any test under (epsilon, delta)-DP.
 
     ``min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR))`` and at most 1: Kairouz, Oh, Viswanath 2015
-    (arXiv:1311.0776), theorem 2.1. The region below is convex, so it holds for means over records too.
+    (arXiv:1311.0776), theorem 2.1. The region below is convex, so the bound holds for means over records too.
     """
     factor = math.exp(min(epsilon, 700.0))
     return min(factor * fpr + delta, 1 - (1 - delta - fpr) / factor, 1.0)

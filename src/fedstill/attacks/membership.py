@@ -1,22 +1,20 @@
-"""Membership inference: whether a record was a client's, told from a finished run repeated with and without it.
+"""Membership inference: repeat a finished run with and without records of a client, and infer which it had.
 
 ::
 
     RUN/attack/client-00002/
-      world-000/            the target: each of the victim's records is in by a fair coin; a run folder
-      world-001/ ...        shadow runs in pairs: of the victim's records one has what the other lacks
-      scores.npz            phi and membership by world and record, and what the attack makes of the target
+      world-000/            the target run, in which the victim has each of its records with probability 1/2
+      world-001/ ...        shadow runs in pairs, whose victims have complementary halves of the records
+      scores.npz            phi and membership by world and record, and the attack's scores for the target
       attack.json           results by the attack's name
-      attack.html           the same to look at
+      attack.html           the results as a page
 
-All worlds have the run's seed, so the same random start, the same draws at the server, and the same records and draws
-at the other clients: the attacker knows all of these, and every record but the victim's, as the one does that
-differential privacy is stated against. Privacy noise alone is real (``noise=entropy``): from the seed it would be the
-same in all worlds, and no noise to this attacker. Where a run asked its clients once, the others' replies do not depend
-on the victim; they are the run's own, noise included, and a world asks the victim alone.
+A world is a run. All worlds have the run's seed, so they have the same random start, server draws, other clients'
+records and other clients' draws. The attacker knows all of these, like the adversary of differential privacy. Only
+privacy noise differs (``noise=entropy``), since the attacker could subtract noise drawn from the seed. If a run asked
+its clients once, the other clients' replies do not depend on the victim: a world reuses them, and asks the victim only.
 
-What is attacked is the run's model; where clients keep parts of it to themselves, the victim's own model, as whoever
-gets to use it could.
+The attack is on the run's model, or on the victim's own model if clients have parts of their own.
 """
 
 import io
@@ -56,27 +54,27 @@ from fedstill.records import Records
 from fedstill.runs.folder import RunFolder
 
 FPRS = (0.001, 0.01)
-"""Rates of false positives at which true ones are reported."""
+"""False positive rates at which true positive rates are reported."""
 _FEWEST = 20
-"""Records of a victim."""
+"""Minimum number of the victim's records."""
 _ROWS = 5_000
-"""Posteriors of shadow models that an attack network learns from, at most."""
+"""Maximum number of posteriors to train an attack network on."""
 _NEVER = 10**9
-_SAID = "outputs.safetensors"
+_OUTPUTS = "outputs.safetensors"
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
-"""Opens a watcher for the world of that name."""
+"""Opens a watcher, given the name of a world."""
 
 
 class Membership(Attack):
-    """Membership inference: repeat a run with and without each of a client's records, and tell from its model."""
+    """Membership inference: repeat a run with and without a client's records, and infer from the model which it had."""
 
     client: NonNegativeInt | None = None
-    """The client whose records are in question; by default the one with most records."""
+    """The attacked client; by default the client with the most records."""
     shadows: int = 16
-    """Shadow runs, beside the one that is attacked: even, as each record is in half of them. 64 are better."""
+    """Number of shadow runs besides the attacked run; even, as each record is in half of them. 64 are better."""
     flip: bool = False
-    """Score the mean over a record and its mirror image: for runs that train on both."""
+    """Whether to average scores over a record and its mirror image, for runs trained on both."""
 
     @field_validator("shadows")
     @classmethod
@@ -87,13 +85,13 @@ class Membership(Attack):
 
     @override
     def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
-        found = membership(folder, self, watch=lambda world: progress.Bars(console, world), command=command)
-        yield from show(found)
-        yield f"report: {place_of(folder, found['client']) / 'attack.html'}"
+        results = membership(folder, self, watch=lambda world: progress.Bars(console, world), command=command)
+        yield from show(results)
+        yield f"report: {place_of(folder, results['client']) / 'attack.html'}"
 
 
 class _Victim(NamedTuple):
-    """``own`` are all its records, ``member[w]`` says which of them it has in world w."""
+    """``own`` are all its records; ``member[w]`` is True for the records it has in world w."""
 
     client: int
     own: Records
@@ -109,11 +107,11 @@ def membership(
     watch: Watch = lambda _: nullcontext(Watcher()),
     command: str = "",
 ) -> dict[str, Any]:
-    """Attack a finished run; what was done before is not done again.
+    """Attack a finished run, or resume an interrupted attack.
 
     Args:
-        folder: the run's; everything is written to its ``attack/client-V``.
-        settings: whom to attack, and with how much effort.
+        folder: the run's folder; results are written to its ``attack/client-V``.
+        settings: the settings of the attack.
         data: the data set, if the run was given one.
         watch: shows the progress of the worlds.
         command: the command line, for the record.
@@ -122,39 +120,39 @@ def membership(
         The entry "membership" of ``attack.json``.
 
     Raises:
-        ValueError: there is no finished run, or none that can be repeated so; one sentence.
+        ValueError: there is no finished run, or it cannot be repeated; one sentence.
     """
     job, attacked = extend.read_simulated(folder, command), RunFolder(folder)
     task = share_out(job.experiment, data)
     if task.fingerprint != attacked.read_config().fingerprint:
-        raise ValueError(f"{job.experiment.data} is not what it was when {folder} ran; run that again elsewhere")
+        raise ValueError(f"{job.experiment.data} has changed since {folder} ran; repeat the run in another folder")
     victim = _victim(job, task, settings)
     place = place_of(folder, victim.client)
     once = _asked_once(attacked)
-    said = []
+    logits_of_worlds = []
     for world in range(len(victim.member)):
         with watch(f"world {world + 1} of {len(victim.member)}") as watcher:
-            said.append(_world(folder, place, job, task, victim, world, once, watcher))
+            logits_of_worlds.append(_world(folder, place, job, task, victim, world, once, watcher))
     guarantee = attacked.read_summary().guarantee
-    ratios = _ratios(said, victim, settings, place / "scores.npz")
-    found = {
+    ratios = _ratios(logits_of_worlds, victim, settings, place / "scores.npz")
+    results = {
         "client": victim.client,
         "records": len(victim.own),
         "members": int(victim.member[0].sum()),
         "shadows": settings.shadows,
         "flip": settings.flip,
         "guarantee": asdict(guarantee),
-        "likelihood_ratio": {form: _judged(ratio, victim.member[0], guarantee) for form, ratio in ratios.items()},
+        "likelihood_ratio": {form: _accuracy(ratio, victim.member[0], guarantee) for form, ratio in ratios.items()},
         "posteriors": {
-            name: _shadow_attack(ShadowAttack(top=top), said, victim.member, job.experiment.seed)
+            name: _shadow_attack(ShadowAttack(top=top), logits_of_worlds, victim.member, job.experiment.seed)
             for name, top in (("whole", None), ("three largest", 3))
         },
     }
-    results = attacked.read_json(place / "attack.json") if (place / "attack.json").exists() else {}
-    files.write_json(place / "attack.json", {**results, "membership": found})
+    earlier = attacked.read_json(place / "attack.json") if (place / "attack.json").exists() else {}
+    files.write_json(place / "attack.json", {**earlier, "membership": results})
     curves = {form: lira.roc(ratio, victim.member[0]) for form, ratio in ratios.items()}
-    files.write_bytes(place / "attack.html", page(job, found, curves).encode())
-    return found
+    files.write_bytes(place / "attack.html", page(job, results, curves).encode())
+    return results
 
 
 def place_of(folder: Path, client: int) -> Path:
@@ -169,23 +167,23 @@ def _victim(job: Job, task: Task, settings: Membership) -> _Victim:
     if client >= len(sizes):
         raise ValueError(f"--client is {client}; the run has the clients 0 to {len(sizes) - 1}")
     if sizes[client] < _FEWEST:
-        raise ValueError(f"client {client} has {sizes[client]} records; an attack needs {_FEWEST} to be judged by")
+        raise ValueError(f"client {client} has {sizes[client]} records; an attack needs {_FEWEST} at least")
     indices = torch.from_numpy(task.parts[client][0])
-    member = design(job.experiment.seed, client, len(indices), settings.shadows)
+    member = membership_design(job.experiment.seed, client, len(indices), settings.shadows)
     return _Victim(client, task.train[indices], indices, member)
 
 
-def design(seed: int, client: int, n: int, shadows: int) -> Bool[Tensor, "worlds n"]:
-    """Which of ``n`` records each world has: the target by fair coins, then pairs of a fair choice and its complement.
+def membership_design(seed: int, client: int, n: int, shadows: int) -> Bool[Tensor, "worlds n"]:
+    """Membership of ``n`` records: random for the target, then pairs of a random half and its complement.
 
-    So each record is in just half of the shadow runs, and more of them later leave the first as they are.
+    Each record is in exactly half of the shadow runs; a larger number of runs does not change the first ones.
     """
 
     def coins(*name: str | int) -> Tensor:
         return torch.rand(n, generator=seeds.stream(seed, "attack", client, *name)) < 0.5
 
     pairs = [coins("shadow", pair) for pair in range(shadows // 2)]
-    return torch.stack([coins("target"), *(side for kept in pairs for side in (kept, ~kept))])
+    return torch.stack([coins("target"), *(side for half in pairs for side in (half, ~half))])
 
 
 # --- the worlds
@@ -198,42 +196,42 @@ def _world(
     out = place / f"world-{number:03d}"
     changes: dict[str, Any] = {"noise": "entropy", "evaluate_every": _NEVER}
     if once:
-        changes |= {"engine": "inprocess", "workers": 0}  # the victim alone has something to do
+        changes |= {"engine": "inprocess", "workers": 0}  # only the victim computes
     label = f"{job.label}, world {number} of client {victim.client}"
     again = job._replace(experiment=job.experiment.model_copy(update=changes), out=out, label=label)
-    if once and not again.out.exists():  # as if it had been killed when all but the victim had answered
+    if once and not again.out.exists():  # as a run interrupted when only the victim's reply was missing
         described = config.describe(again.experiment, again.name, again.method, again.label, again.command)
         extend.lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client)
-    kept = victim.indices[victim.member[number]].numpy()
-    parts = [(kept, test) if c == victim.client else (own, test) for c, (own, test) in enumerate(task.parts)]
-    made = partial(_keep, out, job.method, victim)
-    run(again, task=task._replace(parts=parts), watcher=watcher, made=made)
-    said = wire.unpack(files.read_checked(out / _SAID, f"delete {out} and attack again"))[0]["logits"]
-    if said.shape != (2, len(victim.own), victim.own.num_classes) or not torch.isfinite(said).all():
-        raise files.Damaged(f"{out / _SAID} is not about these records; delete {out} and attack again")
-    return said
+    indices = victim.indices[victim.member[number]].numpy()
+    parts = [(indices, test) if c == victim.client else (own, test) for c, (own, test) in enumerate(task.parts)]
+    on_model = partial(_store_outputs, out, job.method, victim)
+    run(again, task=task._replace(parts=parts), watcher=watcher, on_model=on_model)
+    logits = wire.unpack(files.read_checked(out / _OUTPUTS, f"delete {out} and attack again"))[0]["logits"]
+    if logits.shape != (2, len(victim.own), victim.own.num_classes) or not torch.isfinite(logits).all():
+        raise files.Damaged(f"{out / _OUTPUTS} does not fit these records; delete {out} and attack again")
+    return logits
 
 
-def _keep(out: Path, method: Method, victim: _Victim, model: nn.Module) -> None:
-    """Ask the model, with the parts that the victim has kept to itself."""
+def _store_outputs(out: Path, method: Method, victim: _Victim, model: nn.Module) -> None:
+    """Write the outputs of the model, with the victim's own parts, for its records."""
     if method.own(model):
         model = deepcopy(model)
         load_own(method, model, last_state(RunFolder(out).clients, victim.client))
     views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(3)))
     logits = torch.stack([torch.cat(view).float().cpu() for view in views])
-    files.write_checked(out / _SAID, wire.pack({"logits": logits}, {}))
+    files.write_checked(out / _OUTPUTS, wire.pack({"logits": logits}, {}))
 
 
 def _asked_once(run: RunFolder) -> bool:
     return run.exchanges == {0} and run.read_config().version == fedstill.__version__
 
 
-# --- what they tell
+# --- results
 
 
-def _ratios(said: list[Tensor], victim: _Victim, settings: Membership, place: Path) -> dict[str, Tensor]:
+def _ratios(logits_of_worlds: list[Tensor], victim: _Victim, settings: Membership, place: Path) -> dict[str, Tensor]:
     views = slice(None) if settings.flip else slice(1)
-    scores = torch.stack([lira.phi(logits[views], victim.own.labels).mean(0) for logits in said])
+    scores = torch.stack([lira.phi(logits[views], victim.own.labels).mean(0) for logits in logits_of_worlds])
     fitted = lira.fit(scores[1:], victim.member[1:])
     ratios = {"online": lira.online(scores[0], fitted), "offline": lira.offline(scores[0], fitted.absent)}
     with io.BytesIO() as file:
@@ -249,7 +247,7 @@ def _ratios(said: list[Tensor], victim: _Victim, settings: Membership, place: Pa
     return ratios
 
 
-def _judged(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: Guarantee) -> dict[str, Any]:
+def _accuracy(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: Guarantee) -> dict[str, Any]:
     limit = allowed(guarantee)
     rates = []
     for fpr in FPRS:
@@ -260,10 +258,10 @@ def _judged(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee:
     return {"auc": lira.auc(ratio, member), "rates": rates}
 
 
-def _shadow_attack(attack: ShadowAttack, said: list[Tensor], member: Tensor, seed: int) -> dict[str, Any]:
-    each = min(math.ceil(_ROWS / (len(said) - 1)), member.shape[1])
+def _shadow_attack(attack: ShadowAttack, logits_of_worlds: list[Tensor], member: Tensor, seed: int) -> dict[str, Any]:
+    each = min(math.ceil(_ROWS / (len(logits_of_worlds) - 1)), member.shape[1])
     rng = seeds.stream(seed, "attack", "posteriors", attack.top or 0)
-    chosen = [torch.randperm(member.shape[1], generator=rng)[:each] for _ in said[1:]]
-    rows = torch.cat([logits[0, index] for logits, index in zip(said[1:], chosen, strict=True)])
+    chosen = [torch.randperm(member.shape[1], generator=rng)[:each] for _ in logits_of_worlds[1:]]
+    rows = torch.cat([logits[0, index] for logits, index in zip(logits_of_worlds[1:], chosen, strict=True)])
     present = torch.cat([mask[index] for mask, index in zip(member[1:], chosen, strict=True)])
-    return attack.judge(attack.fit(rows, present, rng), said[0][0], member[0])
+    return attack.rates(attack.fit(rows, present, rng), logits_of_worlds[0][0], member[0])

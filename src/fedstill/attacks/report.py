@@ -1,4 +1,4 @@
-"""Results of a membership attack, for a terminal and as a page."""
+"""Results of a membership attack, for the terminal and as a page."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,37 +19,37 @@ from fedstill.report import figures, guarantees, html
 
 
 def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
-    """The largest TPR at an FPR that the guarantee allows; None where it does not protect records."""
+    """The maximum TPR at an FPR under the guarantee; None if it does not protect records."""
     if not guarantee.holds or guarantee.unit != "record":
         return None
     assert guarantee.epsilon is not None and guarantee.delta is not None
     return partial(lira.bound, epsilon=guarantee.epsilon, delta=guarantee.delta)
 
 
-def show(found: dict[str, Any]) -> Iterator[Table | Text]:
+def show(results: dict[str, Any]) -> Iterator[Table | Text]:
     """The results for a terminal."""
-    yield Text(_finding(found), style="bold")
+    yield Text(_finding(results), style="bold")
     table = Table(*_HEADINGS, box=SIMPLE_HEAD, pad_edge=False)
-    for line in _lines(found):
+    for line in _lines(results):
         table.add_row(*line)
     yield table
-    yield Text(_verdict(found))
-    yield Text(_posteriors(found))
+    yield Text(_verdict(results))
+    yield Text(_posteriors(results))
 
 
-def _finding(found: dict[str, Any]) -> str:
-    rate = found["likelihood_ratio"]["online"]["rates"][-1]
+def _finding(results: dict[str, Any]) -> str:
+    rate = results["likelihood_ratio"]["online"]["rates"][-1]
     return (
-        f"{100 * rate['tpr']:.1f} % of the members among client {found['client']}'s {found['records']} records are "
-        f"found with {100 * rate['fpr']:g} % of the others taken for members ({found['shadows']} shadow runs)"
+        f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} %, on the "
+        f"{results['records']} records of client {results['client']} ({results['shadows']} shadow runs)"
     )
 
 
 _HEADINGS = ("attack", "FPR, %", "TPR, %", "95 % interval", "allowed, %", "AUC")
 
 
-def _lines(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for form, rates in found["likelihood_ratio"].items():
+def _lines(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for form, rates in results["likelihood_ratio"].items():
         for rate in rates["rates"]:
             yield (
                 form,
@@ -61,67 +61,64 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _verdict(found: dict[str, Any]) -> str:
-    guarantee = Guarantee(**found["guarantee"])
-    rates = [rate for form in found["likelihood_ratio"].values() for rate in form["rates"]]
-    others = found["records"] - found["members"]
+def _verdict(results: dict[str, Any]) -> str:
+    guarantee = Guarantee(**results["guarantee"])
+    rates = [rate for form in results["likelihood_ratio"].values() for rate in form["rates"]]
+    others = results["records"] - results["members"]
     least = rates[0]["fpr"]
-    note = f" {100 * least:g} % of {others} others is none." if others * least < 1 else ""
+    note = f" {100 * least:g} % of the {others} non-members is less than one record." if others * least < 1 else ""
     if rates[0]["bound"] is None:
-        why = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
-        return f"There is no bound to compare with: {why}.{note}"
-    promise = guarantees.words(guarantee)
+        reason = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
+        return f"There is no bound to compare with: {reason}.{note}"
+    words = guarantees.words(guarantee)
     if any(rate["refuted"] for rate in rates):
-        return f"REFUTED: more is found than {promise} allows, beyond the intervals.{note}"
-    return f"Not refuted: what is found is within what {promise} allows.{note}"
+        return f"REFUTED: a true positive rate exceeds the bound of {words}, including its interval.{note}"
+    return f"Not refuted: the true positive rates are within the bound of {words}.{note}"
 
 
-def _posteriors(found: dict[str, Any]) -> str:
+def _posteriors(results: dict[str, Any]) -> str:
     parts = []
-    for name, judged in found["posteriors"].items():
-        words = [f"{kind} {r['precision']:.2f}/{r['recall']:.2f}/{r['f1']:.2f}" for kind, r in judged.items()]
+    for name, rates in results["posteriors"].items():
+        words = [f"{kind} {r['precision']:.2f}/{r['recall']:.2f}/{r['f1']:.2f}" for kind, r in rates.items()]
         parts.append(f"{name}: {', '.join(words)}")
     return f"An attack network on posteriors (precision/recall/F1): {'; '.join(parts)}"
 
 
-def page(job: Job, found: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:
-    """``attack.html``.
+def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:
+    """The content of ``attack.html``.
 
     Args:
-        job: the run that was attacked.
-        found: what ``attack.json`` has.
-        curves: false and true positives of every form, as lira.roc gives them.
-
-    Returns:
-        The whole page.
+        job: the attacked run.
+        results: the entry "membership" of ``attack.json``.
+        curves: false and true positive rates of each form of the attack, from `lira.roc`.
     """
     title = f"Membership inference: {job.label} on {job.experiment.data}"
-    lines, words = list(_lines(found)), (0,)
+    lines, words = list(_lines(results)), (0,)
     body = "".join(
         (
-            f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(found))}.</p>\n',
-            html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(found))),
-            html.section("Found against falsely accused", html.figure(_figure(found, curves), "roc", _CAPTION)),
-            html.section("Attack networks", f"<p>{escape(_posteriors(found))}.</p>\n"),
+            f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(results))}.</p>\n',
+            html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(results))),
+            html.section("True and false positives", html.figure(_figure(results, curves), "roc", _CAPTION)),
+            html.section("Attack networks", f"<p>{escape(_posteriors(results))}.</p>\n"),
             html.section("Reproduce", f"<pre>{escape(job.command)}</pre>\n"),
         )
     )
     return html.framed(title, body)
 
 
-_CAPTION = "Up and to the left is worse for the client. Both axes are logarithmic: what counts is who is surely found."
+_CAPTION = "Up and to the left is worse for the client. Axes are logarithmic, as few false positives matter."
 
 
-def _figure(found: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Any:
-    figure = figures.axes("false positives, share of the others", "true positives, share of the members")
-    low = 0.5 / max(found["members"], found["records"] - found["members"])  # a log axis has no 0
+def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Any:
+    figure = figures.axes("false positive rate", "true positive rate")
+    low = 0.5 / max(results["members"], results["records"] - results["members"])  # a log axis has no 0
     for colour, (form, rates) in zip(figures.PALETTE, curves.items(), strict=False):
         false, true = (rate.clamp_min(low).tolist() for rate in rates)
         line = {"color": colour, "width": 2, "shape": "hv"}
         figure.add_scatter(x=false, y=true, mode="lines", line=line, name=form)
     xs = np.geomspace(low, 1, 200)
     figure.add_scatter(x=xs, y=xs, mode="lines", line={"color": figures.PALETTE[-1], "dash": "dot"}, name="guessing")
-    if limit := allowed(Guarantee(**found["guarantee"])):
+    if limit := allowed(Guarantee(**results["guarantee"])):
         line = {"color": figures.PALETTE[2], "dash": "dash"}
         figure.add_scatter(x=xs, y=[limit(x) for x in xs], mode="lines", line=line, name="allowed by the guarantee")
     span = [math.log10(low), 0.02]

@@ -1,14 +1,14 @@
-"""The shadow-model attack on membership: a network that tells members' posteriors from others'.
+"""The shadow-model attack on membership: a network that classifies posteriors as of members or of others.
 
 Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models", IEEE S&P 2017
 (arXiv:1610.05820), in the form of Salem et al., NDSS 2019 (arXiv:1806.01246): one attack network for all classes, on
-the whole posterior or on its three largest entries. Settings are those with which FedKADP judges itself.
+the whole posterior or on its three largest entries. Settings are those of FedKADP's own evaluation.
 
-Differs from these: the shadow models are those of the likelihood-ratio attack, of the same clients and about the same
-records as the target, which makes the attack stronger; the last epoch counts, not the best on held-out rows.
+Differs from these: the shadow models are those of the likelihood-ratio attack, with the same clients and records as the
+target, which makes the attack stronger; the network of the last epoch is used, not the best on validation rows.
 
-Its figures at argmax are averages over all records: near one half they say little of privacy. `fedstill.attacks.lira`
-asks for the few records that are surely found.
+Its rates at argmax are averages over all records, so values near one half do not show privacy. `fedstill.attacks.lira`
+measures the few records that are identified with confidence.
 """
 
 import torch
@@ -30,14 +30,14 @@ class ShadowAttack(Settings):
     """The attack network and its training."""
 
     top: PositiveInt | None = None
-    """Number of largest entries of a posterior that it sees; None for the whole posterior, by class."""
+    """Number of largest posterior entries used as features; None uses the full posterior in class order."""
     hidden: PositiveInt = 128
     """Width of the hidden layer."""
     training: Adam = Adam(lr=0.001, weight_decay=1e-7, batch_size=10, epochs=50)
-    """Training on posteriors of shadow models."""
+    """Training on the posteriors of shadow models."""
 
     def fit(self, logits: Float[Tensor, "m classes"], member: Bool[Tensor, " m"], rng: torch.Generator) -> nn.Module:
-        """Train the attack network on shadow models' logits of members and of others."""
+        """Train the attack network on shadow models' logits."""
         rows = self._rows(logits, member)
         with isolated(draw_seed(rng)):
             layers = nn.Linear(rows.inputs().shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, len(KINDS))
@@ -45,12 +45,12 @@ class ShadowAttack(Settings):
         self.training.fit(model, rows, rng)
         return model
 
-    def judge(
+    def rates(
         self, model: nn.Module, logits: Float[Tensor, "n classes"], member: Bool[Tensor, " n"]
     ) -> dict[str, dict[str, float]]:
-        """Precision, recall and F1 of `KINDS` at argmax, with how many records each has (``support``).
+        """Precision, recall, F1 and number of records (``support``) of each of `KINDS`, at argmax.
 
-        Precision where nothing is taken for a kind, and recall where there is none of it, are 0.
+        Precision is 0 without predictions of a kind, and recall is 0 without records of it.
         """
         guessed = predictions(model, self._rows(logits, member))
         return {kind: _rates(guessed == k, member == bool(k)) for k, kind in enumerate(KINDS)}
@@ -63,7 +63,7 @@ class ShadowAttack(Settings):
 
 
 def _rates(guessed: Bool[Tensor, " n"], true: Bool[Tensor, " n"]) -> dict[str, float]:
-    right, taken, support = (int(mask.sum()) for mask in (guessed & true, guessed, true))
-    precision, recall = right / max(taken, 1), right / max(support, 1)
-    f1 = 2 * right / max(taken + support, 1)
+    right, predicted, support = (int(mask.sum()) for mask in (guessed & true, guessed, true))
+    precision, recall = right / max(predicted, 1), right / max(support, 1)
+    f1 = 2 * right / max(predicted + support, 1)
     return {"precision": precision, "recall": recall, "f1": f1, "support": support}

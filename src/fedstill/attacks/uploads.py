@@ -1,9 +1,9 @@
-"""Reading of uploads: a curious server looks at the replies to the first request of a finished run.
+"""Attacks of a curious server on the replies to the first request of a finished run.
 
-It infers the classes that a client holds, from labels or from the change of the last layer; compares the images that a
-client sent with the client's records; and draws images of the classes from the finished model. The declared types of a
-reply's fields (`fedstill.schema`) decide what is read: `Labels`, images ``"n channels height width"``, and the named
-tensors of a model (`State`, `Parameters`, ...), which a mark `Difference` declares to be a change of it.
+They infer a client's classes from labels or from the change of the last layer, compare a client's synthetic images with
+its records, and reconstruct images of the classes from the final model. The declared types of a reply's fields
+(`fedstill.schema`) select the attack: `Labels`, images ``"n channels height width"``, and the named tensors of a model
+(`State`, `Parameters`, ...), marked as `Difference` if they are a change of the model.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,36 +38,36 @@ from fedstill.train.sgd import SGD
 from fedstill.weights import state
 
 _REFERENCE = 5_000
-"""Records that no client holds, of those the run was judged on, that the attacker knows."""
+"""Maximum number of the run's test records, which the attacker knows."""
 
 
 class Uploads(Attack):
-    """Read a finished run's uploads as a curious server would."""
+    """Curious server: infer classes and records from a finished run's uploads."""
 
     least_share: float = 0.01
-    """Share of a client's records from which a class counts as found."""
+    """Smallest estimated share of a class that the client is said to have."""
     inversion: ModelInversion = ModelInversion()
-    """Drawing of images of the classes from the finished model."""
+    """Reconstruction of images of the classes from the final model."""
     judge: SGD = SGD(lr=0.05, epochs=5)
-    """Training, on records of no client, of the network that says whether images are recognisable."""
+    """Training of the network that classifies the synthetic images, on records of no client."""
 
     @override
     def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
-        with console.status("reading uploads") as status:
-            found = uploads(folder, self, progress=lambda what: status.update(f"reading uploads: {what}"))
-        yield from show(found)
+        with console.status("attacking uploads") as status:
+            results = uploads(folder, self, progress=lambda label: status.update(f"attacking uploads: {label}"))
+        yield from show(results)
         yield f"numbers: {RunFolder(folder).attack / 'uploads.json'}"
 
 
 class _Reply(NamedTuple):
-    """A client's reply; ``labels``, ``images`` and ``tensors`` are the names of the fields declared as such."""
+    """A client's reply; ``labels`` and ``images`` are the fields with these declared types, or None."""
 
     client: int
     schema: Schema
     values: dict[str, Any]
 
     def field(self, declared: Callable[[Field], bool]) -> Field | None:
-        """The first field of a kind."""
+        """The first field of this declaration."""
         return next((f for f in self.schema if declared(f)), None)
 
     @property
@@ -88,24 +88,24 @@ def uploads(
     data: sources.DataSet | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Attack the uploads of a finished run, and write what was found to its ``attack/uploads.json``.
+    """Attack the uploads of a finished run, and write the results to its ``attack/uploads.json``.
 
     Args:
-        folder: the run's.
-        settings: how.
+        folder: the run's folder.
+        settings: the settings of the attack.
         data: the data set, if the run was given one.
-        progress: is told what is done next.
+        progress: receives a label of each next piece of work.
 
     Raises:
-        ValueError: there is no finished run with replies that are kept; one sentence.
+        ValueError: there is no finished run with stored replies; one sentence.
     """
     job = extend.read_simulated(folder, "")
     task = share_out(job.experiment, data)
     spec = spec_of(job, task)
     replies = list(_replies(folder, spec))
     known = task.test[torch.randperm(len(task.test), generator=stream(job.experiment.seed, "attack"))[:_REFERENCE]]
-    found: dict[str, Any] = {"records_known": len(known), "labels": [], "images": []}
-    judge: nn.Module | None = None
+    results: dict[str, Any] = {"records_known": len(known), "labels": [], "images": []}
+    classifier: nn.Module | None = None
     for reply in replies:
         client = reply.client
         progress(f"client {client}")
@@ -113,37 +113,35 @@ def uploads(
         shares, source = _shares(reply, spec)
         if shares is not None:
             leak = labels.leak(shares, own.class_counts(), settings.least_share)
-            found["labels"].append({"client": client, "from": source, "shares": shares.tolist(), **asdict(leak)})
+            results["labels"].append({"client": client, "from": source, "shares": shares.tolist(), **asdict(leak)})
         sent = _images(reply, task)
         if sent is not None and len(sent):
-            if judge is None:
-                judge = spec.new_model()
-                settings.judge.fit(judge, known, stream(job.experiment.seed, "attack", "judge"))
+            if classifier is None:
+                classifier = spec.new_model()
+                settings.judge.fit(classifier, known, stream(job.experiment.seed, "attack", "judge"))
             rng = stream(job.experiment.seed, "attack", "alike", client)
-            near = images.compare(sent, *images.alike(own, known, rng))
-            found["images"].append(
+            near = images.compare(sent, *images.matched_samples(own, known, rng))
+            results["images"].append(
                 {
                     "client": client,
                     "images": len(sent),
                     "nearer": asdict(near.nearer),
                     "votes": near.votes,
-                    "recognised": asdict(images.recognised(judge, sent)),
+                    "recognised": asdict(images.recognised(classifier, sent)),
                 }
             )
-    progress("the finished model")
-    found["inversion"] = _inverted(folder, settings, spec, task)
-    files.write_json(RunFolder(folder).attack / "uploads.json", found)
-    return found
+    progress("the final model")
+    results["inversion"] = _inverted(folder, settings, spec, task)
+    files.write_json(RunFolder(folder).attack / "uploads.json", results)
+    return results
 
 
 def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
     journal, steps = Journal(RunFolder(folder).journal), client_steps(type(spec.method))
-    kept = [place for place in journal.folder.glob("000000-*") if any(place.glob("*.reply"))]
-    if not kept:
-        raise ValueError(
-            f"{folder} has kept no replies to its first question; run it again with --keep-replies, or with one round"
-        )
-    name = kept[0].name.partition("-")[2]
+    folders = [place for place in journal.folder.glob("000000-*") if any(place.glob("*.reply"))]
+    if not folders:
+        raise ValueError(f"{folder} has no replies to its first request; run it again with --keep-replies or one round")
+    name = folders[0].name.partition("-")[2]
     schema = steps[name].reply.schema
     for client in journal.replies_to(0, name)[0]:
         values, _ = wire.decode(journal.read_reply(0, name, client), schema, spec.facts)
@@ -151,7 +149,7 @@ def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
 
 
 def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
-    """Estimated shares of the classes, and the field they are read from; None where no field tells."""
+    """Estimated shares of the classes and their source; None if no field shows them."""
     classes = spec.num_classes
     if (tags := reply.labels) is not None:
         if not len(tags):
@@ -180,33 +178,34 @@ def _images(reply: _Reply, task: Task) -> Records | None:
 
 
 def _inverted(folder: Path, settings: Uploads, spec: RunSpec, task: Task) -> dict[str, Any] | None:
-    """Closeness of images drawn from the model to records; None for a model that was put together at the server."""
+    """PSNR of images reconstructed from the model; None for a model that is not the run's (``--model``)."""
     tensors, header = RunFolder(folder).read_model(lambda tensors, header: (tensors, header))
     if not returns_run_model(type(spec.method)) or header.get("model") != spec.model:
         return None
     model = spec.new_model(tensors)
     classes = torch.arange(task.train.num_classes)
-    made = settings.inversion.invert(model, classes, task.train, stream(spec.seed, "attack", "inversion"))
-    held = torch.cat([torch.from_numpy(own) for own, _ in task.parts])
-    members, others = images.alike(task.train[held], task.test, stream(spec.seed, "attack", "as many"))
+    reconstructed = settings.inversion.invert(model, classes, task.train, stream(spec.seed, "attack", "inversion"))
+    own = torch.cat([torch.from_numpy(part) for part, _ in task.parts])
+    members, others = images.matched_samples(task.train[own], task.test, stream(spec.seed, "attack", "as many"))
     return {
-        name: float(closest_psnr(made, records).mean()) for name, records in (("training", members), ("test", others))
+        name: float(closest_psnr(reconstructed, records).mean())
+        for name, records in (("training", members), ("test", others))
     }
 
 
-def show(found: dict[str, Any]) -> Iterator[Table | Text]:
+def show(results: dict[str, Any]) -> Iterator[Table | Text]:
     """The results for a terminal."""
-    if found["labels"]:
-        table = Table("client", "read off", "classes right, %", "L1 of shares", "of equal shares", box=SIMPLE_HEAD)
-        for line in found["labels"]:
+    if results["labels"]:
+        table = Table("client", "source", "classes right, %", "L1 of shares", "of equal shares", box=SIMPLE_HEAD)
+        for line in results["labels"]:
             right = f"{100 * line['held_accuracy']:.0f}"
             table.add_row(
                 str(line["client"]), line["from"], right, f"{line['distance']:.2f}", f"{line['uniform_distance']:.2f}"
             )
         yield table
-    if found["images"]:
+    if results["images"]:
         table = Table("client", "images", "nearer to its own, %", "95 % interval", "recognised, %", box=SIMPLE_HEAD)
-        for line in found["images"]:
+        for line in results["images"]:
             near = line["nearer"]
             table.add_row(
                 str(line["client"]),
@@ -216,11 +215,11 @@ def show(found: dict[str, Any]) -> Iterator[Table | Text]:
                 f"{100 * line['recognised']['value']:.0f}",
             )
         yield table
-        yield Text("Half of the images nearer to a client's own records than to as many others: no leak.")
-    if not found["labels"] and not found["images"]:
-        yield Text("The replies hold neither labels, nor images, nor a model's last layer.")
-    if inverted := found["inversion"]:
+        yield Text("No leak: 50 % of the images are nearer to the client's records than to as many other records.")
+    if not results["labels"] and not results["images"]:
+        yield Text("The replies have no labels, no images and no last layer of a model.")
+    if inverted := results["inversion"]:
         yield Text(
-            f"Images drawn from the model: {inverted['training']:.1f} dB to the nearest training record, "
+            f"Images reconstructed from the model: {inverted['training']:.1f} dB to the nearest training record, "
             f"{inverted['test']:.1f} dB to the nearest test record."
         )

@@ -1,4 +1,4 @@
-"""The command ``fedstill``: the table of its commands, which import heavy modules only when they run."""
+"""The command ``fedstill``; its commands import heavy modules only when they run."""
 
 import os
 import sys
@@ -11,19 +11,19 @@ from fedstill.cli.run import compare, report, run_one
 
 HELP = """usage: fedstill COMMAND ...
 
-Federated learning by distillation: clients answer once with something small, every byte is counted.
+Federated learning by distillation: clients reply once with something small, and every byte is counted.
 
 commands:
   run METHOD [flags]         run one method on one task           fedstill run fedgm --help
-  run FILE.yaml [flags]      the same, described in a file
-  run --extend RUN [flags]   ask the clients that are missing in a finished one-shot run
-  compare METHOD ... [flags] several methods on the same clients  fedstill compare --help
-  report RUN ...             a table and a page of finished runs
-  methods                    what there is to run
-  data list | show           data sets, and who would hold what
-  deploy site | app | check  real clients over TLS on Flower: what it needs, and a trial on this machine
-  privacy RUN | plan         what a run's clients released at what cost, or what a release would cost
-  attack RUN [ATTACK]        what an observer of a run can infer     fedstill attack --help
+  run FILE.yaml [flags]      run an experiment file
+  run --extend RUN [flags]   ask the clients whose reply is missing in a finished one-shot run
+  compare METHOD ... [flags] run several methods on the same clients  fedstill compare --help
+  report RUN ...             write a table and a page of finished runs
+  methods                    list the methods
+  data list | show           list the data sets, or plot a partition
+  deploy site | app | check  set up real clients over TLS on Flower, or try a deployment on this machine
+  privacy RUN | plan         show the releases of a run and their costs, or plan the noise of a release
+  attack RUN [ATTACK]        infer training records from a run    fedstill attack --help
   --version
 
 example:
@@ -32,7 +32,7 @@ example:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exits with 0, with 2 for what the user can mend, with 130 when interrupted."""
+    """Run the command line; exits with 2 for an error of the user, with 130 after an interruption."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(words)
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _fail(str(error))
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command again goes on where this stopped", file=sys.stderr)
+        print("\ninterrupted; repeat the command to resume", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:

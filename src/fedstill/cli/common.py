@@ -1,4 +1,4 @@
-"""Shared parts of the commands."""
+"""Functions that several commands use."""
 
 import shlex
 import sys
@@ -10,26 +10,26 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
 
 
 class Bad(Exception):
-    """A mistake of the user: printed as one sentence, exit code 2."""
+    """An error of the user, printed as one sentence; exit code 2."""
 
 
 def terminal() -> "Console":
-    """The terminal."""
+    """The console on standard output."""
     from rich.console import Console
 
     return Console()
 
 
 def line_of(words: Sequence[str]) -> str:
-    """The command line of ``words``, for the record."""
+    """The command line with these words."""
     return shlex.join(["fedstill", *words])
 
 
 def usage(words: Sequence[str], text: str) -> bool:
-    """Print a command's usage if ``words`` ask for it; returns whether they do.
+    """Print a command's usage if ``words`` start with ``--help``; returns whether they do.
 
     Raises:
-        SystemExit: with code 2, where there are no words.
+        SystemExit: with code 2, if there are no words.
     """
     if not words:
         print(text, file=sys.stderr)
@@ -41,6 +41,6 @@ def usage(words: Sequence[str], text: str) -> bool:
 
 
 def no_more(words: Sequence[str]) -> None:
-    """Refuse further words."""
+    """Refuse further arguments."""
     if words:
-        raise Bad(f"'{words[0]}' is one word too many here")
+        raise Bad(f"'{words[0]}' is an unexpected argument")

@@ -1,13 +1,13 @@
-"""Command-line flags derived from the settings classes: tyro reads the words, pydantic checks the values."""
+"""Command-line flags derived from settings classes: tyro parses the words, pydantic checks the values."""
 
 import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 from pydantic import ValidationError
@@ -21,11 +21,10 @@ from fedstill.sites.policy import SitePolicy
 
 S = TypeVar("S", bound=Settings)
 _EACH = "each"
-_OUT = Annotated[Path | None, tyro.conf.arg(help="Folder of the results; a run that is there already is finished.")]
+_OUT = Annotated[Path | None, tyro.conf.arg(help="Folder of the results; an interrupted run there is resumed.")]
 
 
-@dataclass(frozen=True)
-class RunFlags:
+class RunFlags(NamedTuple):
     """The flags of ``fedstill run METHOD``."""
 
     experiment: Experiment
@@ -33,8 +32,7 @@ class RunFlags:
     out: Path | None
 
 
-@dataclass(frozen=True)
-class CompareFlags:
+class CompareFlags(NamedTuple):
     """The flags of ``fedstill compare``; ``methods`` maps a label to a method's name and the method."""
 
     experiment: Experiment
@@ -43,16 +41,12 @@ class CompareFlags:
     out: Path | None
 
 
-@dataclass(frozen=True)
-class ShowFlags:
-    """The flags of ``fedstill data show``."""
-
-    experiment: Experiment
-    out: Path | None
-
-
 def defaults(kind: type[S]) -> S:
-    """``kind`` with all its defaults, or one sentence when a setting has none."""
+    """``kind`` with its defaults.
+
+    Raises:
+        ValueError: a setting has no default; one sentence.
+    """
     try:
         return kind()
     except ValidationError as error:
@@ -63,13 +57,10 @@ def parse_run(program: str, words: Sequence[str], experiment: Experiment, method
     """Flags of one run, on top of ``experiment`` and ``method``."""
     if clash := set(type(experiment).model_fields) & set(type(method).model_fields):
         raise ValueError(f"{type(method).__name__} and Experiment both have '{min(clash)}'; rename the method's field")
-    parts = {
-        "experiment": (_plain(experiment), ""),
-        "method": (_plain(method), ""),
-    }
+    parts = {"experiment": (_plain(experiment), ""), "method": (_plain(method), "")}
     usage = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --clients 5 --out runs/first"
-    found = _parse(program, usage, words, parts, [("out", _OUT, None)])
-    return RunFlags(_settings(experiment, found.experiment, "--"), _settings(method, found.method, "--"), found.out)
+    parsed = _parse(program, usage, words, parts, [("out", _OUT, None)])
+    return RunFlags(_settings(experiment, parsed.experiment, "--"), _settings(method, parsed.method, "--"), parsed.out)
 
 
 def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) -> CompareFlags:
@@ -79,56 +70,56 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
         label, _, name = entry.rpartition("=")
         label = label or name
         if not label.replace("-", "_").isidentifier():
-            raise ValueError(f"'{label}' is no label; use letters, digits, - and _, as in {_word(label)}={name}")
+            raise ValueError(f"'{label}' is not a label; use letters, digits, - and _: {_word(label)}={name}")
         if label in chosen:
-            raise ValueError(f"'{label}' stands twice; give one of them another label, as in {label}-2={name}")
+            raise ValueError(f"'{label}' is given twice; use another label for one, as {label}-2={name}")
         if twin := next((other for other in chosen if _key(other) == _key(label)), None):
             raise ValueError(f"the labels '{twin}' and '{label}' would share flags; rename one of them")
         if label == _EACH:
-            raise ValueError(f"--{_EACH}. stands for all methods; give {name} another label than '{label}'")
+            raise ValueError(f"the label '{label}' is reserved for all methods (--{_EACH}.); use another for {name}")
         chosen[label] = (name, defaults(methods.find(name)))
     parts = {"experiment": (_plain(Experiment(), without=("seed",)), "")}
     parts |= {_key(label): (_plain(method), _key(label).removeprefix("_")) for label, (_, method) in chosen.items()}
     usage = (
-        "Several methods on the same clients with the same seeds: fedstill compare METHOD|LABEL=METHOD ... [flags]. "
-        f"A method's own flags carry its label; --{_EACH}.SETTING is for every method that has the setting. "
+        "Run several methods on the same clients and seeds: fedstill compare METHOD|LABEL=METHOD ... [flags]. "
+        f"A method's flags start with its label; --{_EACH}.SETTING applies to every method with the setting. "
         "Example: fedstill compare fedavg once=fedavg fedgm --data digits --once.rounds 1 --fedgm.ipc 5 --seeds 0 1 2"
     )
     words = _expanded(words, {label: method for label, (_, method) in chosen.items()})
-    seeds = Annotated[tuple[int, ...], tyro.conf.arg(help="One run of each method for each seed.")]
-    found = _parse(program, usage, words, parts, [("seeds", seeds, (0,)), ("out", _OUT, None)])
+    seeds = Annotated[tuple[int, ...], tyro.conf.arg(help="Seeds; each method runs once for each.")]
+    parsed = _parse(program, usage, words, parts, [("seeds", seeds, (0,)), ("out", _OUT, None)])
     if not chosen:
-        raise ValueError(f"there is nothing to compare; name methods before the flags ({', '.join(methods.TABLE)})")
-    if len(set(found.seeds)) < len(found.seeds) or not found.seeds or min(found.seeds) < 0:
-        raise ValueError(f"--seeds is {' '.join(map(str, found.seeds))}; it must be different numbers from 0")
+        raise ValueError(f"there is no method to compare; name methods before the flags ({', '.join(methods.TABLE)})")
+    if len(set(parsed.seeds)) < len(parsed.seeds) or not parsed.seeds or min(parsed.seeds) < 0:
+        raise ValueError(f"--seeds is {' '.join(map(str, parsed.seeds))}; seeds must be different numbers of 0 or more")
     checked = {
-        label: (name, _settings(method, getattr(found, _key(label)), f"--{label}."))
+        label: (name, _settings(method, getattr(parsed, _key(label)), f"--{label}."))
         for label, (name, method) in chosen.items()
     }
-    return CompareFlags(_settings(Experiment(), found.experiment, "--"), checked, found.seeds, found.out)
+    return CompareFlags(_settings(Experiment(), parsed.experiment, "--"), checked, parsed.seeds, parsed.out)
 
 
 def _expanded(words: Sequence[str], chosen: Mapping[str, Method]) -> list[str]:
-    """``--each.local.epochs 5`` as this flag of every method that has it, but for those that have it of their own."""
+    """Replace ``--each.SETTING`` by the flags of all methods with the setting, except flags already in ``words``."""
     groups: list[list[str]] = [[]]
     for word in words:
         groups += [[]] if word.startswith("--") else []
         groups[-1].append(word)
     own = {group[0].partition("=")[0].replace("_", "-") for group in groups if group}
-    found: list[str] = []
+    expanded: list[str] = []
     for group in groups:
         flag, *values = group or [""]
         name, equals, value = flag.partition("=")
         if not name.startswith(f"--{_EACH}."):
-            found += group
+            expanded += group
             continue
         setting = name.removeprefix(f"--{_EACH}.")
         having = [label for label, method in chosen.items() if _has(method, setting)]
         if not having:
             raise ValueError(f"{name}: none of {', '.join(chosen) or 'the methods'} has this setting")
         flags = [f"--{label}.{setting}".replace("_", "-") for label in having]
-        found += [word for flag in flags if flag not in own for word in (f"{flag}{equals}{value}", *values)]
-    return found
+        expanded += [word for flag in flags if flag not in own for word in (f"{flag}{equals}{value}", *values)]
+    return expanded
 
 
 def _has(settings: object, name: str) -> bool:
@@ -138,38 +129,38 @@ def _has(settings: object, name: str) -> bool:
     return not rest or _has(getattr(settings, first), rest)
 
 
-def parse_show(program: str, words: Sequence[str]) -> ShowFlags:
+def parse_show(program: str, words: Sequence[str]) -> tuple[Experiment, Path | None]:
     """Flags of ``fedstill data show NAME``."""
     words = ["--data", *words] if words and not words[0].startswith("-") else list(words)
     unused = tuple(set(Experiment.model_fields) - {"data", "partition", "clients", "seed", "limit"})
     parts = {"experiment": (_plain(Experiment(), without=unused), "")}
-    found = _parse(program, "Draw who would hold what.", words, parts, [("out", _OUT, None)])
-    return ShowFlags(_settings(Experiment(), found.experiment, "--"), found.out)
+    parsed = _parse(program, "Plot the records of each class at each client.", words, parts, [("out", _OUT, None)])
+    return _settings(Experiment(), parsed.experiment, "--"), parsed.out
 
 
 def parse_settings(program: str, words: Sequence[str], settings: S) -> S:
-    """Flags of a command whose flags are ``settings``."""
+    """Flags that change ``settings``."""
     usage = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
     given = _parse(program, usage, words, {"settings": (_plain(settings), "")}, [])
     return _settings(settings, given.settings, "--")
 
 
 def parse_site(program: str, words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """The folder and the flags of ``fedstill deploy site FOLDER``; paths of data are made absolute."""
+    """The folder and the flags of ``fedstill deploy site FOLDER``, with absolute paths of data."""
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         raise ValueError(f"the site's folder comes first: {program} FOLDER --client 0 --data PATH --methods fedavg-p")
     base = SitePolicy(client=0, data=Path("data"), state=Path("state"), methods=("none",))
     flags = words if words[0].startswith("-") else words[1:]
-    usage = "Write a site's policy.toml and make its ledger; a policy that is there already stays as it is."
-    found = _settings(base, _parse(program, usage, flags, {"policy": (_plain(base), "")}, []).policy, "--")
-    if found.methods == base.methods:
-        raise ValueError("--methods names nothing; say what the site answers, as --methods fedavg-p fedgm.distil")
-    if not found.data.expanduser().exists():
-        raise ValueError(f"--data is {str(found.data)!r}, where nothing is; give the folder or file of the records")
-    changed = {n: getattr(found, n) for n in type(found).model_fields if getattr(found, n) != getattr(base, n)}
-    kept = {"client": found.client, "state": found.state, **changed, "data": found.data.expanduser().resolve()}
-    public = {name: place.expanduser().resolve() for name, place in found.public.items()}
-    return Path(words[0]), {**kept, **({"public": public} if public else {})}
+    usage = "Write a site's policy.toml and make its ledger, in a folder without a policy."
+    parsed = _settings(base, _parse(program, usage, flags, {"policy": (_plain(base), "")}, []).policy, "--")
+    if parsed.methods == base.methods:
+        raise ValueError("--methods is empty; name the allowed methods or steps, as --methods fedavg-p fedgm.distil")
+    if not parsed.data.expanduser().exists():
+        raise ValueError(f"--data is {str(parsed.data)!r}, which does not exist; give the file or folder of records")
+    changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
+    policy = {"client": parsed.client, "state": parsed.state, **changed, "data": parsed.data.expanduser().resolve()}
+    public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
+    return Path(words[0]), {**policy, **({"public": public} if public else {})}
 
 
 def _word(label: str) -> str:
@@ -177,7 +168,7 @@ def _word(label: str) -> str:
 
 
 def _key(label: str) -> str:
-    return "_" + label.replace("-", "_")  # the underscore keeps a label from clashing with our own fields
+    return "_" + label.replace("-", "_")  # the underscore avoids clashes with other fields
 
 
 def _parse(
@@ -199,9 +190,9 @@ def _parse(
 
 
 def _plain(settings: Settings, without: Sequence[str] = ()) -> Any:
-    """An unchecked twin of ``settings``: the same names, types, defaults and help, none of the limits.
+    """An unchecked copy of ``settings`` for the parser, with the same names, types, defaults and help.
 
-    With the limits left to `_settings`, a bad value ends in one sentence instead of a parser's trace.
+    `_settings` checks the limits, so that an invalid value gives one sentence in place of the parser's output.
     """
     fields: list[Any] = []
     for name, info in type(settings).model_fields.items():
@@ -215,18 +206,14 @@ def _plain(settings: Settings, without: Sequence[str] = ()) -> Any:
             kind = _bare(info.annotation)
         help_text = (info.description or "").replace("\n", " ")
         annotated = Annotated[kind, tyro.conf.arg(help=help_text)]
-        fields.append((name, annotated, dataclasses.field(default_factory=partial(_same, value))))
+        fields.append((name, annotated, dataclasses.field(default_factory=partial(copy, value))))
     twin = dataclasses.make_dataclass(type(settings).__name__, fields, frozen=True)
     twin.__doc__ = type(settings).__doc__
     return twin()
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _bare(annotation: Any) -> Any:
-    """``annotation`` without the limits that pydantic reads off `Annotated`, unions included."""
+    """``annotation`` without pydantic's limits."""
     if typing.get_origin(annotation) is Annotated:
         return _bare(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -236,7 +223,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _settings(base: S, plain: Any, prefix: str) -> S:
-    """``base`` with the values of its twin, checked."""
+    """``base`` with the values of its unchecked copy, checked."""
     values = {name: getattr(base, name) for name in type(base).model_fields} | _values(plain)
     try:
         return type(base)(**values)
@@ -245,5 +232,5 @@ def _settings(base: S, plain: Any, prefix: str) -> S:
 
 
 def _values(plain: Any) -> dict[str, Any]:
-    found = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
-    return {name: _values(value) if dataclasses.is_dataclass(value) else value for name, value in found.items()}
+    values = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
+    return {name: _values(value) if dataclasses.is_dataclass(value) else value for name, value in values.items()}

@@ -13,16 +13,16 @@ def list_methods(words: list[str]) -> None:
 
     no_more(words)
 
-    table = Table("method", "what it is", box=None, pad_edge=False)
+    table = Table("method", "description", box=None, pad_edge=False)
     for name in methods.TABLE:
         table.add_row(name, (methods.find(name).__doc__ or "").strip().split("\n")[0])
     terminal().print(table)
-    print("\nits settings: fedstill run METHOD --help; where it differs from its paper: docs/methods/METHOD.md")
+    print("\nsettings: fedstill run METHOD --help; differences from the paper: docs/methods/METHOD.md")
 
 
 def data(words: list[str]) -> None:
     """``fedstill data``."""
-    from fedstill.report import partition as holdings
+    from fedstill.report import partition
 
     text = (
         "usage: fedstill data list\n"
@@ -32,12 +32,12 @@ def data(words: list[str]) -> None:
         return
     if words[0] == "list":
         no_more(words[1:])
-        terminal().print(holdings.listing())
+        terminal().print(partition.listing())
     elif words[0] == "show":
         from fedstill.cli import flags
 
-        parsed = flags.parse_show("fedstill data show", words[1:])
-        terminal().print(*holdings.show(parsed.experiment, parsed.out), sep="\n")
+        experiment, out = flags.parse_show("fedstill data show", words[1:])
+        terminal().print(*partition.show(experiment, out), sep="\n")
     else:
         raise Bad(f"there is no 'data {words[0]}'; choose list or show")
 
@@ -45,7 +45,7 @@ def data(words: list[str]) -> None:
 def privacy(words: list[str]) -> None:
     """``fedstill privacy``."""
     text = (
-        "usage: fedstill privacy RUN        what each client released, when, at what cost, composed how\n"
+        "usage: fedstill privacy RUN        show each client's releases and their costs\n"
         "       fedstill privacy plan [--epsilon 1] [--delta 1e-5] [--records 2500] [--classes 10] [--clients 10]"
     )
     if usage(words, text):
@@ -69,7 +69,7 @@ def attack(words: list[str]) -> None:
 
     lines = [f"  {name:<11} {(attacks.find(name).__doc__ or '').splitlines()[0]}" for name in attacks.ATTACKS]
     text = (
-        "usage: fedstill attack RUN [ATTACK] [flags]   more: fedstill attack RUN [ATTACK] --help\n\n"
+        "usage: fedstill attack RUN [ATTACK] [flags]   flags: fedstill attack RUN [ATTACK] --help\n\n"
         "attacks (membership by default):\n" + "\n".join(lines)
     )
     if usage(words, text):

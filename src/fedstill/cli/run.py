@@ -56,7 +56,10 @@ def _make_and_show(job: "Job") -> None:
     write_report([record], page)
     console.print(tables.terminal([record]))
     if guarantees.is_simulated(record.guarantee):
-        console.print("The noise came from the seed: a simulation, which --noise entropy is not.", soft_wrap=True)
+        console.print(
+            "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy.",
+            soft_wrap=True,
+        )
     console.print(f"report: {page}", soft_wrap=True)
 
 
@@ -72,7 +75,7 @@ def _extend(words: list[str]) -> None:
     job = extend.read_job(run, out, line_of(["run", "--extend", *words]))
     if RunFolder(run).asked_sites:
         raise Bad(
-            f"{run} asked real sites; ask the late ones with flwr run APP CONNECTION --run-config "
+            f"{run} asked real sites; extend it with flwr run APP CONNECTION --run-config "
             f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
         )
     parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
@@ -109,7 +112,7 @@ def compare(words: list[str]) -> None:
     out = parsed.out or Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
     command = line_of(["compare", *entries, *words])
     console = terminal()
-    console.print(f"{len(parsed.methods) * len(parsed.seeds)} runs, into {out}", soft_wrap=True, highlight=False)
+    console.print(f"{len(parsed.methods) * len(parsed.seeds)} runs in {out}", soft_wrap=True, highlight=False)
     folders: list[Path] = []
     for seed in parsed.seeds:
         experiment = parsed.experiment.model_copy(update={"seed": seed})
@@ -140,7 +143,7 @@ def report(words: list[str]) -> None:
     from fedstill.report.record import find_runs, read_run
 
     text = (
-        "usage: fedstill report RUN ... [--out FOLDER]\n\nA table and a page of finished runs or folders of runs.\n\n"
+        "usage: fedstill report RUN ... [--out FOLDER]\n\nWrite a table and a page of finished runs.\n\n"
         "example: fedstill report runs/compare-digits --out runs/again"
     )
     if usage(words, text):
@@ -153,6 +156,6 @@ def report(words: list[str]) -> None:
         out = Path(words[at + 1])
         words = words[:at] + words[at + 2 :]
     if unknown := [word for word in words if word.startswith("-")]:
-        raise Bad(f"there is no flag {unknown[0]}; report knows --out FOLDER")
+        raise Bad(f"there is no flag {unknown[0]}; report takes --out FOLDER")
     folders = [folder for word in words for folder in find_runs(word)]
     _show([read_run(folder) for folder in folders], out, None, terminal())

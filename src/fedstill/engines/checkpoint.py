@@ -1,28 +1,67 @@
-"""The models and tensors that a server's loop carries from round to round, as one set of tensors and back."""
+"""Checkpoints of the server's loop: the models and tensors that it carries, and its position in the run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from fedstill import files
+from fedstill.engines.client_evaluation import EvaluationResult
+from fedstill.journal import CHECKPOINT, Journal
 from fedstill.weights import load, state
 
 Carried = Sequence[nn.Module | dict[str, Tensor]]
 """The models and tensors of a loop."""
+LastEvaluation = tuple[int, str, EvaluationResult]
+"""Number of the evaluation request, digest of the evaluated model, result."""
+
+
+class LastRound(NamedTuple):
+    """Position of a run after a finished round."""
+
+    number: int
+    exchange: int
+    steps: Sequence[str]
+    evaluation: LastEvaluation | None
+
+
+def save_round(journal: Journal, carried: Carried, last: LastRound) -> None:
+    """Save the checkpoint of a finished round."""
+    evaluation = last.evaluation and [*last.evaluation[:2], last.evaluation[2].described()]
+    header = {"round": last.number, "exchange": last.exchange, "steps": last.steps, "judged": evaluation}
+    journal.save_checkpoint(tensors(carried), header)
+
+
+def load_round(journal: Journal, carried: Carried) -> LastRound | None:
+    """Copy the checkpoint of the last finished round into ``carried`` and return its position; None in a new run.
+
+    Raises:
+        Damaged: the checkpoint does not fit.
+    """
+    saved = journal.load_checkpoint()
+    if saved is None:
+        return None
+    values, header = saved
+    copy_into(carried, values, journal.folder / CHECKPOINT)
+    evaluation = None
+    if header.get("judged") is not None:
+        number, digest, result = header["judged"]
+        evaluation = int(number), digest, EvaluationResult.read(result)
+    return LastRound(int(header["round"]), header["exchange"], header["steps"], evaluation)
 
 
 def tensors(carried: Carried) -> dict[str, Tensor]:
-    """All of it as one set of named tensors."""
+    """The models and tensors as one set of named tensors."""
     parts = [state(part) if isinstance(part, nn.Module) else part for part in carried]
     return {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.items()}
 
 
-def put_back(carried: Carried, saved: Mapping[str, Tensor], path: Path) -> None:
-    """Write ``saved``, made by `tensors`, into what a loop carries now; ``path`` is where it was read from.
+def copy_into(carried: Carried, saved: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the named tensors of `tensors`, read from ``path``, into the models and tensors of a loop.
 
     Raises:
-        Damaged: names or shapes differ; nothing was written.
+        Damaged: names or shapes differ; nothing was copied.
     """
     sizes = {key: value.shape for key, value in tensors(carried).items()}
     if sizes != {key: value.shape for key, value in saved.items()}:

@@ -1,15 +1,15 @@
-"""One client of a site, as a step sees it."""
+"""The client that a step runs at."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill import seeds
-from fedstill.engines.request_results import RequestResults
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.ledger import Entry, Ledger
 from fedstill.privacy.mechanisms import Mechanism
@@ -22,17 +22,41 @@ Value = TypeVar("Value")
 
 
 class ClientData(Protocol):
-    """Records of the clients of a site."""
+    """Records of a site's clients."""
 
     def public(self) -> Records | None:
-        """The public records, which everybody has, or None."""
+        """The public records, the same at the server and every client, or None."""
 
     def records(self, client: int) -> tuple[Records, Records]:
-        """The train and the local test records of a client."""
+        """The training and the local test records of a client."""
+
+
+class RequestResults:
+    """Results that depend on a request and the public records alone, shared by the clients of one site.
+
+    Args:
+        cache: results of the last request that had any, by the request's digest and the result's name; changed in
+            place.
+        request: the request's bytes.
+    """
+
+    def __init__(self, cache: MutableMapping[tuple[bytes, str], Any], request: bytes) -> None:
+        self._cache = cache
+        self._request = request
+
+    def once(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of ``compute()``, cached under ``name`` for this request."""
+        key = hashlib.sha256(self._request).digest(), name
+        if key not in self._cache:
+            for old in [old for old in self._cache if old[0] != key[0]]:
+                del self._cache[old]
+            self._cache[key] = compute()
+        result: Result = self._cache[key]
+        return result
 
 
 class SiteClient(Client):
-    """The `Client` that a step sees."""
+    """The `Client` of a simulated or a real site."""
 
     def __init__(
         self,
@@ -63,7 +87,7 @@ class SiteClient(Client):
     def _records(self) -> tuple[Records, Records]:
         return self._data.records(self.id)
 
-    # records that a step does not use are neither copied nor moved
+    # cached and lazy: records that a step does not use are neither copied nor moved
 
     @cached_property
     @override

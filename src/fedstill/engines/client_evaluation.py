@@ -1,8 +1,8 @@
-"""Evaluation by the clients, in runs whose clients have test records of their own."""
+"""Evaluation of models by clients that have their own test records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from jaxtyping import Int64
@@ -13,61 +13,61 @@ from fedstill.protocol import Client, Method, Reply, Shared, Step, client_steps
 from fedstill.schema import Below
 
 
-class Judged(Reply):
-    """Numbers of a client's test records by true (rows) and predicted class."""
+class ConfusionReply(Reply):
+    """Confusion matrix of a client's test records: counts by true (rows) and predicted class."""
 
     confusion: Annotated[Int64[Tensor, "classes classes"], Below(2**40)]
 
 
-def judge(self: Method, client: Client, shared: Shared) -> Judged:
+def judge(self: Method, client: Client, shared: Shared) -> ConfusionReply:
     """Evaluate the client's model on its own test records."""
     model = self.personal_model(client, shared)
-    return Judged(confusion=confusion(model, client.test, client.test.num_classes).cpu())
+    return ConfusionReply(confusion=confusion(model, client.test, client.test.num_classes).cpu())
 
 
-JUDGE = Step(judge)
+EVALUATE = Step(judge)  # its name crosses to the sites, and stands in their policies
 
 
 def steps_of(method: Method) -> dict[str, Step[Any]]:
-    """The method's steps, and the evaluation step that engines add."""
+    """The method's steps and the engines' evaluation step."""
     own = client_steps(type(method))
-    assert JUDGE.name not in own, f"{type(method).__name__} has a step '{JUDGE.name}', which is the engines' own"
-    return {**own, JUDGE.name: JUDGE}
+    assert EVALUATE.name not in own, f"{type(method).__name__} has a step '{EVALUATE.name}', which is the engines'"
+    return {**own, EVALUATE.name: EVALUATE}
 
 
 @dataclass(frozen=True)
-class Judgement:
+class EvaluationResult:
     """The result of an evaluation.
 
     Attributes:
-        confusion: numbers of test records by true and predicted class, int64 ``(C, C)``; the sum over clients.
-        clients: accuracy in [0, 1] of each client that has test records; None for the server's test records.
+        confusion: counts of test records by true and predicted class, int64 ``(C, C)``; the sum over clients.
+        clients: accuracy in [0, 1] of each client that has test records; None if the server evaluated.
     """
 
     confusion: Int64[Tensor, "classes classes"]
     clients: Mapping[int, float] | None = None
 
     @classmethod
-    def of_clients(cls, tables: Mapping[int, Int64[Tensor, "classes classes"]], num_classes: int) -> "Judgement":
-        """The result from the clients' tables."""
+    def of_clients(cls, tables: Mapping[int, Int64[Tensor, "classes classes"]], num_classes: int) -> Self:
+        """The result from the clients' confusion matrices."""
         total = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         for table in tables.values():
             total += table
         return cls(total, {client: _share(table) for client, table in tables.items() if int(table.sum())})
 
     def described(self) -> dict[str, Any]:
-        """As JSON, for `read`."""
+        """The result as JSON, for `read`."""
         return {"confusion": self.confusion.tolist(), "clients": self.clients}
 
     @classmethod
-    def read(cls, json: Mapping[str, Any]) -> "Judgement":
+    def read(cls, json: Mapping[str, Any]) -> Self:
         """The inverse of `described`."""
         clients = None if json["clients"] is None else {int(c): float(share) for c, share in json["clients"].items()}
         return cls(torch.tensor(json["confusion"], dtype=torch.int64), clients)
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in [0, 1] on the server's records, or the mean over clients of theirs.
+        """Accuracy in [0, 1] on the server's test records, or the mean of the clients' accuracies.
 
         Raises:
             ValueError: no client has test records.
@@ -75,12 +75,12 @@ class Judgement:
         if self.clients is None:
             return _share(self.confusion)
         if not self.clients:
-            raise ValueError("no client has a test record; keep more back with --local-test, or have fewer clients")
+            raise ValueError("no client has a test record; raise --local-test, or lower --clients")
         return sum(self.clients.values()) / len(self.clients)
 
     @property
     def spread(self) -> float | None:
-        """The sample standard deviation of the accuracy over clients; None for fewer than two."""
+        """Sample standard deviation of the accuracy over clients; None for fewer than two."""
         if self.clients is None or len(self.clients) < 2:
             return None
         return float(torch.tensor(list(self.clients.values()), dtype=torch.float64).std())

@@ -1,7 +1,7 @@
-"""Clients on this machine: inside the server's process, or in worker processes.
+"""Clients on this machine, in the server's process or in worker processes; requests and replies are bytes in both.
 
-Either way a client receives and sends bytes. A worker is started once (importing torch takes seconds), maps the
-clients' records as shared pages of a file, and answers for any client.
+A worker starts once (importing torch takes seconds), maps the clients' records as shared pages of a file, and replies
+for any client.
 """
 
 import math
@@ -23,10 +23,13 @@ from fedstill.train.allocator import keep_memory
 
 
 class Inline(Transport):
-    """All clients one after the other in this process, for a debugger or a single GPU. Knows no time limit."""
+    """All clients one after the other in this process, for a debugger or a single GPU; without a time limit.
+
+    Args:
+        site: replies for every client.
+    """
 
     def __init__(self, site: Site) -> None:
-        """``site`` answers for every client."""
         self.site = site
 
     @override
@@ -37,10 +40,10 @@ class Inline(Transport):
 
 
 class Workers(Transport):
-    """Worker processes that answer for the clients, each for one client at a time.
+    """Worker processes that reply for the clients, each for one client at a time.
 
     Args:
-        make_site: called once in every worker; must be picklable.
+        make_site: makes the site, once in every worker; must be picklable.
         number: number of processes.
         timeout: seconds that a client may take for one step, not counting the start of its worker; a worker that takes
             longer is replaced. None: no limit.
@@ -67,7 +70,7 @@ class Workers(Transport):
                     sent(client)
                     try:
                         worker.ask(client, request)
-                    except OSError:  # the worker died while idle; reading from its pipe says so below
+                    except OSError:  # the worker died while idle, which reading from its pipe detects below
                         continue
             patience = min(deadline for _, _, deadline in busy.values()) - time.monotonic()
             readable = wait(list(busy), None if patience == math.inf else max(patience, 0))
@@ -90,7 +93,7 @@ class Workers(Transport):
                 yield arrival
 
     def _deadline(self, worker: "_Worker") -> float:
-        """End of a step that begins now; never, while the worker is starting."""
+        """Deadline of a step that begins now; infinity while the worker is starting."""
         return time.monotonic() + self._timeout if self._timeout and worker.ready else math.inf
 
     def _late(self, client: int) -> Arrival:
@@ -105,7 +108,7 @@ class Workers(Transport):
 
 
 class _Worker:
-    """One process and the pipe to it; ``ready`` once its first message has come."""
+    """One process and the pipe to it; ``ready`` after its first message."""
 
     def __init__(self, make_site: Callable[[], Site]) -> None:
         self.ready = False
@@ -116,7 +119,7 @@ class _Worker:
         theirs.close()
 
     def greet(self) -> None:
-        """Receive the message that the worker sends when its site is set up."""
+        """Receive the worker's first message, sent when its site is set up."""
         self.pipe.recv_bytes()
         self.ready = True
 
@@ -125,12 +128,12 @@ class _Worker:
         self.pipe.send_bytes(request)
 
     def end(self) -> str:
-        """How the process ended, in words."""
+        """The reason why the process ended."""
         self._process.join(timeout=5)
         code = self._process.exitcode
         if code is None:
-            return "it hangs"
-        return f"{signal.Signals(-code).name}; out of memory?" if code < 0 else f"exit code {code}; it says why above"
+            return "it does not end"
+        return f"{signal.Signals(-code).name}; out of memory?" if code < 0 else f"exit code {code}; see above"
 
     def kill(self) -> None:
         self._process.kill()
@@ -139,8 +142,8 @@ class _Worker:
 
 
 def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
-    """Answer one request after the other until the server closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its workers
+    """Reply to requests until the server closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()
     site = make_site()
@@ -152,7 +155,7 @@ def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this worker when its server is gone: `kill -9` of a server must not leave its clients computing."""
+    """End this worker when its server is gone, so that a server killed by `kill -9` leaves no process computing."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.5)

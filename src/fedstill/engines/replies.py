@@ -11,12 +11,11 @@ R = TypeVar("R", bound=Reply)
 
 
 class Replies(Sequence[R]):
-    """Replies in the order of the clients, read from the journal one at a time when they are used."""
+    """Replies of ``clients``, in their order, read from the journal one at a time when they are used."""
 
     def __init__(
         self, journal: Journal, facts: schema.Facts, exchange: int, step: Step[R], clients: Sequence[int]
     ) -> None:
-        """``clients``: those whose reply is in the journal."""
         self.clients = clients
         self._journal = journal
         self._facts = facts

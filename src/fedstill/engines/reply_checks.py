@@ -1,4 +1,4 @@
-"""Checks that a reply must pass before it is used."""
+"""Checks that a reply must pass before the server uses it."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ _SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_
 def check(
     arrival: Arrival, exchange: int, step: Step[Any], facts: schema.Facts, at_most: Mapping[str, int] | None
 ) -> tuple[str | None, list[Entry]]:
-    """Why a reply must not be used, or None; and the releases that it lists."""
+    """The reason to refuse a reply, or None; and the releases that the reply lists."""
     if arrival.failure is not None:
         return arrival.failure, []
     spent: list[Entry] = []
@@ -24,7 +24,7 @@ def check(
         header = wire.envelope(arrival.reply)
         spent = listed(header, step.name, exchange)
         if header.get("error") is not None:
-            return schema.clean(str(header["error"]), 500) or "the client gives no reason", spent
+            return schema.clean(str(header["error"]), 500) or "the client gave no reason", spent
         _, envelope = wire.decode(arrival.reply, step.reply.schema, facts, at_most=at_most, header=header)
     except schema.Refused as refused:
         return str(refused), spent
@@ -40,16 +40,16 @@ def listed(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
     """The releases that a reply lists.
 
     Raises:
-        Refused: the list is malformed, or its releases are another step's.
+        Refused: the list is malformed, or belongs to another step.
     """
     try:
         entries = _SPENT.validate_python(header.get("spent", []))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = schema.clean(".".join(map(str, first["loc"])))
         raise schema.Refused(
-            f"its list of releases is wrong at {schema.clean(where)}: {schema.clean(first['msg'], 200)}"
+            f"its list of releases is invalid at {where}: {schema.clean(first['msg'], 200)}"
         ) from error
     if any((entry.step, entry.exchange) != (step, exchange) for entry in entries):
-        raise schema.Refused("its list of releases is of another step")
+        raise schema.Refused("its list of releases belongs to another step")
     return entries

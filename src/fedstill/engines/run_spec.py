@@ -1,4 +1,4 @@
-"""The public set-up of a run: everything that the server and all clients know before the first request."""
+"""The public settings of a run, which the server and all clients know before the first request."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -27,7 +27,7 @@ from fedstill.weights import load, parameters, state
 LARGEST = 100_000
 """Maximum length of the JSON text, in characters."""
 DEFAULTS: dict[str, Any] = {"run": "0" * 32, "seed": 0, "max_bytes": 1 << 29, "delta": 1e-5, "simulated_noise": True}
-"""Facts of a simulated run that `RunSpec.of` is not given."""
+"""Defaults of `RunSpec.of`, for a simulated run."""
 
 Text = Annotated[str, Len(1, 200)]
 
@@ -43,10 +43,10 @@ def _plain(value: Method | dict[str, Any]) -> dict[str, Any]:
 
 
 class RunSpec(Settings):
-    """The public set-up of a run.
+    """The public settings of a run.
 
-    Its JSON (`text`) crosses to real sites, which name the run's state folder by a hash of it. Do not change names,
-    order or defaults of fields without a new `version`.
+    Real sites receive their JSON (`text`) and name the run's state folder by a hash of it. Do not change names, order
+    or defaults of fields without a new `version`.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -54,11 +54,11 @@ class RunSpec(Settings):
     version: Literal[1] = 1
     """Version of the JSON format."""
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    """Random number of the run, drawn once by the server and kept when the run is resumed."""
+    """Random number of the run, drawn once by the server; a resumed run has the same."""
     name: Annotated[Text, Field(alias="method")]
     """Name of the method, as `fedstill.methods.find` takes it."""
     settings: Annotated[Any, BeforeValidator(_method_or_settings), PlainSerializer(_plain)]
-    """The method, or its hyperparameters as they came from a server (see `method`)."""
+    """The method, or its hyperparameters as received from a server (see `method`)."""
     model: Text
     """Name and options of the model, as `fedstill.models.build` takes them."""
     shape: tuple[PositiveInt, PositiveInt, PositiveInt]
@@ -74,27 +74,27 @@ class RunSpec(Settings):
     max_bytes: Annotated[int, Gt(0), Le(1 << 34)]
     """Size of the largest message that either side accepts."""
     delta: Annotated[float, Gt(0), Lt(1)]
-    """Delta at which epsilons are stated and noise is calibrated."""
+    """Delta of all epsilons and of the noise calibration."""
     budget: PositiveFloat | None = None
-    """Largest epsilon of one client's releases in this run; None for no limit. A real site has its own limit too."""
+    """Maximum epsilon of one client's releases in this run; None for no limit. A real site has its own limit too."""
     simulated_noise: bool = False
     """Whether privacy noise is drawn from the seed (the server could subtract it) instead of the system's entropy."""
     models: Annotated[tuple[Text, ...], Len(0, 1000)] = ()
-    """Models of the clients, in turn, where they differ from ``model``."""
+    """Models of the clients, in turn, if they differ from ``model``."""
     public: Text | None = None
     """Public records, as `fedstill.data.public.load` takes them."""
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
-        """The spec of a run of ``method`` on a task whose records are like ``records``.
+        """The spec of a simulated run.
 
         Args:
             method: the method with its hyperparameters.
-            records: give image shape, classes and normalisation.
-            **facts: other fields: ``model``, and what differs from `DEFAULTS`.
+            records: records of the task, for image shape, classes and normalisation.
+            **facts: other fields: ``model``, and values other than `DEFAULTS`.
 
         Raises:
-            ValidationError: a fact is out of its range.
+            ValidationError: a value is out of its range.
         """
         kind, normalisation = type(method), records.normalisation
         task = {
@@ -122,7 +122,7 @@ class RunSpec(Settings):
             Refused: the text is not JSON of a spec, or a value is out of its range.
         """
         if len(text) > LARGEST:
-            raise schema.Refused(f"the run's spec has {len(text):,} characters; {LARGEST:,} are the most")
+            raise schema.Refused(f"the run's spec has {len(text):,} characters; the limit is {LARGEST:,}")
         try:
             return cls.model_validate_json(text)
         except (ValidationError, RecursionError) as error:
@@ -130,14 +130,13 @@ class RunSpec(Settings):
             if isinstance(error, ValidationError):
                 first = error.errors()[0]
                 reason = f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}"
-            raise schema.Refused(f"the run's spec is wrong at {reason}") from error
+            raise schema.Refused(f"the run's spec is invalid: {reason}") from error
 
     @cached_property
     def method(self) -> Method:
         """The method with its hyperparameters.
 
-        A spec that was read looks the method up at first use, so that a site's policy can check the name before any
-        code of that name is imported.
+        After `read` the method is imported at first use, so that a site's policy can check its name before.
 
         Raises:
             Refused: there is no such method, or it does not take these settings.
@@ -161,7 +160,7 @@ class RunSpec(Settings):
 
     @property
     def task(self) -> dict[str, Any]:
-        """Facts that a user of the finished model needs, as JSON: model, shape, class names, normalisation."""
+        """The fields that the final model's file needs: model, shape, class names, normalisation."""
         return self.model_dump(mode="json", include={"model", "shape", "class_names", "mean", "std"})
 
     def architecture(self, client: int) -> str:
@@ -176,9 +175,9 @@ class RunSpec(Settings):
         architecture: str | None = None,
         device: torch.device | str = "cpu",
     ) -> nn.Module:
-        """The model in its ``draw``-th random start, or with ``weights``; in train mode."""
+        """A model in train mode: random start number ``draw``, with ``weights`` copied in if given."""
         name = self.model if architecture is None else architecture
-        assert name in (self.model, *self.models), f"{name} is none of the run's models"
+        assert name in (self.model, *self.models), f"{name} is not one of the run's models"
         with seeds.isolated(seeds.derive(self.seed, "model", draw)):
             model = models.build(name, self.shape, self.num_classes)
         if weights is not None:
@@ -187,7 +186,7 @@ class RunSpec(Settings):
 
     @cached_property
     def facts(self) -> schema.Facts:
-        """Sizes and templates against which the wire checks every message."""
+        """Sizes and templates for the checks of every message."""
         model = self.new_model()
         channels, height, width = self.shape
         templates = {

@@ -1,11 +1,10 @@
-"""The server's side, the same in every engine: it sends requests, and checks and journals replies.
+"""The server's side of every engine: it sends requests, and checks and stores the replies.
 
 A reply is decoded twice by design: once when it arrives, to check it, and again from the journal each time it is used,
 so that only one reply is in memory at a time and a resumed run takes the same path.
 """
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,24 +17,24 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill import schema, seeds, wire
-from fedstill.engines import checkpoint
-from fedstill.engines.client_evaluation import JUDGE, Judgement, steps_of
+from fedstill.engines import budget, checkpoint
+from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
 from fedstill.engines.replies import Replies
 from fedstill.engines.reply_checks import check
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport, Watcher
 from fedstill.evaluate import accuracies, confusion
-from fedstill.journal import CHECKPOINT, EVALUATIONS, Journal, Refusal
-from fedstill.privacy import guarantee
+from fedstill.journal import EVALUATIONS, Journal, Refusal
 from fedstill.privacy.events import Event, Unit
-from fedstill.privacy.ledger import UNCOUNTABLE, Entry, covers, total_epsilon
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Federation, Reply, Round, Step, shared_part
 from fedstill.records import Records
 from fedstill.runs.folder import RunFolder
 
 R = TypeVar("R", bound=Reply)
 EPOCHS = "epochs"
-"""Name of the checkpoint within a round."""
+"""File name of the checkpoint within a round."""
 SAVE_EVERY = 20.0
 """Minimum seconds between two epoch checkpoints, so the most work a killed run repeats (plus the current epoch)."""
 
@@ -45,21 +44,24 @@ class TooFewReplies(RuntimeError):
 
 
 class ServerFederation(Federation):
-    """The `Federation` that a server's loop sees.
+    """The `Federation` of a server's loop.
 
     Args:
         spec: the run's public set-up.
-        transport: the way to the clients.
+        transport: the connection to the clients.
         num_clients: number of clients, which are numbered from 0.
         folder: the run's folder, for the journal, the metrics and the pictures.
         test: the server's test records.
-        public: records that everybody has, or None.
+        public: records that the server and every client have, or None.
         min_clients: number of usable replies that a request needs; all clients by default.
-        keep_replies: whether to keep the replies of finished rounds too.
+        keep_replies: whether to keep the replies of finished rounds.
         evaluate_every: number of rounds between evaluations of the model; the last round is always evaluated.
-        device: device on which the server computes.
-        watcher: is told the progress.
+        device: the server's device.
+        watcher: observes the progress.
         local_test: whether clients evaluate models on their own test records, instead of the server on ``test``.
+
+    Attributes:
+        num_rounds: number of rounds in the method's loop; 1 for a method without one.
     """
 
     def __init__(
@@ -98,17 +100,12 @@ class ServerFederation(Federation):
         self._evaluate_every = evaluate_every
         self._watcher = watcher or Watcher()
         self._local_test = local_test
-        self._last_evaluation: tuple[int, str, Judgement] | None = None  # request, digest of the model, result
+        self._last_evaluation: checkpoint.LastEvaluation | None = None
         self._saved = time.monotonic()
         self._loops = 0  # loops of epochs since the round began
         self._exchange = 0
         self._round: int | None = None
-        self._rounds = 1
-
-    @property
-    def num_rounds(self) -> int:
-        """Number of rounds in the method's loop; 1 for a method without one."""
-        return self._rounds
+        self.num_rounds = 1
 
     # -------------------------------------------------------------------------------------------------------- requests
 
@@ -150,7 +147,7 @@ class ServerFederation(Federation):
             try:
                 for arrival in self._transport.exchange(request, waiting, sent):
                     refusal, spent = self._refusal_of(arrival, exchange, step, facts, at_most)
-                    if spent:  # also if the reply is not used
+                    if spent:  # even if the reply is not used
                         self.journal.store_releases(exchange, arrival.client, spent)
                     if refusal is None:
                         self.journal.store_reply(exchange, step.name, arrival.client, arrival.reply)
@@ -165,7 +162,7 @@ class ServerFederation(Federation):
         needed = min(self.min_clients, len(asked))
         if len(good) < needed:
             first = refusals[0]
-            self.journal.forget_refusals(exchange, step.name)  # the next start may have more patience or more luck
+            self.journal.forget_refusals(exchange, step.name)  # a resumed run asks these clients again
             raise TooFewReplies(
                 f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed} are needed "
                 f"(--min-clients); client {first.client}: {first.reason}"
@@ -173,14 +170,8 @@ class ServerFederation(Federation):
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
 
     def _refusal_of(
-        self,
-        arrival: Arrival,
-        exchange: int,
-        step: Step[R],
-        facts: schema.Facts,
-        at_most: Mapping[str, int] | None,
+        self, arrival: Arrival, exchange: int, step: Step[R], facts: schema.Facts, at_most: Mapping[str, int] | None
     ) -> tuple[Refusal | None, list[Entry]]:
-        """Why a reply must not be used, or None; and the releases that it lists."""
         reason, spent = check(arrival, exchange, step, facts, at_most)
         return (None if reason is None else Refusal(arrival.client, step.name, self._round, reason)), spent
 
@@ -188,68 +179,40 @@ class ServerFederation(Federation):
 
     @override
     def able(self, event: Event, *, adaptive: bool = False, unit: Unit = "record") -> list[int]:
-        following = Entry(
-            exchange=self._exchange,
-            step="next",
-            index=0,
-            mechanism=type(self.spec.method).__name__,
-            unit=unit,
-            event=event,
-            theorem="",
-            adaptive=adaptive,
-        )
-        spent = self.journal.releases(before=self._exchange)
-        return [k for k in self.clients if covers(spent.get(k, []), following, self.budget, self.delta)]
+        releases = self.journal.releases(before=self._exchange)
+        return budget.able_clients(self, self.spec.method, releases, event, self._exchange, adaptive, unit)
 
     @override
     def spent(self, unit: Unit = "record") -> float | None:
-        spent = self.journal.releases(before=self._exchange).values()
-        each = ([entry for entry in entries if entry.unit == unit] for entries in spent)
-        try:
-            most = max((total_epsilon(entries, self.delta, self.budget) for entries in each), default=0.0)
-        except UNCOUNTABLE:
-            return None
-        return most if math.isfinite(most) else None
+        return budget.largest_epsilon(self, self.journal.releases(before=self._exchange), unit)
 
     # ---------------------------------------------------------------------------------------------------------- rounds
 
     @override
     def rounds(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
-        self._rounds = number
+        self.num_rounds = number
         done = self._restore(carry)
         self._folder.drop_metrics_after(done)
         for index in range(done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
-            self._save(index, carry)
+            last = checkpoint.LastRound(index, self._exchange, sorted(self.asked_steps), self._last_evaluation)
+            checkpoint.save_round(self.journal, carry, last)
             if not self._keep_replies and index < number:
                 self.journal.forget_replies(self._exchange)
         self._round = None
 
-    def _save(self, done: int, keep: checkpoint.Carried) -> None:
-        header: dict[str, Any] = {
-            "round": done,
-            "exchange": self._exchange,
-            "steps": sorted(self.asked_steps),
-            "judged": None,
-        }
-        if self._last_evaluation is not None:
-            header["judged"] = [*self._last_evaluation[:2], self._last_evaluation[2].described()]
-        self.journal.save_checkpoint(checkpoint.tensors(keep), header)
-
-    def _restore(self, keep: checkpoint.Carried) -> int:
-        saved = self.journal.load_checkpoint()
-        if saved is None:
+    def _restore(self, carry: checkpoint.Carried) -> int:
+        """Continue after the last finished round; returns its number."""
+        last = checkpoint.load_round(self.journal, carry)
+        if last is None:
             return 0
-        tensors, header = saved
-        checkpoint.put_back(keep, tensors, self.journal.folder / CHECKPOINT)
-        self._exchange = header["exchange"]
-        if header.get("judged") is not None:
-            number, digest, judgement = header["judged"]
-            self._last_evaluation = int(number), digest, Judgement.read(judgement)
+        self._exchange = last.exchange
+        if last.evaluation is not None:
+            self._last_evaluation = last.evaluation
         steps = steps_of(self.spec.method)
-        self.asked_steps |= {name: steps[name] for name in header["steps"]}
-        return int(header["round"])
+        self.asked_steps |= {name: steps[name] for name in last.steps}
+        return last.number
 
     @override
     def epochs(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[int]:
@@ -258,7 +221,7 @@ class ServerFederation(Federation):
         saved = self.journal.load_checkpoint(EPOCHS)
         done = 0
         if saved is not None and saved[1].items() >= at.items():
-            checkpoint.put_back(carry, saved[0], self.journal.folder / EPOCHS)
+            checkpoint.copy_into(carry, saved[0], self.journal.folder / EPOCHS)
             done = int(saved[1]["done"])
         for epoch in range(done + 1, number + 1):
             yield epoch
@@ -266,44 +229,28 @@ class ServerFederation(Federation):
                 self.journal.save_checkpoint(checkpoint.tensors(carry), {**at, "done": epoch}, EPOCHS)
                 self._saved = time.monotonic()
 
-    def last(self, model: nn.Module) -> Judgement:
-        """Evaluate the finished model, and log its accuracy if the method logged nothing."""
-        judgement = self.evaluate_model(model)
+    def last(self, model: nn.Module) -> EvaluationResult:
+        """Evaluate the final model, and log its accuracy if the method has logged nothing."""
+        result = self.evaluate_model(model)
         if not self._folder.metrics.exists():
-            self._log(self._rounds, accuracy=judgement.accuracy)
-        return judgement
+            self._log(self.num_rounds, accuracy=result.accuracy)
+        return result
 
     def _log(self, index: int, **numbers: float | None) -> None:
         values = {name: value for name, value in numbers.items() if value is not None}
-        if (
-            self._last_evaluation is not None
-            and "accuracy" in values
-            and (spread := self._last_evaluation[2].spread) is not None
-        ):
+        spread = None if self._last_evaluation is None else self._last_evaluation[2].spread
+        if "accuracy" in values and spread is not None:
             values["spread"] = spread
-        line: dict[str, float] = {"round": index, **values}
         journal = self.journal
-        line |= {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
-        self._folder.append_metrics(line)
-        self._watcher.logged(index, self._rounds, values)
+        totals = {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
+        self._folder.append_metrics({"round": index, **values, **totals})
+        self._watcher.logged(index, self.num_rounds, values)
 
-    # ------------------------------------------------------------------------------------------------------------ rest
+    # ------------------------------------------------------------------------------------------ models and evaluation
 
-    def guarantee(self) -> guarantee.Guarantee:
-        """The guarantee for everything that the clients have sent so far."""
-        unprotected = [
-            f"field '{f.name}' of step '{s.name}'"
-            for s in self.asked_steps.values()
-            for f in s.reply.schema
-            if not (f.is_public or f.is_released)
-        ]
-        return guarantee.derive(
-            unprotected,
-            self.journal.releases(),
-            self.spec.delta,
-            budget=self.spec.budget,
-            simulated=self.spec.simulated_noise,
-        )
+    def guarantee(self) -> Guarantee:
+        """The guarantee for all replies so far."""
+        return budget.guarantee_of(self.asked_steps.values(), self.journal.releases(), self.spec)
 
     @override
     def new_model(self, *, draw: int = 0, architecture: str | None = None) -> nn.Module:
@@ -323,29 +270,29 @@ class ServerFederation(Federation):
 
     @property
     def _evaluates_now(self) -> bool:
-        return self._round is None or not self._round % self._evaluate_every or self._round == self._rounds
+        return self._round is None or not self._round % self._evaluate_every or self._round == self.num_rounds
 
-    def evaluate_model(self, model: nn.Module) -> Judgement:
-        """The quality of ``model``; clients are not asked again about the same model with no other request since.
+    def evaluate_model(self, model: nn.Module) -> EvaluationResult:
+        """Evaluate ``model``; where clients do, reuse the last result for the same model if no request followed it.
 
-        Any request may have changed what clients keep, and with it their own models.
+        A request may change the clients' states, and with them their own models.
         """
         if not self._local_test:
-            return Judgement(confusion(model, self._test, self.num_classes).cpu())
+            return EvaluationResult(confusion(model, self._test, self.num_classes).cpu())
         shared = shared_part(self.spec.method, model)
         digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
-        last, judged, judgement = self._last_evaluation or (0, "", None)
-        if judgement is None or judged != digest or last % EVALUATIONS != self._exchange:
+        last, last_digest, result = self._last_evaluation or (0, "", None)
+        if result is None or last_digest != digest or last % EVALUATIONS != self._exchange:
             number = EVALUATIONS + (last if last and last % EVALUATIONS == self._exchange else self._exchange)
-            replies = self._ask(number, JUDGE, None, {"shared": shared})
+            replies = self._ask(number, EVALUATE, None, {"shared": shared})
             tables = {client: reply.confusion for client, reply in zip(replies.clients, replies, strict=True)}
-            judgement = Judgement.of_clients(tables, self.num_classes)
-            self._last_evaluation = number, digest, judgement
-        return judgement
+            result = EvaluationResult.of_clients(tables, self.num_classes)
+            self._last_evaluation = number, digest, result
+        return result
 
     @override
-    def progress(self, what: str) -> Callable[[int, int], None]:
-        return partial(self._watcher.progressed, what)
+    def progress(self, label: str) -> Callable[[int, int], None]:
+        return partial(self._watcher.progressed, label)
 
     @override
     def show(self, name: str, images: Records) -> None:

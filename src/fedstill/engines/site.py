@@ -1,4 +1,4 @@
-"""The client's side, the same in every engine: from the bytes of a request to the bytes of a reply."""
+"""The client's side of every engine: it turns the bytes of a request into the bytes of a reply."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fedstill import schema, seeds, wire
-from fedstill.engines.client import ClientData, SiteClient
+from fedstill.engines.client import ClientData, RequestResults, SiteClient
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.client_state import ReplyCopy, StateFiles
-from fedstill.engines.request_results import RequestResults
 from fedstill.engines.run_spec import RunSpec
 from fedstill.journal import EVALUATIONS
 from fedstill.privacy.ledger import BudgetExceeded, Ledger, open_ledger
@@ -21,22 +20,22 @@ log = logging.getLogger("fedstill")
 
 
 class Answer(NamedTuple):
-    """A site's reply, and whether it is a step's reply rather than an error message."""
+    """The bytes of a reply; ``ok`` is False for an error message."""
 
     reply: bytes
     ok: bool
 
 
 class Site:
-    """Answers requests for the clients whose records it has.
+    """The clients whose records are at one place, and their replies.
 
     Args:
-        spec: the run's public set-up.
+        spec: the run's public settings.
         data: records of the clients.
-        folder: a folder in which each client has a folder for its state between steps.
-        device: device on which steps compute.
-        threads: number of threads a step may use; results are reproducible to the bit for the same number only.
-        open_ledger: opens a client's ledger, given its folder; by default one of this run, within the run's budget.
+        folder: parent of each client's folder, which holds its state between steps.
+        device: device of the steps.
+        threads: number of threads of a step; results are reproducible to the bit only for the same number.
+        open_ledger: opens a client's ledger, given its folder; by default a ledger of this run with the run's budget.
         on_error: receives a step's exception instead of the server (real sites keep error text private).
     """
 
@@ -71,16 +70,16 @@ class Site:
         )
 
     def answer(self, client: int, request: bytes) -> bytes:
-        """The reply to ``request``, or a message that says why there is none; never raises."""
+        """The reply to ``request``, or an error message; never raises."""
         return self.try_answer(client, request).reply
 
     def try_answer(self, client: int, request: bytes, header: Mapping[str, Any] | None = None) -> Answer:
-        """As `answer`, and whether it succeeded; ``header`` is the request's, where it has been read already."""
+        """As `answer`, with the success; ``header`` is the request's, if it has been read already."""
         try:
             return self._answer(client, request, wire.envelope(request) if header is None else header)
         except schema.Refused as error:
             return Answer(wire.pack({}, {"error": f"refused by the client: {error}"}), False)
-        except Exception as error:  # a step's failure must not end the other clients
+        except Exception as error:  # one client's failure must not end the others
             return Answer(wire.pack({}, {"error": self._report(client, error)}), False)
 
     def _answer(self, client: int, request: bytes, header: Mapping[str, Any]) -> Answer:
@@ -94,7 +93,7 @@ class Site:
             raise schema.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
         folder = self.folder / f"{client:05d}"
         copy = ReplyCopy(folder, exchange, request)
-        # real noise would differ the second time, and the two replies together would tell more than either
+        # with new noise, a second reply to the same request would reveal more than the first
         if not self.spec.simulated_noise and (earlier := copy.read()) is not None:
             return Answer(earlier, True)
         states = StateFiles(folder)
@@ -111,7 +110,7 @@ class Site:
         except Exception as error:
             if not ledger.of_exchange(exchange):
                 raise
-            # the charge stands although the step failed; the server has to know
+            # the ledger stays charged although the step failed, so the server must know
             return Answer(wire.pack({}, {"error": self._report(client, error), **_spent(ledger, exchange)}), False)
         if exchange < EVALUATIONS:
             states.write(exchange, actor.state)
@@ -120,13 +119,13 @@ class Site:
         return Answer(data, True)
 
     def _report(self, client: int, error: Exception) -> str:
-        """The part of an error that the server may know."""
+        """The part of an error that the server may see; the rest is logged here."""
         if self._on_error is not None:
             self._on_error(error)
-            harmless = isinstance(error, BudgetExceeded)  # its text tells nothing about the records
-            return f"refused by the site: {error}" if harmless else "the step failed at the site; its log says why"
+            harmless = isinstance(error, BudgetExceeded)  # its text reveals nothing about the records
+            return f"refused by the site: {error}" if harmless else "the step failed at the site; see the site's log"
         reason = f"{type(error).__name__}: {error}"
-        # a ValueError explains itself, and the same trace from every client helps nobody
+        # a ValueError explains itself; each trace is logged once, not for every client
         if not isinstance(error, ValueError) and reason not in self._logged:
             self._logged.add(reason)
             log.error("client %d failed", client, exc_info=error)
@@ -141,10 +140,11 @@ def _spent(ledger: Ledger, exchange: int) -> dict[str, object]:
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    if number != before:
-        torch.set_num_threads(number)
+    if number == before:
+        yield
+        return
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        if number != before:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""The engine that carries messages between server and clients, and the observer of a run's progress."""
+"""Interfaces of an engine: the transport of messages, and the observer of a run's progress."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from fedstill.journal import Refusal
 
 
 class Arrival(NamedTuple):
-    """A client's message, or the reason why there is none."""
+    """A client's reply, or the reason why there is none."""
 
     client: int
     reply: bytes
@@ -17,13 +17,13 @@ class Arrival(NamedTuple):
 
 
 class Transport(ABC):
-    """Carries bytes to the clients and back: the only difference between engines. A context manager that closes it."""
+    """Connection to the clients: the only difference between engines. A context manager, which closes it."""
 
     @abstractmethod
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order of arrival.
 
-        ``sent(client)`` is called each time the request leaves for a client; the bytes are counted then.
+        Call ``sent(client)`` each time the request leaves for a client, so that its bytes are counted.
         """
 
     def close(self) -> None:  # noqa: B027 - most transports have nothing to release
@@ -39,16 +39,16 @@ class Transport(ABC):
 
 
 class Watcher:
-    """Observer of a run's progress; this one does nothing."""
+    """Observer of a run's progress; it does nothing by default."""
 
     def asked(self, step: str, clients: int, answered: int) -> None:
-        """A request goes out to ``clients`` clients, of which ``answered`` replied before the run was resumed."""
+        """A request goes to ``clients`` clients; ``answered`` of them replied before the run was resumed."""
 
     def arrived(self, refusal: Refusal | None) -> None:
-        """A reply arrived; ``refusal`` says why it is not used."""
+        """A reply has arrived; ``refusal`` is the reason if it is not used."""
 
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
-        """A round logged its numbers."""
+        """A round has logged its numbers."""
 
-    def progressed(self, what: str, done: int, total: int) -> None:
-        """The server has finished ``done`` of ``total`` parts of ``what``."""
+    def progressed(self, label: str, done: int, total: int) -> None:
+        """The server has finished ``done`` of ``total`` parts of the work ``label``."""

@@ -1,1 +1,1 @@
-"""Experiments: configuration, run folders, and the tables, figures and pages made from them."""
+"""Experiments: the settings of a run, its task, and the run itself."""

@@ -20,10 +20,9 @@ from fedstill.journal import Refusal
 
 
 class Bars(Watcher):
-    """Progress bars, drawn while the ``with`` block runs."""
+    """Progress bars, drawn while the ``with`` block runs; ``label`` names the run, as ``fedgm, seed 0``."""
 
     def __init__(self, console: Console, label: str) -> None:
-        """``label`` names the run, as ``fedgm, seed 0``."""
         self.label = label
         self._console = console
         self._progress = Progress(
@@ -71,7 +70,7 @@ class Bars(Watcher):
         )
 
     @override
-    def progressed(self, what: str, done: int, total: int) -> None:
-        if what not in self._work:
-            self._work[what] = self._progress.add_task(f"{self.label}: {what}", total=total)
-        self._progress.update(self._work[what], completed=done, total=total)
+    def progressed(self, label: str, done: int, total: int) -> None:
+        if label not in self._work:
+            self._work[label] = self._progress.add_task(f"{self.label}: {label}", total=total)
+        self._progress.update(self._work[label], completed=done, total=total)

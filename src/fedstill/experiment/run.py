@@ -1,4 +1,4 @@
-"""Run one method on one task, from the data to the finished run folder; resume an interrupted run."""
+"""Run a method on a task, from the data to the finished run folder; resume an interrupted run."""
 
 import importlib
 import multiprocessing
@@ -32,11 +32,11 @@ from fedstill.train.allocator import keep_memory
 from fedstill.weights import state
 
 _SHOWN = 10
-"""Real images of each class in the report, beside the synthetic ones."""
+"""Number of real images of each class in the report."""
 
 
 class Job(NamedTuple):
-    """One run to make.
+    """One run.
 
     Attributes:
         experiment: the task.
@@ -44,7 +44,7 @@ class Job(NamedTuple):
         method: the method with its hyperparameters.
         out: the run's folder.
         label: the run's name in tables; the method's name by default.
-        command: the command line that makes the run again, for the record.
+        command: the command line that repeats the run, for the record.
     """
 
     experiment: Experiment
@@ -55,10 +55,6 @@ class Job(NamedTuple):
     command: str = ""
 
 
-Made = Callable[[nn.Module], None]
-"""Receives the finished model."""
-
-
 def run(
     job: Job,
     *,
@@ -66,22 +62,22 @@ def run(
     watcher: Watcher | None = None,
     sites: Callable[[RunSpec], Transport] | None = None,
     task: Task | None = None,
-    made: Made | None = None,
+    on_model: Callable[[nn.Module], None] | None = None,
 ) -> dict[str, Any]:
-    """Make the run, or finish it if it was begun before, and return its ``summary.json``.
+    """Run ``job``, or resume it if it was interrupted, and return its ``summary.json``.
 
     Args:
         job: the run.
         data: the data set, if `fedstill.data.sources.load` cannot find it by ``job.experiment.data``.
         watcher: observes the progress.
-        sites: connects to real sites, which have records of their own: the server's data set then only gives the task
-            (shape, classes, normalisation) and the test records. By default clients are simulated on this machine.
-        task: the records of simulated clients, if ``job.experiment`` does not describe them; it must be the same when a
-            run is resumed.
-        made: called with the model before ``summary.json`` is written, so at least once over all starts of a run.
+        sites: connects to real sites, which have their own records; the server's data set then only gives image shape,
+            classes, normalisation and test records. By default clients are simulated on this machine.
+        task: records of the simulated clients, if ``job.experiment`` does not describe them; a resumed run needs the
+            same.
+        on_model: receives the final model before ``summary.json`` is written; a resumed run may call it again.
 
     Raises:
-        ValueError: the folder holds another run, or the task cannot be set up; one sentence.
+        ValueError: the folder has another run, or the task cannot be set up; one sentence.
         TooFewReplies: too few clients gave a usable reply.
     """
     _refuse_worker()
@@ -123,62 +119,59 @@ def run(
                 local_test=experiment.local_test > 0,
             )
             model = job.method.server(federation)
-            if made is not None:
-                made(model)
+            if on_model is not None:
+                on_model(model)
             return _finish(job, task, folder, federation, model)
 
 
 def _refuse_worker() -> None:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself tells
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # the mark that multiprocessing itself checks
         raise ValueError(
-            "run(...) stands where a worker process that imports the script calls it again; put it under "
-            "if __name__ == '__main__':, or take workers=0"
+            "run(...) is called again by a worker process, which imports the script; put it under "
+            "if __name__ == '__main__':, or set workers=0"
         )
 
 
 def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
-    """The configuration of the same run, begun earlier; None in a new folder.
+    """The configuration of an earlier start of the same run; None in a new folder.
 
     Raises:
-        ValueError: the folder holds another run, or other files.
+        ValueError: the folder has another run, or other files.
     """
     if folder.config.exists():
         begun = folder.read_config()
         if other := config.difference(begun.content, description):
-            raise ValueError(f"{folder} holds a run with {other}; choose another --out, or delete it to start anew")
+            raise ValueError(f"{folder} has a run with {other}; choose another --out, or delete it to start anew")
         return begun
     if name := folder.stranger():
-        raise ValueError(f"{folder} holds {name} and no run; choose an empty folder with --out")
+        raise ValueError(f"{folder} has {name} and no run; choose an empty folder with --out")
     return None
 
 
 def _check_task(job: Job) -> None:
-    """Refuse a task that does not suit the method."""
+    """Refuse settings that the method does not support."""
     kind, experiment = type(job.method), job.experiment
     if experiment.models and not kind.mixed:
-        raise ValueError(f"{job.name} wants one model for all clients; leave --models out and choose it with --model")
+        raise ValueError(f"{job.name} needs one model for all clients; use --model in place of --models")
     if experiment.min_clients is not None and experiment.min_clients > experiment.clients:
         raise ValueError(
-            f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it can be no more "
-            "than that"
+            f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it must not be "
+            "larger"
         )
     if kind.personal and not experiment.local_test:
         raise ValueError(
-            f"{job.name} gives every client a model of its own, which only clients can judge; let them keep records "
-            "for that with --local-test 0.2"
+            f"{job.name} gives every client its own model, which only the client can evaluate; give clients test "
+            "records with --local-test 0.2"
         )
     if experiment.local_test and not returns_run_model(kind):
-        raise ValueError(
-            f"{job.name} ends with a network that is put together at the server, which clients can't judge; leave "
-            "--local-test out"
-        )
+        raise ValueError(f"{job.name} ends with a network that only the server can evaluate; leave --local-test out")
 
 
 def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
     """The spec of a run; ``run`` is its random number.
 
     Raises:
-        ValueError: a fact is out of its range; one sentence.
+        ValueError: a value is out of its range; one sentence.
     """
     experiment = job.experiment
     try:
@@ -198,11 +191,10 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             public=experiment.public,
         )
     except ValidationError as error:
-        raise ValueError(f"there can't be such a run: {config.sentence(error)}") from error
+        raise ValueError(f"the run is not possible: {config.sentence(error)}") from error
 
 
 def _transport(experiment: Experiment, make_site: Callable[[], Site]) -> Transport:
-    """The way to simulated clients."""
     if experiment.engine == "flower":
         simulation: Transport = _flower().Simulation(
             make_site,
@@ -224,17 +216,17 @@ def _flower() -> ModuleType:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"the engine 'flower' needs the package {error.name}, which is not installed; pip install "
-            "'fedstill[flower]', or take --engine inprocess"
+            "'fedstill[flower]', or use --engine inprocess"
         ) from error
 
 
 def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederation, model: nn.Module) -> dict[str, Any]:
-    """Write the results of a run whose server loop has ended."""
+    """Write the results of the run."""
     experiment, journal = job.experiment, federation.journal
     seconds = journal.seconds
     folder.write_model(state(model), federation.spec.task)
-    judgement = federation.last(model)
-    folder.write_evaluation(judgement.confusion)
+    evaluation = federation.last(model)
+    folder.write_evaluation(evaluation.confusion)
     first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
     folder.write_images("real", task.test[torch.cat(first)])
     summary = {
@@ -247,8 +239,8 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "rounds": federation.num_rounds,
         "seed": experiment.seed,
-        "judged_on": _judged_on(experiment),
-        "accuracy": judgement.accuracy,
+        "judged_on": _test_records(experiment),
+        "accuracy": evaluation.accuracy,
         "bytes_up": journal.bytes_up,
         "bytes_down": journal.bytes_down,
         "bytes_up_per_client": journal.bytes_up / experiment.clients,
@@ -259,14 +251,14 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
     }
-    if judgement.clients is not None:
-        summary |= {"accuracy_of_clients": judgement.clients, "spread_over_clients": judgement.spread}
+    if evaluation.clients is not None:
+        summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}
     folder.write_summary(summary)
     forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
     return summary
 
 
-def _judged_on(experiment: Experiment) -> str:
+def _test_records(experiment: Experiment) -> str:
     if experiment.local_test:
         return "the clients' own test records"
     return "validation records" if experiment.validation else "test records"

@@ -14,7 +14,13 @@ from fedstill.records import Records
 
 
 class Task(NamedTuple):
-    """A data set, partitioned among clients: ``parts`` are indices of training and test records by client."""
+    """A data set partitioned among clients.
+
+    Attributes:
+        parts: indices of each client's training and test records in ``train``.
+        source: name or records from which another process loads ``train``.
+        public: indices of the public records in ``train``, or None.
+    """
 
     train: Records
     test: Records
@@ -25,64 +31,64 @@ class Task(NamedTuple):
     public: shards.Indices | None = None
 
     def counts(self) -> NDArray[np.int64]:
-        """Training records of each client and class, ``(K, C)``."""
+        """Number of training records of each client and class, ``(K, C)``."""
         return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))
 
 
 def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bool = True) -> Task:
-    """Load the data and partition it among the clients; with ``share=False`` no client holds any of it.
+    """Load the data set and partition it among the clients, or among none with ``share=False``.
 
     Raises:
-        ValueError: the data cannot be read or partitioned so; one sentence.
+        ValueError: the data set cannot be read or partitioned in this way; one sentence.
     """
-    found = data or sources.load(experiment.data)
-    source = experiment.data if data is None else found.train
+    loaded = data or sources.load(experiment.data)
+    source = experiment.data if data is None else loaded.train
     if not share:
-        return Task(found.train, found.test, [], found.class_names, found.fingerprint, source)
-    labels, test = found.train.labels.numpy(), found.test
-    kept = np.arange(len(labels))
-    if experiment.limit is not None and experiment.limit < len(kept):
+        return Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source)
+    labels, test = loaded.train.labels.numpy(), loaded.test
+    rows = np.arange(len(labels))
+    if experiment.limit is not None and experiment.limit < len(rows):
         order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
-        kept = np.sort(order[: experiment.limit])
+        rows = np.sort(order[: experiment.limit])
     if experiment.validation:
         rng = seeds.numpy_stream(experiment.seed, "validation")
-        inner, held = partition.local_test_split(
-            np.arange(len(kept)), fraction=experiment.validation, rng=rng, labels=labels[kept]
+        training, validation = partition.local_test_split(
+            np.arange(len(rows)), fraction=experiment.validation, rng=rng, labels=labels[rows]
         )
-        kept, test = kept[inner], found.train[torch.from_numpy(kept[held])]
+        rows, test = rows[training], loaded.train[torch.from_numpy(rows[validation])]
     public_records = None
     if (number := public.held_out_count(experiment.public)) is not None:
-        if number >= len(kept):
-            raise ValueError(f"--public held={number} leaves none of the {len(kept)} training records to the clients")
-        order = seeds.numpy_stream(experiment.seed, "public").permutation(len(kept))
-        public_records, kept = np.sort(kept[order[:number]]), np.sort(kept[order[number:]])
+        if number >= len(rows):
+            raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
+        order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
+        public_records, rows = np.sort(rows[order[:number]]), np.sort(rows[order[number:]])
     split = partition.split(
         experiment.partition,
-        labels[kept],
+        labels[rows],
         experiment.clients,
         rng=seeds.numpy_stream(experiment.seed, "partition"),
-        columns={name: column[kept] for name, column in found.columns.items()},
+        columns={name: column[rows] for name, column in loaded.columns.items()},
     )
     parts = []
-    for client, own in enumerate(kept[part] for part in split):
+    for client, own in enumerate(rows[part] for part in split):
         rng = seeds.numpy_stream(experiment.seed, "local test", client)
         if experiment.local_test:
             parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
         else:
             parts.append((own, own[:0]))
-    return Task(found.train, test, parts, found.class_names, found.fingerprint, source, public_records)
+    return Task(loaded.train, test, parts, loaded.class_names, loaded.fingerprint, source, public_records)
 
 
 def client_data(experiment: Experiment, task: Task) -> shards.Shards:
     """The clients' records and the public ones."""
     load_public = None
     if task.public is not None:
-        load_public = partial(_some, task.source, task.public)
+        load_public = partial(_subset, task.source, task.public)
     elif experiment.public is not None:
         load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
     return shards.Shards(task.source, task.parts, load_public)
 
 
-def _some(source: str | Records, indices: shards.Indices) -> Records:
+def _subset(source: str | Records, indices: shards.Indices) -> Records:
     records = sources.load(source).train if isinstance(source, str) else source
     return records[torch.from_numpy(indices)]

@@ -1,4 +1,4 @@
-"""The model of a finished run, ready for images."""
+"""The model of a finished run, for use on images."""
 
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ from fedstill.weights import state
 
 
 class Trained(nn.Module):
-    """A run's network behind the normalisation of its data; in eval mode, on the CPU.
+    """A run's network with the normalisation of its data; in eval mode, on the CPU.
 
     Attributes:
-        network: the model that was judged.
+        network: the run's final model.
         shape: channels, height and width of an image.
-        class_names: by class; the run's data set has them, or numbers.
+        class_names: name of each class; its number if the data set has no names.
     """
 
     def __init__(
@@ -36,33 +36,32 @@ class Trained(nn.Module):
         self.eval()
 
     def forward(self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
-        """Logits.
+        """Compute logits.
 
         Args:
-            images: 8 bits a channel, or floats in [0, 1]; not normalised.
+            images: uint8, or floats in [0, 1]; not normalised.
 
         Raises:
-            ValueError: images are of another shape or type; one sentence.
+            ValueError: images have another shape or type; one sentence.
         """
         if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
             raise ValueError(f"images have shape {tuple(images.shape)}; this model takes (n, {str(self.shape)[1:]}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}; take uint8, or floats in [0, 1]")
+            raise ValueError(f"images are {images.dtype}; they must be uint8, or floats in [0, 1]")
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
         logits: Tensor = self.network(self._normalisation.apply(pixels))
         return logits
 
 
 def load_model(folder: str | Path) -> Trained:
-    """The model that a finished run ended with.
+    """The final model of a finished run.
 
     Args:
-        folder: the run's. A model or method of one's own (``package.module:name``) that it names is imported and
-            called, so look into a stranger's ``config.json`` first.
+        folder: the run's folder. If its ``config.json`` names a method or model of another package
+            (``package.module:name``), that code is imported and called, so check a folder that you did not write.
 
     Raises:
-        ValueError: there is no finished run, its file is damaged, or each of its clients has a model of its own; one
-            sentence.
+        ValueError: there is no finished run, its file is damaged, or each client has its own model; one sentence.
     """
     folder = Path(folder)
     job = read_job(folder, folder, "")
@@ -75,7 +74,7 @@ def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dic
     with seeds.isolated(0):
         network = models.build(header["model"], shape, len(class_names))
     if own := method.own(network):
-        raise ValueError(f"{name} gives every client a model of its own ({sorted(own)[0]}, ...); there is none for all")
+        raise ValueError(f"{name} gives every client its own model ({sorted(own)[0]}, ...); there is no model for all")
     model = method.rebuild(network, weights)
     if {key: value.shape for key, value in state(model).items()} != {key: w.shape for key, w in weights.items()}:
         raise KeyError(f"its tensors are not those of {header['model']}")

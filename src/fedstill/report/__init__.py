@@ -1,1 +1,1 @@
-"""Reports: finished runs read from their folders, as tables, plots and one HTML page."""
+"""Reports of finished runs: tables, plots and one HTML page."""

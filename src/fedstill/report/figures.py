@@ -1,7 +1,7 @@
 """The style of the report's figures: colours, markers, axes and legends.
 
-The colours differ for colour-blind readers (after Okabe and Ito, 2008) and are of middle lightness, to be seen on white
-and on black; the marker says the same a second time. Labels are escaped, since plotly reads HTML in its texts.
+Colour-blind readers can distinguish the colours (after Okabe and Ito, 2008), whose medium lightness suits white and
+black pages; each label has its own marker too. Labels are escaped, since plotly parses HTML in its texts.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from fedstill.report.record import RunRecord
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#C56A9C", "#A67C00", "#3A93CE", "#7F7F7F")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-AMOUNTS = ((0.0, "rgba(31,119,196,0.15)"), (1.0, "rgba(31,119,196,1)"))  # fades into the page, light or dark
+AMOUNTS = ((0.0, "rgba(31,119,196,0.15)"), (1.0, "rgba(31,119,196,1)"))  # transparent at 0, for light and dark pages
 GRID = "rgba(128,128,128,0.28)"
 MANY_CLIENTS = 50
 
@@ -38,7 +38,7 @@ def axes(x: str, y: str) -> Any:
         legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "itemsizing": "constant"},
         hovermode="closest",
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#8a8a8a", "activecolor": "#0072B2"},
-        dragmode=False,  # a finger on the figure scrolls the page
+        dragmode=False,  # so that touching a figure scrolls the page
         showlegend=True,
     )
     figure.update_xaxes(**axis)
@@ -74,12 +74,12 @@ def add_level(
 def heat_scale(columns: int, most: float) -> dict[str, Any]:
     """Colour scale of a heat map whose largest value is ``most``."""
     gap = 1 if columns <= MANY_CLIENTS else 0
-    scale = {"colorscale": AMOUNTS, "zmin": 0, "zmax": most or 1.0}  # both ends, or plotly starts at the smallest value
+    scale = {"colorscale": AMOUNTS, "zmin": 0, "zmax": most or 1.0}  # plotly starts at the smallest value otherwise
     return {**scale, "xgap": gap, "ygap": gap, "colorbar": {"thickness": 10, "outlinewidth": 0, "xpad": 4}}
 
 
 def class_axis(update: Any, record: RunRecord, num_classes: int) -> None:
-    """Put the names of the classes on an axis."""
+    """Label an axis with the class names."""
     names = [class_text(record, c, 14) for c in range(num_classes)]
     update(tickvals=list(range(num_classes)), ticktext=names, showticklabels=num_classes <= 25, showgrid=False)
 

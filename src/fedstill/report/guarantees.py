@@ -1,4 +1,4 @@
-"""Guarantees in words, for tables and pages."""
+"""Privacy guarantees in words, for tables and pages."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from fedstill.report.record import RunRecord
 
 
 def weakest(runs: Sequence[RunRecord]) -> Guarantee:
-    """The guarantee that holds for every one of the runs: none if one has none, else the largest epsilon."""
+    """The weakest guarantee of the runs: none if one run has none, else that with the largest epsilon."""
     return max((run.guarantee for run in runs), key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
 
 
@@ -29,12 +29,12 @@ def words(guarantee: Guarantee) -> str:
 
 
 def is_simulated(guarantee: Guarantee) -> bool:
-    """Whether the guarantee rests on noise that the run's seed gives away."""
+    """Whether the guarantee relies on noise drawn from the run's seed."""
     return is_finite(guarantee) and guarantee.simulated
 
 
 def round_up(value: float) -> str:
-    """Three significant digits, rounded up, so that no printed guarantee is smaller than the one that holds."""
+    """Three significant digits, rounded up, so that no printed guarantee is stronger than the true one."""
     exact = Decimal(repr(float(value)))
     if not exact:
         return "0"
@@ -49,11 +49,11 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
     """The guarantee's meaning, in sentences.
 
     Args:
-        guarantee: of a run, or of several.
+        guarantee: the guarantee of one or more runs.
         sent: whether the clients sent anything.
     """
     if not is_finite(guarantee):
-        first = "What the clients send may reveal any of their records." if sent else "The clients send nothing."
+        first = "The replies may reveal any record of the clients." if sent else "The clients send nothing."
         return (first, f"none: {guarantee.reason}") if guarantee.reason else (first,)
     assert guarantee.epsilon is not None
     delta = guarantee.delta or 0.0
@@ -61,10 +61,10 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
     # inputs have a + e^epsilon b >= 1 - delta and b + e^epsilon a >= 1 - delta; adding both bounds their mean.
     right = 1 - (1 - delta) / (1 + math.exp(min(guarantee.epsilon, 700.0)))
     percent = math.ceil(1000 * right - 1e-9) / 10
-    question = "which of two labels one record has" if guarantee.unit == "label" else "whether one record was used"
+    question = "which of two labels a record has" if guarantee.unit == "label" else "whether a record was used"
     sentences = (
-        f"Who knows all other records and has to tell {question} is right at most {min(percent, 100.0):g} % of the "
-        "time, where a coin is right 50 % of the time.",
+        f"An attacker who knows all other records and guesses {question} is right at most {min(percent, 100.0):g} % of "
+        "the time; random guesses are right 50 % of the time.",
         f"Holds against: {guarantee.adversary}." if guarantee.adversary else "",
         guarantee.reason,
     )

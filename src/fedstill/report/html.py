@@ -1,4 +1,4 @@
-"""The report: one self-contained page that needs no network, no server and no other file."""
+"""The report: one HTML page that needs no network, no server and no other file."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from fedstill.report.record import RunRecord
 MOST_REFUSALS = 50
 MOST_SETTINGS = 4
 
-# The browser fetches nothing, whatever a label or a name contains.
+# forbids the browser to fetch anything, whatever a label or a name contains
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 STYLE = """
@@ -55,18 +55,18 @@ summary { cursor: pointer; } :focus-visible { outline: 2px solid #3a93ce; outlin
 
 
 def write_report(records: Sequence[RunRecord], path: str | Path, *, command: str | None = None) -> None:
-    """Write the report of one or more runs to ``path``; the file appears whole or not at all.
+    """Write the report of one or more runs to ``path``, atomically.
 
     Args:
-        records: the runs; runs of one label are seeds of one method.
-        path: the HTML file; an older one is replaced.
-        command: the command that made all of the runs, such as a comparison; the runs' own are shown where None.
+        records: the runs; runs with the same label are seeds of one method.
+        path: the HTML file, which is overwritten.
+        command: the command of all runs, such as a comparison; each run's command is shown if None.
 
     Raises:
-        ValueError: when there are no records.
+        ValueError: there are no records.
     """
     if not records:
-        raise ValueError("A report needs at least one finished run; give the folder of one.")
+        raise ValueError("a report needs at least one finished run; give the folder of one")
     files.write_bytes(Path(path), _page(records, command).encode())
 
 
@@ -79,11 +79,11 @@ def _page(records: Sequence[RunRecord], command: str | None) -> str:
         section("Results", _table(records)),
         section("Accuracy against bytes", _against_bytes(records)),
         section("Accuracy per round", figure(plots.accuracy_per_round(records), "rounds", ROUNDS_NOTE)),
-        section("The course of the rounds", figure(plots.course(records), "course", COURSE_NOTE)),
-        section("Who holds what", _holdings(records)),
-        section("What the images look like", sheets.sheets(groups)),
+        section("Other numbers per round", figure(plots.course(records), "course", COURSE_NOTE)),
+        section("Records of each client", _partitions(records)),
+        section("Sample images", sheets.sheets(groups)),
         section("Accuracy per class", _classes(records, groups)),
-        section("Privacy: who learns what at most", _guarantees(groups)),
+        section("Privacy guarantees", _guarantees(groups)),
         section("Refused replies", _refusals(groups)),
         section("Reproduce", _reproduce(records, command)),
     ]
@@ -92,59 +92,59 @@ def _page(records: Sequence[RunRecord], command: str | None) -> str:
 
 
 def framed(title: str, body: str) -> str:
-    """A whole page; the figures' script is in it where there are figures."""
+    """A whole page, with plotly's script if there are figures."""
     from plotly.offline import get_plotlyjs
 
-    drawing = f"<script>{get_plotlyjs()}</script>\n" if PLOT_CLASS in body else ""
+    script = f"<script>{get_plotlyjs()}</script>\n" if PLOT_CLASS in body else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{drawing}</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{script}</head>\n"
         f"<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
     )
 
 
 PLOT_CLASS = "plotly-graph-div"
 BYTES_NOTE = "Mean over seeds; bars span one sample standard deviation. Up and to the left is better."
-ROUNDS_NOTE = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method without a path."
-LOGGED_NOTE = "What else the methods logged after their last round; means over seeds."
-COURSE_NOTE = "What else the methods logged after each round; means over seeds."
+ROUNDS_NOTE = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method with a single value."
+LOGGED_NOTE = "Other numbers logged after the last round; means over seeds."
+COURSE_NOTE = "Other numbers logged after each round; means over seeds."
 
 
 def _against_bytes(records: Sequence[RunRecord]) -> str:
     ways: dict[plots.Way, str] = {"up and down": BYTES_NOTE, "up": "Bytes up alone.", "down": "Bytes down alone."}
-    drawn = (
+    texts = (
         figure(plots.accuracy_against_bytes(records, way), f"bytes-{way.replace(' ', '-')}", note)
         for way, note in ways.items()
     )
-    return "".join(drawn)
+    return "".join(texts)
 
 
 def section(heading: str, content: str) -> str:
-    """A section, or nothing where there is no content."""
+    """A section; empty without content."""
     return f"<section>\n<h2>{escape(heading)}</h2>\n{content}</section>\n" if content else ""
 
 
-def figure(drawn: Any | None, name: str, caption: str) -> str:
-    """A plotly figure with a caption, or nothing."""
-    if drawn is None:
+def figure(plot: Any | None, name: str, caption: str) -> str:
+    """A plotly figure with a caption; empty if there is none."""
+    if plot is None:
         return ""
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["zoom2d", "resetScale2d", "toImage"]]}
-    text = drawn.to_html(
+    text = plot.to_html(
         full_html=False,
         include_plotlyjs=False,
         div_id=f"figure-{name}",
         config=config,
-        default_height=f"{drawn.layout.height}px",
+        default_height=f"{plot.layout.height}px",
     )
     return f"<figure>\n{text}\n<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
 
 
 def _table(records: Sequence[RunRecord]) -> str:
-    found = data_table(tables.headings(records), tables.cells(records), tables.LEFT, caption=tables.caption(records))
+    table = data_table(tables.headings(records), tables.cells(records), tables.LEFT, caption=tables.caption(records))
     headings, lines = tables.logged(records)
-    return found + (data_table(headings, lines, (0,), caption=LOGGED_NOTE) if lines else "")
+    return table + (data_table(headings, lines, (0,), caption=LOGGED_NOTE) if lines else "")
 
 
 def data_table(
@@ -155,7 +155,7 @@ def data_table(
     wide: Sequence[int] = (),
     caption: str = "",
 ) -> str:
-    """A table; ``words`` are columns of text, ``wide`` those that may break lines."""
+    """A table; ``words`` are the columns of text, ``wide`` the columns that may wrap."""
     kinds = [" ".join(["words"] * (i in words) + ["wide"] * (i in wide)) for i in range(len(headings))]
     head = "".join(f'<th scope="col" class="{k}">{escape(h)}</th>' for h, k in zip(headings, kinds, strict=True))
     body = ""
@@ -168,30 +168,30 @@ def data_table(
     return f'<div class="scroll" tabindex="0">{table}</div>\n{about}'
 
 
-def _holdings(records: Sequence[RunRecord]) -> str:
+def _partitions(records: Sequence[RunRecord]) -> str:
     settings = {(r.summary["data"], r.summary["partition"], r.summary["clients"]): r for r in reversed(records)}
     shown = [record for record in reversed(settings.values()) if record.counts is not None]
     text = ""
     for i, record in enumerate(shown[:MOST_SETTINGS]):
         assert record.counts is not None
         sizes, classes = record.counts.sum(axis=1), (record.counts > 0).sum(axis=1)
-        words = f"{tables.setting_words([record])}, seed {record.summary['seed']}: a client holds "
+        words = f"{tables.setting_words([record])}, seed {record.summary['seed']}: a client has "
         words += f"{sizes.min():,} to {sizes.max():,} records, {int(np.median(sizes)):,} in the median, of "
         words += (
             f"{classes.min()} to {classes.max()} of the {record.counts.shape[1]} classes. Colour: records; blank: none."
         )
-        text += figure(plots.who_holds_what(record), f"holdings-{i}", words)
+        text += figure(plots.records_per_client(record), f"partition-{i}", words)
     if len(shown) > MOST_SETTINGS:
-        text += f'<p class="note">{len(shown) - MOST_SETTINGS} more settings are not drawn.</p>\n'
+        text += f'<p class="note">{len(shown) - MOST_SETTINGS} more settings are not shown.</p>\n'
     return text
 
 
 def _classes(records: Sequence[RunRecord], groups: dict[str, list[RunRecord]]) -> str:
     text = figure(plots.per_class_accuracy(records), "classes", "Mean over seeds, on the records of the class.")
     best = max(groups, key=lambda label: tables.accuracy(groups[label])[0] or 0.0)
-    caption = f"{best}: where the records of a class go, over all seeds. Colour: percent; blank: never."
+    caption = f"{best}: predictions for the records of each class, over all seeds. Colour: percent; blank: none."
     confused = figure(plots.confusion(groups[best]), "confusion", caption)
-    return text + (f"<h3>What is taken for what</h3>\n{confused}" if confused else "")
+    return text + (f"<h3>Confusion matrix</h3>\n{confused}" if confused else "")
 
 
 def _guarantees(groups: dict[str, list[RunRecord]]) -> str:
@@ -217,9 +217,9 @@ def _refusals(groups: dict[str, list[RunRecord]]) -> str:
     if not lines:
         return ""
     rest = len(lines) - MOST_REFUSALS
-    words = f"{rest} more are in the summary.json of the runs." if rest > 0 else ""
+    words = f"{rest} more are in the runs' summary.json." if rest > 0 else ""
     headings = ("method", "seed", "client", "step", "round", "reason")
-    intro = "<p>These replies failed their checks and took no part; their bytes are counted.</p>\n"
+    intro = "<p>These replies were not used; their bytes count.</p>\n"
     return intro + data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
 
 
@@ -228,7 +228,7 @@ def _reproduce(records: Sequence[RunRecord], command: str | None) -> str:
     shown = [command] if command else single
     text = f'<pre tabindex="0">{escape(chr(10).join(shown))}</pre>\n' if shown else ""
     if command and single != shown:
-        text += f"<details><summary>The runs one by one</summary><pre>{escape(chr(10).join(single))}</pre></details>\n"
+        text += f"<details><summary>Each run</summary><pre>{escape(chr(10).join(single))}</pre></details>\n"
     settings = {label: runs[0].config for label, runs in tables.group(records).items()}
     full = escape(json.dumps(settings, indent=2, default=str))
     return text + f"<details><summary>All settings (first seed of each method)</summary><pre>{full}</pre></details>\n"

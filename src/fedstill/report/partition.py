@@ -1,4 +1,4 @@
-"""``fedstill data``: the known data sets, and pictures of partitions."""
+"""``fedstill data``: the known data sets, and plots of partitions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,19 +20,19 @@ _MOST_CLASSES = 20
 
 
 def listing() -> Table:
-    """The known data sets, and the place each would be loaded from."""
-    table = Table("name", "comes from", box=None, pad_edge=False)
+    """The known data sets, and the source of each."""
+    table = Table("name", "source", box=None, pad_edge=False)
     for name, known in KNOWN.items():
-        found = sources.local_copy(name)
-        table.add_row(name, str(found) if found else f"hub: {known.hub}" if known.hub else "scikit-learn")
+        folder = sources.local_copy(name)
+        table.add_row(name, str(folder) if folder else f"hub: {known.hub}" if known.hub else "scikit-learn")
     return table
 
 
 def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
-    """Draw the records of each class at each client; with ``out`` also as a page.
+    """Plot the records of each class at each client, with ``out`` as a page too.
 
     Raises:
-        ValueError: the data cannot be read or partitioned so; one sentence.
+        ValueError: the data cannot be read or partitioned in this way; one sentence.
     """
     task = share_out(experiment, None)
     counts = task.counts()
@@ -40,7 +40,7 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
     yield _heat(counts, task.class_names)
     if out is not None:
         record = RunRecord(out, "", {"experiment": {}, "method": {}}, {}, class_names=task.class_names, counts=counts)
-        figure = plots.who_holds_what(record)
+        figure = plots.records_per_client(record)
         assert figure is not None
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.write_html(out, include_plotlyjs=True)
@@ -48,7 +48,7 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
 
 
 def _heat(counts: np.ndarray, class_names: tuple[str, ...]) -> Table:
-    """Clients down, classes across, darker for more; sums include clients and classes that are not drawn."""
+    """Clients by classes, darker for more records; sums include the classes that are not shown."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("client", justify="right")
     table.add_column("records", justify="right")

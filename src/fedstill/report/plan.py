@@ -1,4 +1,4 @@
-"""``fedstill privacy plan``: the noise that a budget asks for, before anything is released."""
+"""``fedstill privacy plan``: the noise of each mechanism at a budget, before any release."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,39 +21,39 @@ from fedstill.train.private import PrivateSGD
 
 
 class Plan(Settings):
-    """Plan a release: the noise of each mechanism at a budget."""
+    """Noise of each mechanism at a budget."""
 
     epsilon: PositiveFloat = 1.0
-    """Budget of a client."""
+    """Budget of a client, as epsilon."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """Probability that the privacy loss is larger than epsilon."""
+    """Delta of the budget."""
     records: PositiveInt = 2500
-    """Records of a client."""
+    """Number of records of a client."""
     classes: Annotated[int, Ge(2), Le(1000)] = 10
-    """Classes of the task."""
+    """Number of classes."""
     clients: PositiveInt = 10
-    """Clients whose heads the server averages."""
+    """Number of clients whose heads the server averages."""
     penalty: PositiveFloat = 5.0
-    """Lambda of the class heads."""
+    """Regularisation of the class heads (Lambda)."""
     dims: Annotated[int, Ge(2), Le(4096)] = 128
-    """Features that heads see."""
+    """Number of features."""
     steps: PositiveInt = 200
-    """Steps of DP-SGD that a client makes in all rounds."""
+    """Number of a client's DP-SGD steps in all rounds."""
     sampling: Annotated[float, Gt(0), Le(1)] = 0.05
-    """Share of its records that a step is made on."""
+    """Share of the client's records in a DP-SGD step."""
 
 
 def plan(settings: Plan) -> Iterator[Table | Text]:
-    """The noise of every mechanism at this budget, and what it does to accuracy on a reference task."""
+    """The noise of each mechanism at this budget, and its effect on the accuracy of a reference task."""
     noise = accounting.gaussian_noise(settings.epsilon, settings.delta)
     classic = accounting.published_noise(settings.epsilon, settings.delta)
-    keep = 1 / (1 + (settings.classes - 1) * math.exp(-settings.epsilon))
+    kept_share = 1 / (1 + (settings.classes - 1) * math.exp(-settings.epsilon))
     yield Text(
         f"epsilon {settings.epsilon:g}, delta {settings.delta:g}, one record added or removed: Gaussian noise of "
-        f"{noise:.4g} x the sensitivity (the classic formula would take {classic:.4g})"
+        f"{noise:.4g} x the sensitivity (classic formula: {classic:.4g})"
     )
     table = Table(
-        *("release", "sensitivity", "noise", "by one client's signal", "methods"),
+        *("release", "sensitivity", "noise", "beside one client's signal", "methods"),
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -82,9 +82,9 @@ def plan(settings: Plan) -> Iterator[Table | Text]:
     )
     for *row, std, signal, names in rows:
         table.add_row(*row, f"{std:.3g}", signal, names)
-    kept = f"keeps {100 * keep:.3g} %"
-    tags = _names(lambda method: any(f.is_released and _is_labels(f) for f in _fields(method)))
-    table.add_row("labels (randomised response)", "-", kept, "label-DP only, features public", tags)
+    labels = _names(lambda method: any(f.is_released and Below("classes") in f.marks for f in _fields(method)))
+    right = f"{100 * kept_share:.3g} % stay"
+    table.add_row("labels (randomised response)", "-", right, "label-DP only, features public", labels)
     yield table
     clean, noisy = reference(settings, noise)
     yield Text(
@@ -99,7 +99,6 @@ def _names(chosen: Callable[[type[Method]], bool]) -> str:
 
 
 def _fields(method: type[Method]) -> list[Field]:
-    """The fields of all replies."""
     return [f for step in client_steps(method).values() for f in step.reply.schema]
 
 
@@ -110,17 +109,12 @@ def _releasing(dims: str) -> str:
     )
 
 
-def _is_labels(f: Field) -> bool:
-    return Below("classes") in f.marks
-
-
 def _training_privately() -> str:
-    """The methods whose clients train by DP-SGD."""
     return _names(lambda method: any(info.annotation is PrivateSGD for info in method.model_fields.values()))
 
 
 def reference(settings: Plan, noise_multiplier: float) -> tuple[float, float]:
-    """Accuracies without and with noise of averaged heads on a made-up task; at most three clients are computed.
+    """Accuracies of averaged heads on a synthetic task, without and with noise; at most three clients are computed.
 
     Records are ``m_y + e`` with random class means m of length 2.5 and standard normal e, clipped to the radius
     ``sqrt(dims)``. The mean over ``clients`` heads has ``1 / clients`` of the noise's variance.

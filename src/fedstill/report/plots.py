@@ -1,6 +1,6 @@
-"""The figures of the report, as plotly figures; each is None when the runs hold nothing to draw.
+"""The report's figures, as plotly figures; None if the runs have no data for a figure.
 
-A method has one colour and one marker in every figure: pass each function the same records.
+Given the same records, each function uses the same colour and marker for a method.
 """
 
 import math
@@ -16,13 +16,13 @@ from fedstill.report.record import RunRecord
 from fedstill.report.tables import accuracy, group, human_bytes, others
 
 Way = Literal["up and down", "up", "down"]
-"""Direction of the bytes: all, sent by clients, or received by them."""
+"""Direction of the bytes: both, sent by clients, or received by clients."""
 
 
 def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down") -> Any | None:
-    """Accuracy against the bytes a client sends and receives, log axis; methods of many rounds draw their path.
+    """Accuracy against bytes per client, on a log axis; a method of many rounds is a line through its rounds.
 
-    A method that exchanges nothing has no place on a log axis and is drawn as a dotted level. None for a single point.
+    A method without bytes is a dotted level, as a log axis has no 0. None for a single point.
     """
     groups = {label: runs for label, runs in group(records).items() if accuracy(runs)[0] is not None}
     totals = {label: float(np.mean([_bytes(run, way) for run in runs])) for label, runs in groups.items()}
@@ -70,7 +70,7 @@ def accuracy_against_bytes(records: Sequence[RunRecord], way: Way = "up and down
 def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
     """Mean accuracy after each round, with a band of one sample standard deviation over seeds.
 
-    Methods of one round are drawn as a dotted level. None when no run has more than one round with an accuracy.
+    A method of one round is a dotted level. None if no run has more than one round with an accuracy.
     """
     groups = group(records)
     series = {label: _by_round(runs) for label, runs in groups.items()}
@@ -107,14 +107,14 @@ def accuracy_per_round(records: Sequence[RunRecord]) -> Any | None:
 
 
 def course(records: Sequence[RunRecord]) -> Any | None:
-    """Other numbers that methods logged in every round, one panel each: means over seeds. None if there are none."""
+    """Other numbers logged in more than one round, one panel each; means over seeds."""
     groups = group(records)
     series: dict[str, dict[str, dict[int, list[float]]]] = {}
     for label, runs in groups.items():
         for metric in (metric for run in runs for metric in run.metrics):
             for name, value in others(metric).items():
                 series.setdefault(name, {}).setdefault(label, {}).setdefault(metric["round"], []).append(value)
-    names = [name for name, found in sorted(series.items()) if any(len(rounds) > 1 for rounds in found.values())]
+    names = [name for name, lines in sorted(series.items()) if any(len(rounds) > 1 for rounds in lines.values())]
     if not names:
         return None
     figure, look = figures.axes("round", ""), figures.styles(groups)
@@ -138,10 +138,10 @@ def course(records: Sequence[RunRecord]) -> Any | None:
     return figure
 
 
-def who_holds_what(record: RunRecord) -> Any | None:
-    """Records of each class at each client as a heat map; blank where a client holds none.
+def records_per_client(record: RunRecord) -> Any | None:
+    """Records of each class at each client as a heat map; blank for none.
 
-    More than `figures.MANY_CLIENTS` clients are ordered by their largest class, so that the pattern shows.
+    More than `figures.MANY_CLIENTS` clients are ordered by their largest class.
     """
     if record.counts is None or not record.counts.size:
         return None
@@ -174,15 +174,15 @@ def per_class_accuracy(records: Sequence[RunRecord]) -> Any | None:
     """Accuracy on each class, mean over seeds: one marker per method and class."""
     groups = group(records)
     rates = {label: [r for r in map(_recall, runs) if r is not None] for label, runs in groups.items()}
-    rates = {label: found for label, found in rates.items() if found}
-    if not rates or len({len(rate) for found in rates.values() for rate in found}) > 1:
+    rates = {label: recalls for label, recalls in rates.items() if recalls}
+    if not rates or len({len(recall) for recalls in rates.values() for recall in recalls}) > 1:
         return None
     named = next(run for run in records if run.confusion is not None)
     figure, look = figures.axes("class", "accuracy, %"), figures.styles(groups)
     num_classes = len(next(iter(rates.values()))[0])
     names = [figures.class_text(named, c) for c in range(num_classes)]
-    for label, found in rates.items():
-        mean = 100 * np.mean(found, axis=0)
+    for label, recalls in rates.items():
+        mean = 100 * np.mean(recalls, axis=0)
         hover = "class %{customdata}<br>%{y:.1f} %"
         style = figures.line_style(label, look)
         style["marker"] = {"size": 11 if num_classes <= 20 else 7, "opacity": 0.85}
@@ -195,7 +195,7 @@ def per_class_accuracy(records: Sequence[RunRecord]) -> Any | None:
 
 
 def confusion(runs: Sequence[RunRecord]) -> Any | None:
-    """Where the records of each class go, in percent of the class, summed over the runs of one method."""
+    """Confusion matrix in percent of each class, summed over the runs of one method."""
     tables = [run.confusion for run in runs if run.confusion is not None]
     if not tables or len({table.shape for table in tables}) > 1:
         return None
@@ -208,7 +208,7 @@ def confusion(runs: Sequence[RunRecord]) -> Any | None:
     figure.add_heatmap(
         z=np.where(total > 0, percent, np.nan),
         customdata=np.stack(np.broadcast_arrays(names[:, None], names[None, :]), axis=-1),
-        hovertemplate="%{customdata[0]} taken for %{customdata[1]}<br>%{z:.1f} % of the class<extra></extra>",
+        hovertemplate="%{customdata[0]} predicted as %{customdata[1]}<br>%{z:.1f} % of the class<extra></extra>",
         hoverongaps=False,
         **figures.heat_scale(size, 100.0),
     )

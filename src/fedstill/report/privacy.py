@@ -1,4 +1,4 @@
-"""``fedstill privacy RUN``: the releases of each client of a run, and their costs."""
+"""``fedstill privacy RUN``: each client's releases in a run, and their costs."""
 
 import math
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from fedstill.report.record import read_run
 from fedstill.runs.folder import RunFolder
 
 _MOST = 12
-"""Most clients with lines of their own, where their ledgers differ."""
+"""Maximum number of clients in the table, if their releases differ."""
 
 
 def show(folder: Path) -> Iterator[Table | Text]:
-    """The run's guarantee, a table of its releases, and each client's sum of them.
+    """The run's guarantee, a table of its releases, and the clients' total epsilons.
 
     Raises:
-        ValueError: ``folder`` holds no finished run.
+        ValueError: ``folder`` is not a finished run.
     """
     record = read_run(folder)
     promised = record.guarantee
@@ -37,7 +37,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
         yield Text(f"composed by: {promised.accountant or '-'}")
     yield Text(f"because: {promised.reason}")
     if not spent:
-        yield Text("No client released anything through a mechanism.")
+        yield Text("No client released anything through a privacy mechanism.")
         return
     yield _table(spent, journal.last_message_times())
     yield from _sums(spent, record.config["experiment"])
@@ -48,19 +48,19 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
     for heading in ("client", "step", "mechanism", "protects", "cost of each", "times", "at second"):
         justify: Literal["left", "right"] = "right" if heading in ("times", "at second") else "left"
         table.add_column(heading, justify=justify, no_wrap=heading != "cost of each")
-    alike = len({tuple(entries) for entries in spent.values()}) == 1
+    same = len({tuple(entries) for entries in spent.values()}) == 1
     clients = sorted(spent)
-    shown = clients[:1] if alike else clients[:_MOST]
+    shown = clients[:1] if same else clients[:_MOST]
     for client in shown:
-        kinds: dict[tuple[str, ...], list[Entry]] = {}  # of releases that differ in nothing but when they were made
+        kinds: dict[tuple[str, ...], list[Entry]] = {}  # releases that differ in their time only
         for entry in spent[client]:
             kinds.setdefault((entry.step, entry.mechanism, entry.unit, cost_words(entry)), []).append(entry)
         for kind, entries in kinds.items():
             asked = {entry.exchange for entry in entries}
-            at = [times[n, c] for n in asked for c in (clients if alike else [client]) if (n, c) in times]
+            at = [times[n, c] for n in asked for c in (clients if same else [client]) if (n, c) in times]
             when = "-" if not at else f"{min(at):.0f}" + (f" to {max(at):.0f}" if max(at) - min(at) >= 1 else "")
-            table.add_row(f"each of {len(clients)}" if alike else str(client), *kind, str(len(entries)), when)
-    if len(shown) < len(clients) and not alike:
+            table.add_row(f"each of {len(clients)}" if same else str(client), *kind, str(len(entries)), when)
+    if len(shown) < len(clients) and not same:
         table.caption = f"and {len(clients) - len(shown)} more clients"
     return table
 
@@ -71,13 +71,13 @@ def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any]) -> Iterator
     for unit in units:
         totals = []
         for entries in spent.values():
-            same = [entry for entry in entries if entry.unit == unit]
-            if same:
-                totals.append(guarantee.of_client(same, delta, budget)[0])
+            counted = [entry for entry in entries if entry.unit == unit]
+            if counted:
+                totals.append(guarantee.of_client(counted, delta, budget)[0])
         if totals:
             low, high = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
-            yield Text(f"together, per {unit} of one client: epsilon {words} at delta {delta:g}")
+            yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}")
 
 
 def _number(epsilon: float) -> str:
@@ -85,7 +85,7 @@ def _number(epsilon: float) -> str:
 
 
 def cost_words(entry: Entry) -> str:
-    """The cost of a release in a few words."""
+    """The cost of a release in words."""
     event = entry.event
     if isinstance(event, Pure):
         return f"epsilon {event.epsilon:g}" + (f", part '{entry.part}'" if entry.part else "")

@@ -22,17 +22,16 @@ class RunRecord:
 
     Attributes:
         folder: the run's folder.
-        label: the run's name in tables and figures; runs that differ in the seed only share it.
-        config: ``experiment``, ``method``, ``label`` and, where known, ``command`` and ``version``.
-        summary: the content of ``summary.json``; ``accuracy`` in [0, 1] or None, ``guarantee`` and ``refused`` always
-            present.
+        label: the run's name in tables and figures, the same for all seeds.
+        config: the content of ``config.json``.
+        summary: the content of ``summary.json``; ``accuracy`` in [0, 1] or None.
         guarantee: the privacy guarantee.
         refused: the replies that were not used.
-        metrics: one entry per logged round, in order of rounds; bytes are cumulative over all clients.
-        class_names: C names, empty when the folder has no ``partition.json``.
+        metrics: one entry per logged round, in order; bytes are sums over all clients and rounds so far.
+        class_names: C names; empty without ``partition.json``.
         counts: records of each class at each client, int64 ``(K, C)``, or None.
         confusion: test records by true (rows) and predicted class, int64 ``(C, C)``, or None.
-        images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` holds test images.
+        images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` are test images.
     """
 
     folder: Path
@@ -48,15 +47,15 @@ class RunRecord:
     images: dict[str, Images] | None = None
 
     def class_name(self, label: int) -> str:
-        """The name of class ``label``; its number when the run did not record names."""
+        """The name of class ``label``, or its number."""
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """The finished runs under ``folder``: itself, or those nested in it, in natural order (seed-2 before seed-10).
+    """The finished runs in ``folder`` or in its subfolders, in natural order (seed-2 before seed-10).
 
     Raises:
-        ValueError: there is no such folder, or no finished run in it.
+        ValueError: there is no such folder, or it has no finished run.
     """
     folder = existing(Path(folder))
     runs = []
@@ -66,7 +65,7 @@ def find_runs(folder: str | Path) -> list[Path]:
             children.clear()
         children[:] = [name for name in children if not name.startswith(".")]
     if not runs:
-        raise ValueError(f"{folder} holds no finished run; give the run's folder, or repeat its command to resume it.")
+        raise ValueError(f"{folder} has no finished run; give a run's folder, or repeat its command to resume it")
     return sorted(runs, key=lambda path: [(t.isdigit() and len(t), t) for t in re.split(r"(\d+)", str(path))])
 
 
@@ -74,7 +73,7 @@ def read_run(folder: str | Path) -> RunRecord:
     """Read one finished run.
 
     Raises:
-        ValueError: ``folder`` holds no finished run, or one of its files is damaged; one sentence.
+        ValueError: ``folder`` is not a finished run, or a file is damaged; one sentence.
     """
     run = RunFolder(Path(folder))
     run.check_finished()

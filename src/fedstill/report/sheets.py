@@ -1,4 +1,4 @@
-"""Sheets of sample images for the report: a table with a strip of images for each class and kind."""
+"""Sample images for the report: tables with a strip of images for each class and kind."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ MOST_CLASSES = 20
 
 
 def sheets(groups: dict[str, list[RunRecord]]) -> str:
-    """The sheet of the first run with images of each label, as HTML."""
+    """HTML tables of sample images, from the first run of each label that has any."""
     text = ""
     for label, runs in groups.items():
         record = next((run for run in runs if set(run.images or ()) - {"real"}), None)
@@ -29,14 +29,14 @@ def _sheet(record: RunRecord) -> str:
     images = dict(record.images or {})
     if real := images.pop("real", None):
         images["real"] = real
-    labels = sorted({int(label) for _, found in images.values() for label in found})
+    labels = sorted({int(label) for _, values in images.values() for label in values})
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in images)
     body = ""
     for label in labels[:MOST_CLASSES]:
         name = record.class_name(label)
         body += f'<tr><th scope="row">{escape(name)}</th>'
-        for kind, found in images.items():
-            body += f"<td>{_strip(found, label, f'{kind} images of class {name}')}</td>"
+        for kind, pair in images.items():
+            body += f"<td>{_strip(pair, label, f'{kind} images of class {name}')}</td>"
         body += "</tr>\n"
     about = f"Seed {record.summary['seed']}, at most {IMAGES_PER_CLASS} images per class"
     about += f", {MOST_CLASSES} of {len(labels)} classes" if len(labels) > MOST_CLASSES else ""
@@ -47,14 +47,14 @@ def _sheet(record: RunRecord) -> str:
     )
 
 
-def _strip(found: Images, label: int, words: str) -> str:
-    images, labels = found
-    mine = np.flatnonzero(labels == label)
-    if not len(mine):
+def _strip(pair: Images, label: int, words: str) -> str:
+    images, labels = pair
+    places = np.flatnonzero(labels == label)
+    if not len(places):
         return "–"
-    few = mine[np.linspace(0, len(mine) - 1, min(IMAGES_PER_CLASS, len(mine))).astype(int)]
+    few = places[np.linspace(0, len(places) - 1, min(IMAGES_PER_CLASS, len(places))).astype(int)]
     _, channels, height, width = images.shape
-    # One slot per image and transparent gaps, so that strips of fewer images keep the scale of full ones.
+    # one slot per image, with transparent gaps, so that all strips have one scale
     strip = np.zeros((height, IMAGES_PER_CLASS * (width + 1) - 1, channels + 1), dtype=np.uint8)
     for slot, image in enumerate(images[few]):
         left = slot * (width + 1)
@@ -66,5 +66,5 @@ def _strip(found: Images, label: int, words: str) -> str:
 
 def _png(pixels: NDArray[np.uint8]) -> str:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")  # two channels are grey with alpha, four are colours with alpha
+    Image.fromarray(pixels).save(file, "PNG")  # two channels: grey and alpha; four: colours and alpha
     return base64.b64encode(file.getvalue()).decode("ascii")

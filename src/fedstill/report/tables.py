@@ -1,4 +1,4 @@
-"""The comparison table: one line per method, seeds collapsed into mean and spread."""
+"""The table of results: one row per method, with mean and spread over seeds."""
 
 import csv
 import io
@@ -18,20 +18,19 @@ from fedstill.report.record import RunRecord
 
 HEADINGS = ("method", "accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
 OVER_CLIENTS = "over clients"
-"""The last column, where clients evaluate on records of their own: the spread of their accuracies, in points."""
+"""The last column, if clients evaluate: the spread of their accuracies, in percentage points."""
 LEFT = (0, 5)
 _OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
-"""Logged numbers that have columns or figures of their own, so that `logged` leaves them out."""
-# Runs that differ in these only count as seeds of one method.
+"""Logged numbers with their own columns or figures."""
+# settings that may differ between the seeds of a method
 _FREE = FREE | {"seed", "threads", "device"}
 
 
 def group(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The records by label, one record per seed, labels in order of first appearance.
+    """The records by label, one record per seed, in order of first appearance.
 
-    Runs of one label that differ in more than the seed are not averaged: each setting becomes a line of its own, with
-    the differing settings in its label. Of two runs with equal settings and seed, which are the same run, the first
-    counts.
+    Runs with the same label that differ in more than the seed get the differing settings in their labels. Of two runs
+    with the same settings and seed, the first counts.
     """
     families: dict[str, dict[str, dict[int, RunRecord]]] = {}
     for record in records:
@@ -48,17 +47,16 @@ def group(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
-    """The table as plain numbers, most accurate method first; ready for ``json.dumps``.
+    """The table as JSON, most accurate method first; numbers are means over seeds.
 
-    ``accuracy`` is the mean over seeds in [0, 1] or None, ``accuracy_spread`` the sample standard deviation over seeds
-    on the same scale (None with one seed), bytes and seconds are means over seeds, and so is ``spread_over_clients``,
-    the sample standard deviation of the clients' own accuracies (None where they have none). ``epsilon`` and
-    ``delta``, unrounded, are those of ``guarantee``, which holds for every seed, or None.
+    ``accuracy`` is in [0, 1] or None, ``accuracy_spread`` its sample standard deviation over seeds (None with one
+    seed), ``spread_over_clients`` the sample standard deviation of the clients' accuracies (None without). ``epsilon``
+    and ``delta``, unrounded or None, are those of ``guarantee``, which holds for every seed.
     """
     table = []
     for label, runs in group(records).items():
         mean, spread = accuracy(runs)
-        promised = guarantees.weakest(runs)
+        guarantee = guarantees.weakest(runs)
         table.append(
             {
                 "method": label,
@@ -68,9 +66,9 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "bytes_up_per_client": _mean(runs, "bytes_up_per_client"),
                 "bytes_down_per_client": _mean(runs, "bytes_down_per_client"),
                 "rounds": _mean(runs, "rounds"),
-                "guarantee": guarantees.words(promised),
-                "epsilon": promised.epsilon if guarantees.is_finite(promised) else None,
-                "delta": promised.delta if guarantees.is_finite(promised) else None,
+                "guarantee": guarantees.words(guarantee),
+                "epsilon": guarantee.epsilon if guarantees.is_finite(guarantee) else None,
+                "delta": guarantee.delta if guarantees.is_finite(guarantee) else None,
                 "seconds": _mean(runs, "seconds"),
                 "spread_over_clients": _spread_over_clients(runs),
             }
@@ -79,9 +77,9 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
 
 
 def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
-    """The table as text for people, in the order of `headings`."""
+    """The table as text, in the order of `headings`."""
     table = rows(records)
-    judged = any(row["spread_over_clients"] is not None for row in table)
+    by_clients = any(row["spread_over_clients"] is not None for row in table)
     return [
         (
             row["method"],
@@ -91,7 +89,7 @@ def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
             f"{row['rounds']:.4g}",
             row["guarantee"],
             f"{row['seconds']:.1f}" if row["seconds"] < 100 else f"{row['seconds']:.0f}",
-            *([_points(row["spread_over_clients"])] if judged else []),
+            *([_points(row["spread_over_clients"])] if by_clients else []),
         )
         for row in table
     ]
@@ -99,28 +97,28 @@ def cells(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
 
 def headings(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """The headings of `cells`."""
-    judged = any(_spread_over_clients([record]) is not None for record in records)
-    return (*HEADINGS, OVER_CLIENTS) if judged else HEADINGS
+    by_clients = any(_spread_over_clients([record]) is not None for record in records)
+    return (*HEADINGS, OVER_CLIENTS) if by_clients else HEADINGS
 
 
 def logged(records: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Other numbers that methods logged last: headings, and a line for each method; means over seeds."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Other numbers logged after the last round: headings, and a row for each method; means over seeds."""
+    last: dict[str, dict[str, list[float]]] = {}
     for label, runs in group(records).items():
-        values = found.setdefault(label, {})
+        values = last.setdefault(label, {})
         for name, value in (pair for run in runs if run.metrics for pair in others(run.metrics[-1]).items()):
             values.setdefault(name, []).append(value)
-    names = list(dict.fromkeys(name for values in found.values() for name in values))
+    names = list(dict.fromkeys(name for values in last.values() for name in values))
     lines = [
         (label, *(f"{np.mean(values[name]):.4g}" if name in values else "–" for name in names))
-        for label, values in found.items()
+        for label, values in last.items()
         if values
     ]
     return ("method", *names), lines
 
 
 def others(metric: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a line of ``metrics.jsonl`` that are the method's own."""
+    """The method's own finite numbers in a line of ``metrics.jsonl``."""
     return {
         name: float(value)
         for name, value in metric.items()
@@ -129,7 +127,7 @@ def others(metric: Mapping[str, Any]) -> dict[str, float]:
 
 
 def caption(records: Sequence[RunRecord]) -> str:
-    """The meaning of the table's numbers, in one line."""
+    """The caption of the table."""
     seeds = sorted({len(runs) for runs in group(records).values()})
     judged = " or ".join(dict.fromkeys(record.summary["judged_on"] for record in records))
     apart = " Over clients: the sample standard deviation of their own accuracies, in points."
@@ -150,7 +148,7 @@ def terminal(records: Sequence[RunRecord]) -> Table:
         else:
             table.add_column(heading, justify="right", no_wrap=True)
     for row in cells(records):
-        table.add_row(*map(Text, row))  # Text: a label may contain [brackets], which rich would take for markup
+        table.add_row(*map(Text, row))  # rich would parse [brackets] in a label otherwise
     return table
 
 
@@ -163,7 +161,7 @@ def markdown(records: Sequence[RunRecord]) -> str:
 
 
 def csv_text(records: Iterable[RunRecord]) -> str:
-    """The table in CSV: the columns of `rows`, plain numbers."""
+    """The `rows` as CSV."""
     table = rows(records)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
@@ -173,7 +171,7 @@ def csv_text(records: Iterable[RunRecord]) -> str:
 
 
 def finding(records: Sequence[RunRecord]) -> str:
-    """The result in a sentence or two: the most accurate method, and the one that sends least."""
+    """The result in one or two sentences: the most accurate method, and the method with the fewest bytes."""
     table = [row for row in rows(records) if row["accuracy"] is not None]
     if not table:
         return "No run recorded an accuracy."
@@ -190,7 +188,7 @@ def finding(records: Sequence[RunRecord]) -> str:
     if None not in (best["accuracy_spread"], second["accuracy_spread"]):
         if best["accuracy"] - second["accuracy"] <= best["accuracy_spread"] + second["accuracy_spread"]:
             text += f" (its lead over {second['method']} is within the spread over seeds)"
-    least = min((row for row in table if _total(row)), key=_total, default=best)  # not who exchanges nothing
+    least = min((row for row in table if _total(row)), key=_total, default=best)  # except methods without bytes
     if _total(least) < _total(best):
         score = accuracy_words(least["accuracy"], least["accuracy_spread"])
         ratio = _total(best) / _total(least)
@@ -200,7 +198,7 @@ def finding(records: Sequence[RunRecord]) -> str:
 
 
 def setting_words(records: Iterable[RunRecord]) -> str:
-    """The setting of all records: data, partition and clients, or that they differ."""
+    """The setting of all records in words: data, partition and clients."""
     settings = {tuple(record.summary[key] for key in ("data", "partition", "clients")) for record in records}
     if len(settings) > 1:
         return f"{len(settings)} different settings"
@@ -209,14 +207,14 @@ def setting_words(records: Iterable[RunRecord]) -> str:
 
 
 def accuracy(runs: Sequence[RunRecord]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation, both in [0, 1]; None where there are too few seeds."""
+    """Mean and sample standard deviation of the accuracy, in [0, 1]; None for too few seeds."""
     values = [run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None]
     mean = float(np.mean(values)) if values else None
     return mean, float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def accuracy_words(mean: float | None, spread: float | None) -> str:
-    """``"92.31 ± 0.18"`` in percent, without the part that is not known."""
+    """``"92.31 ± 0.18"`` in percent, or only one number, or a dash."""
     if mean is None:
         return "–"
     return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")

@@ -1,1 +1,1 @@
-"""Runs on disk: the folder of a run and the contents of its files."""
+"""The folder of a run on disk, and the contents of its files."""

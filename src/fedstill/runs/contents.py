@@ -1,4 +1,4 @@
-"""The contents of a run folder's JSON files, as pydantic checks them."""
+"""Pydantic models of a run folder's JSON files."""
 
 from dataclasses import fields
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Part(BaseModel):
-    """A JSON object; fields that are not declared are kept."""
+    """A JSON object; undeclared fields are allowed."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -26,11 +26,11 @@ class Config(Part):
         experiment: the task's settings.
         method: the method's settings, with its ``name``.
         label: the run's name in tables.
-        command: the command line that makes the run again.
-        version: the version of fedstill that made the run.
+        command: the command line that repeats the run.
+        version: the version of fedstill.
         fingerprint: the digest of the data set.
-        run: a random number that names the run; runs of early versions have none.
-        extends: the finished run whose missing clients this run asks.
+        run: the run's random number; absent in early versions.
+        extends: the finished run that this run extends.
         answers: the finished run whose replies this run uses.
     """
 
@@ -51,7 +51,7 @@ class Config(Part):
 
 
 def _of_any_version(guarantee: object) -> object:
-    """Add the fields that early versions did not write."""
+    """Add the fields that early versions lack."""
     if not isinstance(guarantee, dict):
         return guarantee
     missing: dict[str, Any] = {f.name: None for f in fields(Guarantee)} | {
@@ -62,7 +62,7 @@ def _of_any_version(guarantee: object) -> object:
 
 
 class Summary(Part):
-    """``summary.json``: the results of a finished run; bytes are sums over all clients unless named otherwise."""
+    """``summary.json``: the results of a finished run; bytes are sums over all clients, except ``..._per_client``."""
 
     method: str
     label: str
@@ -86,7 +86,7 @@ class Summary(Part):
 
 
 class Metric(Part):
-    """A line of ``metrics.jsonl``: the numbers of a round; bytes are sums over all clients so far."""
+    """A line of ``metrics.jsonl``: the numbers of a round; bytes are sums over all clients and rounds so far."""
 
     round: Count
     accuracy: Share | None = None

@@ -1,10 +1,10 @@
-"""The folder of a run: the name of every file in it, and each file's checked reading and writing.
+"""The folder of a run: the names of its files, and functions that read, check and write each.
 
 ::
 
     RUN/
       config.json           the experiment, the method, the command line and the version
-      summary.json          the results; a run that has this file is finished
+      summary.json          the results; marks the run as finished
       partition.json        records of each class at each client; absent where real sites hold the records
       evaluation.json       the confusion matrix of the final model
       metrics.jsonl         one line per logged round
@@ -15,7 +15,7 @@
       clients/              states of simulated clients
       attack/               results of ``fedstill attack``
 
-A folder may have been edited, cut short or copied from elsewhere, so each file is checked when it is read.
+Every file is checked when it is read, as a folder may have been edited, truncated or copied.
 """
 
 import json
@@ -54,14 +54,14 @@ def existing(place: Path) -> Path:
         ValueError: there is none.
     """
     if not place.is_dir():
-        raise ValueError(f"There is no folder {place}; give a folder that `fedstill run` or `compare` wrote.")
+        raise ValueError(f"there is no folder {place}; give a folder written by `fedstill run` or `compare`")
     return place
 
 
 class RunFolder:
-    """A run's folder; it need not exist yet.
+    """A run's folder, which need not exist yet.
 
-    Every ``read_...`` raises `fedstill.files.Damaged`, with one sentence, when its file is not one that was written.
+    Every ``read_...`` raises `fedstill.files.Damaged`, with one sentence, if its file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,33 +91,33 @@ class RunFolder:
         """Refuse a folder without a finished run.
 
         Raises:
-            ValueError: there is no such folder, or no finished run in it; one sentence.
+            ValueError: there is no such folder, or it has no finished run; one sentence.
         """
         existing(self.path)
         for file in (self.config, self.summary):
             if not file.is_file():
                 raise ValueError(
-                    f"{self.path} is no finished run ({file.name} is missing); repeat its command to resume it"
+                    f"{self.path} is not a finished run ({file.name} is missing); repeat its command to resume it"
                 )
 
     @property
     def asked_sites(self) -> bool:
-        """Whether real sites hold the records, so that nobody here knows who holds which."""
+        """Whether real sites had the records, so that the partition is unknown."""
         return not self.partition.exists()
 
     @property
     def exchanges(self) -> set[int]:
-        """The numbers of the requests so far, without those that only evaluate."""
+        """Numbers of the requests so far, except evaluations."""
         return {exchange for exchange, _ in Journal(self.journal).last_message_times() if exchange < EVALUATIONS}
 
     def stranger(self) -> str | None:
-        """The name of a file in the folder that a run does not start with, or None."""
+        """The name of a file that a new run's folder must not have, or None."""
         names = sorted(f.name for f in self.path.iterdir())
         return next((name for name in names if name != _LOCK and not name.endswith(files.PART)), None)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder and keep other processes out; a process's lock ends with it, however it dies.
+        """Make the folder and lock it against other processes; the lock ends with the process.
 
         Raises:
             ValueError: another process holds the lock.
@@ -127,9 +127,7 @@ class RunFolder:
             with FileLock(self.path / _LOCK, timeout=0):
                 yield
         except Timeout as error:
-            raise ValueError(
-                f"{self.path} is being written by another process; wait for it or choose another --out"
-            ) from error
+            raise ValueError(f"another process is writing {self.path}; wait for it, or choose another --out") from error
 
     # ------------------------------------------------------------------------------------------------------- the files
 
@@ -138,13 +136,13 @@ class RunFolder:
         return files.Damaged(f"{file} is damaged ({problem}); delete {self.path} and run again")
 
     def read_json(self, file: Path) -> dict[str, Any]:
-        """A JSON object in any file of the run."""
+        """The JSON object in a file of the run."""
         try:
             content = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise self.damaged(file, error) from error
         if not isinstance(content, dict):
-            raise self.damaged(file, "its content: input should be a valid dictionary")
+            raise self.damaged(file, "it is not a JSON object")
         return content
 
     def read_config(self) -> Config:
@@ -160,7 +158,7 @@ class RunFolder:
         files.write_json(self.config, content)
 
     def write_summary(self, content: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, which ends the run."""
+        """Write ``summary.json``, which marks the run as finished."""
         files.write_json(self.summary, content)
 
     def write_partition(self, class_names: Sequence[str], counts: Counts) -> None:
@@ -168,12 +166,12 @@ class RunFolder:
         files.write_json(self.partition, {"class_names": list(class_names), "counts": counts.tolist()})
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
-        """The names of the classes and the counts; no names and None where the file is absent."""
+        """Class names and counts; no names and None if the file is absent."""
         if self.asked_sites:
             return (), None
         part = self._read(self.partition, Partition)
         if len(part.counts) != clients:
-            raise self.damaged(self.partition, f"counts of {len(part.counts)} clients where the run has {clients}")
+            raise self.damaged(self.partition, f"it has counts of {len(part.counts)} clients and the run has {clients}")
         return part.class_names, self._matrix(part.counts, (clients, len(part.class_names)), self.partition)
 
     def write_evaluation(self, confusion: Tensor) -> None:
@@ -181,7 +179,7 @@ class RunFolder:
         files.write_json(self.evaluation, {"confusion": confusion.tolist()})
 
     def read_evaluation(self, classes: int | None) -> Counts | None:
-        """The confusion matrix; None where the file is absent."""
+        """The confusion matrix; None if the file is absent."""
         if not self.evaluation.exists():
             return None
         rows = self._read(self.evaluation, Evaluation).confusion
@@ -189,14 +187,14 @@ class RunFolder:
         return self._matrix(rows, (size, size), self.evaluation)
 
     def append_metrics(self, values: Mapping[str, float]) -> None:
-        """Append the numbers of a round, ``round`` among them, to ``metrics.jsonl``."""
+        """Append the numbers of a round, including ``round``, to ``metrics.jsonl``."""
         files.append_json(self.metrics, values)
 
     def drop_metrics_after(self, round: int) -> None:
-        """Remove the lines of rounds after ``round``, which an interrupted run logs again."""
+        """Remove the lines of rounds after ``round``, since a resumed run logs them again."""
         lines = files.read_json_lines(self.metrics)
         if not all(isinstance(line.get("round"), int) for line in lines):
-            raise self.damaged(self.metrics, "a line is no round")
+            raise self.damaged(self.metrics, "a line has no round")
         before = [line for line in lines if line["round"] <= round]
         if before != lines:
             files.write_bytes(self.metrics, *(json.dumps(line).encode() + b"\n" for line in before))
@@ -214,7 +212,7 @@ class RunFolder:
         files.write_bytes(self.model, wire.pack(weights, header))
 
     def read_model(self, build: Callable[[dict[str, Tensor], dict[str, Any]], R]) -> R:
-        """The result of ``build`` for the weights and the header of ``model.safetensors``."""
+        """The result of ``build(weights, header)`` for ``model.safetensors``."""
         try:
             return build(*wire.unpack(self.model.read_bytes()))
         except (OSError, Refused, KeyError, TypeError, RuntimeError) as error:
@@ -232,7 +230,7 @@ class RunFolder:
 
     def _images(self, file: Path) -> Images:
         try:
-            # allow_pickle: a pickle in a copied folder would run its author's code.
+            # a pickle in a copied folder would run its author's code
             with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
                 images, labels = arrays["images"], arrays["labels"]
         except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -244,7 +242,7 @@ class RunFolder:
         if not np.issubdtype(labels.dtype, np.integer):
             raise self.damaged(file, "labels must be integers")
         if labels.shape != images.shape[:1] or not ((labels >= 0) & (labels < 2**31)).all():
-            raise self.damaged(file, "every image needs one label from 0 up")
+            raise self.damaged(file, "every image needs one label of 0 or more")
         return images, labels.astype(np.int64)
 
     def _read(self, file: Path, kind: type[P]) -> P:

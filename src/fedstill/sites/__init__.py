@@ -1,1 +1,1 @@
-"""Deployments among real sites: policy, ledger, setup, the Flower app, a trial on loopback."""
+"""Deployments with real sites: policy, ledger, setup, the Flower app, a trial on this machine."""

@@ -1,4 +1,4 @@
-"""A real site's answer to a request, within the site's policy and with a log of answers and refusals."""
+"""A real site's reply to a request, within the site's policy, and its log of replies and refusals."""
 
 import hashlib
 import json
@@ -22,13 +22,13 @@ log = logging.getLogger("fedstill")
 
 
 def answer(policy: SitePolicy, text: str, request: bytes) -> bytes:
-    """The reply to ``request``, or a message that says why there is none; never raises.
+    """The reply to ``request``, or an error message; never raises.
 
-    The error of a step stays in the site's log: the server only learns that the step failed.
+    A step's exception stays in the site's log; the server only learns that the step failed.
 
     Args:
-        policy: the site's own.
-        text: the run's spec, as `RunSpec.text` gives it.
+        policy: the site's policy.
+        text: the run's spec, from `RunSpec.text`.
         request: the request's bytes.
     """
     facts: dict[str, str] = {}
@@ -40,7 +40,7 @@ def answer(policy: SitePolicy, text: str, request: bytes) -> bytes:
         return wire.pack({}, {"error": f"refused by the site: {error}"})
     except Exception as error:
         note("failed", error)
-        return wire.pack({}, {"error": "the site can't answer; its log says why"})
+        return wire.pack({}, {"error": "the site can't reply; see the site's log"})
 
 
 def _answer(
@@ -54,8 +54,8 @@ def _answer(
     policy.check_fields(spec.method, str(step))
     data = SiteData(policy, spec)
     if len(data.own[0]) < policy.min_records:
-        raise schema.Refused(f"the site answers with {policy.min_records} records or more (min_records)")
-    # another spec makes another run, whatever number the server gives it: its parts of the records may differ
+        raise schema.Refused(f"the site has fewer than {policy.min_records} records (min_records)")
+    # a run is its spec, not only the number that the server gives it: another spec may split the records differently
     run = f"{spec.run}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     site = Site(
         spec,
@@ -92,16 +92,15 @@ def _log(policy: SitePolicy, facts: dict[str, str], what: str, detail: str | Exc
 
 
 class SiteData:
-    """The site's records, in the form of the run's task (a `fedstill.engines.client.ClientData`)."""
+    """The site's records in the form of the run's task (a `fedstill.engines.client.ClientData`), read when used."""
 
     def __init__(self, policy: SitePolicy, spec: RunSpec) -> None:
-        """Read nothing yet."""
         self._policy = policy
         self._spec = spec
 
     @cached_property
     def own(self) -> tuple[Records, Records]:
-        """Train and test records.
+        """Training and test records.
 
         Raises:
             Refused: the records do not fit the run's task.
@@ -110,28 +109,28 @@ class SiteData:
         places = {name: i for i, name in enumerate(spec.class_names)}
         names = part.class_names or spec.class_names
         if unknown := [name for name in names if name not in places]:
-            raise schema.Refused(f"the site's class '{unknown[0]}' is not one of the run's")
+            raise schema.Refused(f"the site's class '{unknown[0]}' is not a class of the run")
         table = torch.tensor([places[name] for name in names])
         return self._in_task(*part.train, table), self._in_task(*part.test, table)
 
     def _in_task(self, images: torch.Tensor, labels: torch.Tensor, table: torch.Tensor) -> Records:
         spec = self._spec
         if tuple(images.shape[1:]) != spec.shape:
-            here, there = (" x ".join(map(str, shape)) for shape in (images.shape[1:], spec.shape))
-            raise schema.Refused(f"the site's images are {here}, the run's {there}")
+            site_shape, run_shape = (" x ".join(map(str, shape)) for shape in (images.shape[1:], spec.shape))
+            raise schema.Refused(f"the site's images are {site_shape}, the run's are {run_shape}")
         if len(labels) and int(labels.max()) >= len(table):
             raise schema.Refused(f"the site has the class {int(labels.max())}; the run has {len(table)} classes")
         return Records(images, table[labels], spec.num_classes, spec.normalisation)
 
     def records(self, client: int) -> tuple[Records, Records]:
-        """The site's own records, for any number."""
+        """The site's own records, whatever the number."""
         return self.own
 
     def public(self) -> Records | None:
-        """The public records, from the place that the policy gives them.
+        """The public records, from the place that the policy names.
 
         Raises:
-            Refused: the policy gives no place.
+            Refused: the policy names none.
         """
         spec = self._spec.public
         if spec is None:

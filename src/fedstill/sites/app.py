@@ -1,4 +1,4 @@
-"""The two components of the Flower app that ``flwr run`` starts (``flower_app/pyproject.toml``, docs/deploy.md)."""
+"""The client app and the server app that ``flwr run`` starts (``flower_app/pyproject.toml``, docs/deploy.md)."""
 
 from fedstill.engines.flower import apps
 from fedstill.sites import serve

@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 HOST = "127.0.0.1"
-"""Address that the certificate is for."""
+"""Address of the certificate."""
 
 
 class Certificates(NamedTuple):
-    """Files of a certificate authority and of a server whose certificate it signed."""
+    """Files of a certificate authority, and of a server with its certificate and key."""
 
     authority: Path
     certificate: Path
@@ -23,7 +23,7 @@ class Certificates(NamedTuple):
 
 
 def certificates(folder: Path, *, days: float = 7.0) -> Certificates:
-    """Make an authority and a certificate for this machine's loopback, valid until ``days`` days from now."""
+    """Make an authority and a certificate for this machine's loopback address, valid for ``days`` days."""
     now = datetime.datetime.now(datetime.UTC)
     start, end = now - datetime.timedelta(days=30), now + datetime.timedelta(days=days)
     authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -58,14 +58,14 @@ def certificates(folder: Path, *, days: float = 7.0) -> Certificates:
         .sign(authority, hashes.SHA256())
     )
     folder.mkdir(parents=True, exist_ok=True)
-    made = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    made.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    made.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    files = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    files.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
     _secret(
-        made.key,
+        files.key,
         own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
-    return made
+    return files
 
 
 def site_key(place: Path) -> Path:

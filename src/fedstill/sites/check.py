@@ -1,4 +1,4 @@
-"""``fedstill deploy check``: a trial of a whole deployment on this machine."""
+"""``fedstill deploy check``: a trial deployment on this machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,41 +14,39 @@ from fedstill.runs.folder import RunFolder
 
 
 def check(folder: Path | None = None) -> Iterator[Any]:
-    """Try a deployment of two sites on this machine, over TLS with keys; yields lines to print.
+    """Run a deployment of two sites on this machine, over TLS with keys; yields lines to print.
 
     Raises:
         ValueError: Flower is not installed.
-        RuntimeError: a part of it failed; the message names the part and the logs.
+        RuntimeError: a part failed; the message names it and the logs.
     """
-    try:  # here, as its packages are optional
+    try:  # a late import, as its packages are optional
         from fedstill.sites.loopback import loopback
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"a deployment needs the package {error.name}, which is not installed; pip install 'fedstill[flower]'"
-        ) from error
+        raise ValueError(f"the package {error.name} is not installed; pip install 'fedstill[flower]'") from error
     folder = (folder or Path(mkdtemp(prefix="fedstill-check-"))).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder; give another one, or none")
+        raise ValueError(f"{folder} is not an empty folder; choose another, or none for a temporary one")
     data = sources.load("digits")
     with loopback(folder) as here:
-        yield f"SuperLink: TLS at 127.0.0.1:{here.port}, a certificate made for it, sites known by their keys"
+        yield f"SuperLink: TLS at 127.0.0.1:{here.port}, a certificate made for it, sites registered by their keys"
         for client, part in enumerate(np.array_split(np.arange(len(data.train)), 2)):
             own = data.train[torch.from_numpy(part)]
             here.add_site(client, own, methods=["fedavg-p"], budget=1.3)
             here.start_site(client)
-            yield f"site {client}: {len(own)} records of its own, a policy that answers fedavg-p up to epsilon 1.3"
+            yield f"site {client}: {len(own)} records, a policy that allows fedavg-p up to epsilon 1.3"
         task = {"data": "digits", "clients": 2, "model": "scattering", "public": "noise=200", "noise": "entropy"}
         method = {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 32}}
         run = here.run("first", {"method": "fedavg-p", **task, "fedavg-p": method})
         status = here.finish(run)
         out = folder / "runs" / "first"
         if status != "finished:completed" or not RunFolder(out).is_finished:
-            raise RuntimeError(f"the run ended as {status}: {here.said(run)[-2000:]}\nsee {folder / 'logs'}")
+            raise RuntimeError(f"the run ended as {status}: {here.output(run)[-2000:]}\nsee {folder / 'logs'}")
         yield f"run: {status}, one upload from each site"
         yield from privacy.show(out)
         again = here.run("second", {"method": "fedavg-p", **task, "seed": 1, "fedavg-p": method})
         here.finish(again)
-        if "nothing was released" not in (said := here.said(again)):
-            raise RuntimeError(f"a second run was not refused, though above the sites' budgets: {said[-2000:]}")
-        yield "a second run was refused by both sites: it would have gone above their budgets"
-    yield f"everything works; what was made is in {folder}"
+        if "nothing was released" not in (output := here.output(again)):
+            raise RuntimeError(f"the sites did not refuse a second run that exceeds their budgets: {output[-2000:]}")
+        yield "both sites refused a second run, which would exceed their budgets"
+    yield f"everything works; the files are in {folder}"

@@ -1,6 +1,6 @@
-"""The ledger of a real site: it outlasts runs and restarts, and whoever loses or changes it stops all releases.
+"""The ledger of a real site: it outlasts runs and restarts, and a lost or changed ledger stops all releases.
 
-`create_ledger` makes it once, `open_ledger` opens it for a run. The store is a chain of MACs on disk; the rule composes
+`create_ledger` makes it once; `open_ledger` opens it for a run. Its store is a chain of MACs on disk, its rule composes
 the releases of all runs.
 """
 
@@ -27,16 +27,16 @@ from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, by_part, check_budget, refuse_unbudgeted
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
-_START = bytes(32)  # stands where the first line would have the MAC of the one before
+_START = bytes(32)  # in place of the MAC before the first line
 _TAIL = len(',"mac":""}') + 2 * len(_START)
 _renyi = lru_cache(maxsize=4096)(accounting.renyi)
 
 
 def create_ledger(folder: Path) -> None:
-    """Make an empty ledger; once, as a new one knows of no earlier release.
+    """Make an empty ledger, once: a second one would not know the earlier releases.
 
     Raises:
-        ValueError: when a file of one is there already.
+        ValueError: the folder has a ledger already.
     """
     if there := [name for name in (KEY, LINES, HEAD) if (folder / name).exists()]:
         raise ValueError(f"{folder} has a {there[0]} already; a new ledger would forget what was released")
@@ -60,21 +60,21 @@ def open_ledger(
     allow_unbounded: bool = False,
     run_limit: tuple[float, float] | None = None,
 ) -> Ledger:
-    """The ledger of a site, for one of its runs; ``entries`` are those of this run.
+    """The ledger of a site for one of its runs; its ``entries`` are those of this run.
 
-    Its `charge` raises `Damaged` when the ledger is not what was written, and TimeoutError when another process keeps
-    it for a minute.
+    Its `charge` raises `Damaged` if the ledger's files were changed, and TimeoutError if another process locks it for a
+    minute.
 
     Args:
-        folder: where `create_ledger` made it.
-        run: a name that no other run has.
-        delta: the delta that the budget is stated at, in (0, 1).
-        budget: the largest epsilon (of each unit) that the releases of all runs may cost together; None for no limit.
-        allow_unbounded: whether releases that no epsilon bounds may be made, where there is no budget.
-        run_limit: epsilon and delta that the run's own releases stay within, as it was announced; None for no limit.
+        folder: the folder given to `create_ledger`.
+        run: the run's unique name.
+        delta: the delta of the budget, in (0, 1).
+        budget: maximum epsilon (of each unit) of the releases of all runs together; None for no limit.
+        allow_unbounded: whether releases that no epsilon bounds are allowed, if there is no budget.
+        run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
 
     Raises:
-        Damaged: when the ledger is not what was written.
+        Damaged: the ledger's files were changed.
         ValueError: the budget is not a number of 0 or more.
     """
     if budget is not None and not 0 <= budget < math.inf:
@@ -87,16 +87,17 @@ def open_ledger(
 
 
 class SiteStore:
-    """The releases of one site in all its runs, on its disk before anything is released.
+    """The releases of one site in all its runs; each is on disk before it happens.
 
-    A line holds the run, the entry and the HMAC-SHA256 of both and of the MAC of the line before; the head holds how
-    many lines there are. One line more is a crash before the release: it is charged. Half a line is a crash as well and
-    is not charged, as `Ledger.charge` had not returned. Anything else is damage and stops everything. So does an older
-    copy that is put back while this object lives; between two openings nobody can notice one without a counter kept
-    elsewhere. Whoever may read the key can write any ledger, so the folder is the site's alone.
+    A line has the run, the entry, and the HMAC-SHA256 of both and of the previous line's MAC; the head has the number
+    of lines. One line more than that comes from a crash before the release, and counts. An incomplete last line comes
+    from a crash before `Ledger.charge` returned, and does not count. Any other difference is damage and stops all
+    releases. So does an older copy that replaces the files while this object exists; between two openings, such a copy
+    could only be detected by a counter elsewhere. A reader of the key can forge a ledger, so only the site may have
+    access to the folder.
 
     Args:
-        folder: where `create_ledger` made it.
+        folder: the folder given to `create_ledger`.
         run: the run whose entries `read` returns and `append` writes.
     """
 
@@ -107,18 +108,18 @@ class SiteStore:
         self._runs: dict[str, list[Entry]] = {}
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Keep other processes from charging meanwhile."""
+        """A lock against charges by other processes."""
         return self._lock
 
     def other_runs(self) -> list[list[Entry]]:
-        """The entries of every other run, as last read."""
+        """The entries of each other run, as last read."""
         return [entries for run, entries in self._runs.items() if run != self._run]
 
     def read(self) -> list[Entry]:
-        """The run's entries, after every line on the disk was verified.
+        """The run's entries, after a check of every line on disk.
 
         Raises:
-            Damaged: when the ledger is not what was written.
+            Damaged: the ledger's files were changed.
         """
         self._key = self._bytes(KEY)
         with self._lock:
@@ -131,11 +132,11 @@ class SiteStore:
                 raise self._damaged(f"{LINES} was written by another version of fedstill") from error
             for run, entry in new:
                 self._runs.setdefault(run, []).append(entry)
-            self._macs = macs  # last: whatever interrupts this, no line goes uncounted
+            self._macs = macs  # last, so that every line counts after an interruption
         return list(self._runs.get(self._run, []))
 
     def _verified(self) -> tuple[list[bytes], list[bytes]]:
-        """The lines and the MACs, which begin with that before the first line; mends the head after a crash."""
+        """The lines and the MACs, the first of which precedes the first line; repairs the head after a crash."""
         if len(self._key) != len(_START):
             raise self._damaged(f"{KEY} has {len(self._key)} bytes in place of {len(_START)}")
         head, data, macs = self._bytes(HEAD), self._bytes(LINES), [_START]
@@ -153,11 +154,11 @@ class SiteStore:
         return lines, macs
 
     def append(self, entry: Entry) -> None:
-        """Write one more entry of the run; it is on the disk for sure when this returns."""
+        """Write one more entry of the run, and flush it to disk."""
         text = json.dumps({"run": self._run, "entry": entry.model_dump(mode="json")}, separators=(",", ":"))
         line, mac = _signed(self._key, self._macs[-1], text.encode())
         with (self._folder / LINES).open("r+b") as file:
-            file.truncate(self._end)  # what a crash left of a line
+            file.truncate(self._end)  # removes an incomplete last line
             file.seek(self._end)
             file.write(line + b"\n")
         self._write_head(len(self._macs), mac)
@@ -189,12 +190,12 @@ def _check(
     allow_unbounded: bool,
     run_limit: tuple[float, float] | None,
 ) -> None:
-    """The rule of a site's ledger: the run keeps its limit, and all runs together the site's budget.
+    """The rule of a site's ledger: the run stays within its limit, and all runs together within the site's budget.
 
-    Runs may share records whatever their parts are, so each other run counts with the cost of its costliest part. Where
-    an entry is adaptive, or noise is on samples of the records, a Renyi filter decides, as servers choose their next
-    request by earlier replies; for Gaussian noise on all records that makes no difference. Releases that protect
-    records do not count against the budget of labels, nor the other way round.
+    Parts of different runs may share records, so each other run counts with the cost of its costliest part. If an entry
+    is adaptive, or noise is on samples of the records, a Renyi filter decides, since servers choose requests by earlier
+    replies; for Gaussian noise on all records that makes no difference. Releases that protect records do not count
+    against the budget of labels, nor the other way round.
     """
     if isinstance(entry.event, Unbounded) and not allow_unbounded:
         what = f"{entry.mechanism} in step '{entry.step}' ({entry.event.reason})"
@@ -207,7 +208,7 @@ def _check(
     others = [_paths(run, entry.unit) for run in store.other_runs()]
     filter, total = accounting.rdp_filter(budget, delta), math.inf
     spent = sum(max(_divergence(path, entry.unit, filter.order) for path in paths) for paths in [ours, *others])
-    if spent <= filter.bound:  # enough for any noise, and quicker to find than the exact sum
+    if spent <= filter.bound:  # sufficient for any noise, and quicker than the exact sum
         return
     if not any(_wants_filter(e) for path in chain(ours, *others) for e in path):
         rest = list(chain(*map(_ceiling, others)))
@@ -217,21 +218,21 @@ def _check(
         what = "" if math.isinf(total) else f"; it would come to {total:.4g}"
         raise BudgetExceeded(
             f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "
-            f"site's budget of {budget:g} at delta {delta:g}{what}, as earlier runs count; nothing was "
+            f"site's budget of {budget:g} at delta {delta:g}{what}, including earlier runs; nothing was "
             "released (raise the site's budget or the noise)"
         )
 
 
 def _wants_filter(entry: Entry) -> bool:
-    """Whether adding up what was spent bounds nothing, since a server may choose a release by what came before.
+    """Whether only a filter bounds the total, since a server may choose the release by earlier ones.
 
-    For Gaussian noise on all records it makes no difference; trade-off curves on samples cross.
+    Gaussian noise on all records needs none; the trade-off curves of samples cross.
     """
     return entry.adaptive or (isinstance(entry.event, Gaussian) and entry.event.sampling < 1)
 
 
 def _paths(entries: Sequence[Entry], unit: Unit) -> list[list[Entry]]:
-    # see `by_part`; but a step that is asked again may split the records another way, and parts overlap
+    # by part (`by_part`), unless a step was asked twice: it may split the records differently, so that parts overlap
     same = [e for e in entries if e.unit == unit]
     asked = {(e.part, e.exchange) for e in same if e.part is not None}
     return [same] if len(asked) > len({part for part, _ in asked}) else by_part(same)
@@ -239,12 +240,12 @@ def _paths(entries: Sequence[Entry], unit: Unit) -> list[list[Entry]]:
 
 def _divergence(path: Sequence[Entry], unit: Unit, order: int) -> float:
     if unit == "label" and any(isinstance(e.event, Gaussian) for e in path):
-        return math.inf  # noise multipliers are by the influence of a record; a label's may be twice that
+        return math.inf  # noise multipliers are relative to the influence of a record; a label's may be twice that
     return sum(_renyi(e.event, order) for e in path)
 
 
 def _ceiling(paths: Sequence[Sequence[Entry]]) -> list[Event]:
-    """The costliest path; where it depends on what else is released which one that is, events that dominate all."""
+    """Events that dominate every path: the costliest path, where one is the costliest in any composition."""
     pure, rest = [], Counter[Event]()
     for path in paths:
         pure.append(sorted((e.event.epsilon for e in path if isinstance(e.event, Pure)), reverse=True))
@@ -253,20 +254,20 @@ def _ceiling(paths: Sequence[Sequence[Entry]]) -> list[Event]:
 
 
 def _fewer(events: list[Event]) -> Iterator[Event]:
-    """The same with equal Gaussians in one, which is quicker to compose."""
+    """The events with equal Gaussians merged, for quicker composition."""
     for event, n in Counter(events).items():
         yield from [event.model_copy(update={"count": event.count * n})] if isinstance(event, Gaussian) else [event] * n
 
 
 def _signed(key: bytes, before: bytes, text: bytes) -> tuple[bytes, bytes]:
-    """The JSON object ``text`` with its MAC in it, and the MAC."""
+    """The JSON object ``text`` with its MAC appended, and the MAC."""
     mac = hmac.digest(key, before + text, hashlib.sha256)
     return text[:-1] + b',"mac":"%s"}' % mac.hex().encode(), mac
 
 
 def _head(key: bytes, count: int, mac: bytes) -> bytes:
     head = json.dumps({"count": count, "last": mac.hex()}).encode()
-    return _signed(key, b"head", head)[0] + b"\n"  # signed, or any key would fit an empty ledger
+    return _signed(key, b"head", head)[0] + b"\n"  # signed, since any key would fit an empty ledger otherwise
 
 
 def _flush(place: Path) -> None:

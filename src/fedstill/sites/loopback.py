@@ -1,4 +1,4 @@
-"""A trial deployment on this machine: a SuperLink with TLS, and sites with keys."""
+"""A deployment on this machine: a SuperLink with TLS, and sites with keys."""
 
 import json
 import os
@@ -26,13 +26,13 @@ _CONNECTION = "here"
 
 def free_port() -> int:
     """A port that is free at present."""
-    with socket.socket() as some:
-        some.bind((HOST, 0))
-        return int(some.getsockname()[1])
+    with socket.socket() as server:
+        server.bind((HOST, 0))
+        return int(server.getsockname()[1])
 
 
 class Loopback:
-    """A SuperLink with TLS and its sites; `close` ends every process.
+    """A SuperLink with TLS and its sites; `close` ends all processes.
 
     Args:
         folder: absolute path of a folder for keys, certificates, logs, sites and runs.
@@ -70,7 +70,7 @@ class Loopback:
         }
 
     def start(self, name: str, words: Sequence[object], environment: Mapping[str, str] | None = None) -> None:
-        """Start a program whose output goes to ``logs/NAME.log``."""
+        """Start a program; its output goes to ``logs/NAME.log``."""
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as out:
@@ -98,26 +98,26 @@ class Loopback:
                 *("--host", HOST, "--port", self.port, "--database", self.folder / "superlink.db", *options),
             ],
         )
-        self.wait_for(lambda: self._listens(), "the SuperLink to listen")
+        self.wait_for(self._listens, "the SuperLink to listen")
 
     def _listens(self) -> bool:
-        with socket.socket() as some:
-            return some.connect_ex((HOST, self.port)) == 0
+        with socket.socket() as client:
+            return client.connect_ex((HOST, self.port)) == 0
 
-    def wait_for(self, there: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
-        """Wait until ``there()`` is true.
+    def wait_for(self, ready: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
+        """Wait until ``ready()`` is true.
 
         Raises:
-            RuntimeError: it is not true in time.
+            RuntimeError: ``what`` takes longer.
         """
         until = time.monotonic() + seconds
-        while not there():
+        while not ready():
             if time.monotonic() > until:
-                raise RuntimeError(f"waited {seconds:g} s in vain for {what}; see {self.folder / 'logs'}")
+                raise RuntimeError(f"timed out after {seconds:g} s waiting for {what}; see {self.folder / 'logs'}")
             time.sleep(0.1)
 
     def flwr(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """Run Flower's command."""
+        """Run the command ``flwr``."""
         return subprocess.run(
             ["flwr", *map(str, words)],
             env=self.environment,
@@ -140,24 +140,19 @@ class Loopback:
         try:
             self.nodes[client] = int(json.loads(registered.stdout)["node-id"])
         except (ValueError, KeyError) as error:
-            said = registered.stderr or registered.stdout
-            raise RuntimeError(f"the key of site {client} can't be registered: {said}") from error
+            output = registered.stderr or registered.stdout
+            raise RuntimeError(f"the key of site {client} can't be registered: {output}") from error
         return place
 
     def start_site(self, client: int, *options: object, **environment: str) -> None:
-        """Start a site's SuperNode and wait until it is connected."""
+        """Start a site's SuperNode."""
         place, name = self.folder / f"site-{client}", f"site-{client}"
         policy = json.dumps(str(place / "policy.toml"))
         self.start(
             name,
             [
-                *(
-                    "flower-supernode",
-                    "--root-certificates",
-                    self.certs.authority,
-                    "--superlink",
-                    f"{HOST}:{self.port}",
-                ),
+                *("flower-supernode", "--root-certificates", self.certs.authority),
+                *("--superlink", f"{HOST}:{self.port}"),
                 *("--auth-supernode-private-key", place / "site.key", "--node-config", f"policy={policy}"),
                 *("--host", HOST, "--port", free_port(), *options),
             ],
@@ -165,14 +160,14 @@ class Loopback:
         )
 
     def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int = 0) -> str:
-        """Submit a run, and return Flower's id of it; results go to ``runs/NAME``."""
+        """Submit a run and return Flower's id of it; the run's folder is ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(content)))
         out = str(self.folder / "runs" / name)
         return self._submit({"file": str(file), "out": out, "wait": wait, "at-a-time": at_a_time})
 
     def extend(self, finished: str, name: str, wait: float = 120.0) -> str:
-        """Submit the extension of a finished run by the sites that did not answer it."""
+        """Submit the extension of a finished run by the sites that sent no reply, and return Flower's id of it."""
         runs = self.folder / "runs"
         return self._submit({"extend": str(runs / finished), "out": str(runs / name), "wait": wait})
 
@@ -196,24 +191,22 @@ class Loopback:
     def finish(self, run: str, seconds: float = 300.0) -> str:
         """Wait for the end of a run, and return its status.
 
-        Each question starts a process that takes a core for seconds, which the run would lack.
-
         Raises:
-            RuntimeError: it has not finished in time.
+            RuntimeError: the run takes longer.
         """
         until = time.monotonic() + seconds
         while not (status := self.status(run)).startswith("finished"):
             if time.monotonic() > until:
-                raise RuntimeError(f"the run has not finished in {seconds:g} s: {self.said(run)[-3000:]}")
-            time.sleep(3)
+                raise RuntimeError(f"the run has not finished in {seconds:g} s: {self.output(run)[-3000:]}")
+            time.sleep(3)  # each query of the status starts a process that takes a core for seconds
         return status
 
-    def said(self, run: str) -> str:
+    def output(self, run: str) -> str:
         """Output of a run's server."""
         return self.flwr("log", run, _CONNECTION, "--show").stdout
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a program and every process that it started."""
+        """End a program and its child processes."""
         process = self.processes.pop(name)
         _signal(process, how)
         try:
@@ -237,7 +230,7 @@ def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
 
 @contextmanager
 def loopback(folder: Path, certs: Certificates | None = None) -> Iterator[Loopback]:
-    """A running SuperLink on this machine; see `Loopback`."""
+    """A running SuperLink on this machine, as a `Loopback`."""
     if shutil.which("flower-superlink", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") is None:
         raise ValueError("Flower's programs are not installed; pip install 'fedstill[flower]'")
     here = Loopback(folder, certs)

@@ -1,4 +1,4 @@
-"""A real site's policy: the rules by which the site, not the server, decides which requests it answers."""
+"""A real site's policy: the site's own rules for the requests that it accepts."""
 
 import tomllib
 from pathlib import Path
@@ -15,41 +15,41 @@ from fedstill.settings import Settings
 
 
 class SitePolicy(Settings):
-    """A site's policy: a TOML file with these settings. A request that it does not allow is refused."""
+    """A site's policy, read from a TOML file with these settings; it refuses every other request."""
 
     client: NonNegativeInt
-    """The site's number in every run, from 0; the server's list of sites says who has which."""
+    """Number of the site in every run, from 0, as agreed with the server."""
     data: Path
-    """The site's records: a folder of images or of parquet files, or an .npz file. No server ever names it."""
+    """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them."""
     state: Path
-    """A folder of the site's own for its ledger, its log and what runs keep between steps."""
+    """Folder for the site's ledger, its log and the state of runs between steps."""
     methods: tuple[str, ...]
-    """Steps that the site answers: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
+    """Allowed steps: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
     budget: PositiveFloat | None = None
-    """The largest epsilon, of each unit, of all releases of all runs together; None releases nothing."""
+    """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """Delta at which that epsilon is stated, and the largest delta for which a run may calibrate its noise."""
+    """Delta of that epsilon, and the maximum delta of a run."""
     unprotected: bool = False
-    """Whether fields that no mechanism protects (models, images) may leave; the log lists them."""
+    """Whether fields that no mechanism protects (models, images) may leave."""
     min_records: PositiveInt = 50
-    """Smallest number of records with which the site answers."""
+    """Minimum number of records; with fewer the site refuses every request."""
     public: dict[str, Path] = {}
-    """Places of public data sets here, by the names that runs use; made-up ones (noise) need no entry."""
+    """Paths of public data sets at this site, by the names that runs use; noise needs no entry."""
     simulated_noise: bool = False
-    """Whether the server may choose the seed of the noise. It can subtract such noise: for tests only."""
+    """Whether a run may draw privacy noise from its seed; the server can subtract such noise, so for tests only."""
     own_code: bool = False
-    """Whether a run may name methods and models of packages installed here, beside those of fedstill."""
+    """Whether a run may use methods and models of other packages installed here than fedstill."""
     device: str = "cpu"
-    """Device on which steps compute."""
+    """Device of the steps: cpu or cuda."""
     threads: Annotated[int, Ge(1), Le(256)] = 1
-    """Number of threads that a step may use."""
+    """Number of threads of a step."""
 
     @classmethod
     def read(cls, path: Path) -> "SitePolicy":
-        """Read the file; relative paths in it start at its folder.
+        """Read the file; its relative paths are relative to its folder.
 
         Raises:
-            ValueError: it can't be read or a setting is wrong, in one sentence.
+            ValueError: the file can't be read, or a setting is invalid; one sentence.
         """
         try:
             policy = cls(**tomllib.loads(path.read_text()))
@@ -58,7 +58,7 @@ class SitePolicy(Settings):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"the policy {str(path)!r} is wrong at '{where}': {first['msg']}") from error
+            raise ValueError(f"the policy {str(path)!r} has an invalid '{where}': {first['msg']}") from error
         here = path.resolve().parent
         return policy.model_copy(
             update={
@@ -70,32 +70,32 @@ class SitePolicy(Settings):
 
     @property
     def ledger(self) -> Path:
-        """Folder of the site's ledger, which `create_ledger` makes once."""
+        """Folder of the site's ledger (`fedstill.sites.ledger`)."""
         return self.state / "ledger"
 
     def check_run(self, spec: RunSpec, step: object) -> None:
         """Refuse a step of a run that the policy does not allow, before any code of the method is imported.
 
         Raises:
-            Refused: the policy does not allow it.
+            Refused: the policy does not allow the step.
         """
         if not {spec.name, f"{spec.name}.{step}"} & set(self.methods):
-            allowed = ", ".join(self.methods) or "nothing"
-            raise schema.Refused(f"its policy answers {allowed}, not '{schema.clean(f'{spec.name}.{step}')}' (methods)")
+            allowed, refused = ", ".join(self.methods) or "nothing", schema.clean(f"{spec.name}.{step}")
+            raise schema.Refused(f"the site's policy allows {allowed}, not '{refused}' (methods)")
         if not self.own_code:
             if spec.name not in methods.TABLE:
-                raise schema.Refused("its policy runs fedstill's own methods only (own_code)")
+                raise schema.Refused("the site's policy allows fedstill's methods only (own_code)")
             if any(models.is_own(name) for name in (spec.model, *spec.models)):
-                raise schema.Refused("its policy builds fedstill's own models only (own_code)")
+                raise schema.Refused("the site's policy allows fedstill's models only (own_code)")
         if spec.simulated_noise and not self.simulated_noise:
             raise schema.Refused(
-                "the run wants privacy noise from a seed that the server knows (simulated_noise); use --noise entropy"
+                "the server knows the seed of the privacy noise (simulated_noise); use --noise entropy"
             )
         if spec.delta > self.delta:
-            raise schema.Refused(f"the run's delta is {spec.delta:g}; its policy allows {self.delta:g} at most (delta)")
+            raise schema.Refused(f"the run's delta is {spec.delta:g}; the site's limit is {self.delta:g} (delta)")
 
     def check_fields(self, method: Method, step: str) -> None:
-        """Refuse a step whose reply would have fields that the policy does not let out.
+        """Refuse a step whose reply has fields that the policy does not allow to leave.
 
         Raises:
             Refused: the method has no such step, or the policy does not allow a field.
@@ -105,7 +105,7 @@ class SitePolicy(Settings):
             raise schema.Refused(f"step '{schema.clean(step)}' is not one of {', '.join(sorted(steps))}")
         fields = steps[step].reply.schema
         if any(f.is_released for f in fields) and self.budget is None and not self.unprotected:
-            raise schema.Refused("its policy has no budget, so it releases nothing (budget)")
+            raise schema.Refused("the site's policy has no budget, so nothing is released (budget)")
         bare = [f.name for f in fields if not (f.is_public or f.is_released)]
         if bare and not self.unprotected:
-            raise schema.Refused(f"its policy lets nothing out unprotected, and '{bare[0]}' would be (unprotected)")
+            raise schema.Refused(f"the site's policy allows no unprotected field, such as '{bare[0]}' (unprotected)")

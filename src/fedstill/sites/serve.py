@@ -1,4 +1,4 @@
-"""Server and sites of a deployment, as Flower starts them (`fedstill.sites.app`)."""
+"""Functions of a deployment's server and sites, called by the Flower app (`fedstill.sites.app`)."""
 
 import logging
 import re
@@ -27,11 +27,11 @@ log = logging.getLogger("fedstill")
 
 
 class Lines(Watcher):
-    """Prints progress as lines, for a log."""
+    """Progress as printed lines, for a log."""
 
     @override
     def asked(self, step: str, clients: int, answered: int) -> None:
-        print(f"asking {clients} clients: {step}" + (f" ({answered} have answered)" if answered else ""), flush=True)
+        print(f"asking {clients} clients: {step}" + (f" ({answered} have replied)" if answered else ""), flush=True)
 
     @override
     def arrived(self, refusal: Refusal | None) -> None:
@@ -48,14 +48,14 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
     """Run the server's part.
 
     Args:
-        connect: makes the way to the sites, given the text of the run's spec, the number of clients and options.
+        connect: connects to the sites, given the text of the run's spec, the number of clients and options.
         settings: ``file``, an experiment file on the server; ``out``, the run's folder; ``wait``, seconds to wait for
             sites; ``at-a-time``, the number of sites that have a request at a time, 0 for all; ``nodes``, the node of
-            each client, as ``0:ID,1:ID``. In place of ``file``: ``extend``, a finished run, with ``clients``, the
-            number of sites there are now.
+            each client, as ``0:ID,1:ID``. In place of ``file``: ``extend``, a finished run, and ``clients``, its new
+            number of sites.
 
     Raises:
-        ValueError: a setting is missing or wrong.
+        ValueError: a setting is missing or invalid.
     """
     if not log.handlers:
         log.addHandler(logging.StreamHandler(sys.stdout))
@@ -82,17 +82,17 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
 
 
 def _nodes(text: str, clients: int) -> dict[int, int] | None:
-    """Flower's node id of each client of the run, from a list that may have more; None without a list."""
+    """Flower's node id of each client, from a list that may have more entries; None without a list."""
     if not text:
         return None
     pairs = [re.fullmatch(r"\s*(\d{1,9}):(\d{1,20})\s*", part, re.ASCII) for part in text.split(",")]
-    found = {int(pair[1]): int(pair[2]) for pair in pairs if pair}
-    if len(found) < len(pairs) or len(set(found.values())) < len(found) or not found.keys() >= set(range(clients)):
+    nodes = {int(pair[1]): int(pair[2]) for pair in pairs if pair}
+    if len(nodes) < len(pairs) or len(set(nodes.values())) < len(nodes) or not nodes.keys() >= set(range(clients)):
         raise ValueError(
             f"nodes is {schema.clean(text, 200)!r}; it must give each of the clients 0 to {clients - 1} one node of "
-            "its own, as in 0:1234,1:5678 (flwr supernode list)"
+            "its own, as 0:1234,1:5678 (flwr supernode list)"
         )
-    return {client: found[client] for client in range(clients)}
+    return {client: nodes[client] for client in range(clients)}
 
 
 def _job(settings: Config) -> Job:
@@ -112,7 +112,7 @@ def _job(settings: Config) -> Job:
 
 
 def number(node: Config, settings: Config) -> int:
-    """The client number of a node, given its own configuration and the run's.
+    """The client number of a node, given the configurations of the node and of the run.
 
     Raises:
         ValueError: the node has neither a policy file nor a number.
@@ -125,10 +125,10 @@ def number(node: Config, settings: Config) -> int:
 
 
 def answer(node: Config, settings: Config, client: int, spec: str, request: bytes) -> bytes:
-    """A node's reply to a request; ``spec`` is the text of the run's.
+    """A node's reply to a request; ``spec`` is the text of the run's spec.
 
-    A node with a policy file is a real site, which knows its own number. A node of Flower's simulation plays any client
-    of the run's experiment file.
+    A node with a policy file is a real site. A node of Flower's simulation replies for any client of the run's
+    experiment file.
     """
     if "policy" in node:
         return site_answer(_policy(node), spec, request)
@@ -142,7 +142,7 @@ def _policy(node: Config) -> SitePolicy:
 
 @lru_cache(maxsize=1)
 def _simulated_site(file: str, out: str, spec: str) -> Site:
-    """A site for every client of an experiment file; set up once in a process that answers for many."""
+    """A site with all clients of an experiment file, set up once in each process."""
     experiment = config.read_yaml(Path(file))[0]
     data = client_data(experiment, share_out(experiment, None))
     folder = RunFolder(Path(out)).clients

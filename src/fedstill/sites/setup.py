@@ -16,7 +16,7 @@ _APP = Path(__file__).parent / "flower_app" / "pyproject.toml"
 
 
 def app(folder: Path) -> Path:
-    """Write the Flower app into ``folder``, and return it."""
+    """Write the Flower app into ``folder``, and return ``folder``."""
     files.write_bytes(folder / "pyproject.toml", _APP.read_bytes())
     return folder
 
@@ -25,7 +25,7 @@ def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
     """Write a site's policy, make its ledger, and return the policy.
 
     Raises:
-        ValueError: a setting is wrong, or the folder has a policy already.
+        ValueError: a setting is invalid, or the folder has a policy already.
     """
     place = folder / "policy.toml"
     if place.exists():
@@ -33,7 +33,7 @@ def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
     try:
         SitePolicy(**settings)
     except ValidationError as error:
-        raise ValueError(f"the policy is wrong: {config.sentence(error)}") from error
+        raise ValueError(f"the policy is invalid: {config.sentence(error)}") from error
     plain = {name: _plain(value) for name, value in settings.items() if value is not None}
     files.write_bytes(place, tomli_w.dumps(plain).encode())
     policy = SitePolicy.read(place)

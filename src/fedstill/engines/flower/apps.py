@@ -1,4 +1,4 @@
-"""The apps that Flower's runtime runs in a deployment: a client that asks its site, a server that asks its sites."""
+"""Apps for Flower's deployment runtime: the client of each site, and the server."""
 
 import logging
 import time
@@ -16,33 +16,33 @@ from fedstill.engines.flower.grid import ASK, GridTransport, content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
 
 HELLO = "hello"
-"""The name of the query by which the server learns which client a node is."""
+"""Name of the query for a node's client number."""
 SPEC = "terms"
-"""The name of the config value that carries the text of the run's spec."""
+"""Name of the config value with the text of the run's spec."""
 _POLL = 0.1
-"""Seconds between two looks for replies over a network."""
+"""Seconds between two polls for replies over a network."""
 
 log = logging.getLogger("fedstill")
 
 
 Config = Mapping[str, Any]
 Number = Callable[[Config, Config], int]
-"""Returns the client number of a node, given the configurations of the node and of the run."""
+"""Returns a node's client number, given the configurations of the node and of the run."""
 AnswerRequest = Callable[[Config, Config, int, str, bytes], bytes]
-"""Returns a reply, given both configurations, the client, the text of the run's spec and the request."""
+"""Returns a reply, given both configurations, the client number, the text of the run's spec and the request."""
 
 
 def client_app(number: Number, answer: AnswerRequest) -> ClientApp:
-    """The app of a node; both functions are called anew for each message."""
+    """The app of a node; calls one of the functions for each message."""
     app = ClientApp()
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:
         try:
             client = number(context.node_config, context.run_config)
-        except Exception as error:  # the server must not see its text
+        except Exception as error:  # the error text stays at the site
             log.error("this site is not set up: %s", error)
-            return Message(content(b"", error="it is not set up; its log says why"), reply_to=message)
+            return Message(content(b"", error="the site is not set up; see its log"), reply_to=message)
         return Message(content(b"", client=client), reply_to=message)
 
     @app.query(ASK)
@@ -64,8 +64,8 @@ def server_app(serve: Callable[[Callable[..., "SiteTransport"], Config], None]) 
     """The app of the server.
 
     Args:
-        serve: receives a function that makes a `SiteTransport` (from all its arguments but the grid), and the run's
-            configuration.
+        serve: runs the server, given a function that makes a `SiteTransport` (from all arguments except the grid) and
+            the run's configuration.
     """
     app = ServerApp()
 
@@ -77,17 +77,17 @@ def server_app(serve: Callable[[Callable[..., "SiteTransport"], Config], None]) 
 
 
 class SiteTransport(Transport):
-    """The way to real sites, found by asking every node for its client number.
+    """Connection to real sites; asks every node for its client number.
 
     Args:
-        grid: Flower's way to its nodes.
-        spec: text of the run's spec, which goes with every request.
+        grid: Flower's connection to its nodes.
+        spec: text of the run's spec, sent with every request.
         clients: number of sites, which are numbered from 0.
-        wait: seconds to wait for missing sites, each time some are needed.
-        timeout: see `GridTransport`.
+        wait: seconds to wait for missing sites before each request.
+        timeout: as for `GridTransport`.
         at_a_time: number of sites that have a request at a time; 0 for all.
-        nodes: Flower's node id of every client, which the SuperLink gives to a key; no other node is asked or believed
-            to be that client. None believes the first node that claims a number.
+        nodes: Flower's node id of every client, which the SuperLink derives from a key; other nodes are ignored. None
+            accepts the first node that claims a number.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class SiteTransport(Transport):
         yield from inner.exchange(request, clients, sent)
 
     def _find(self, clients: Sequence[int]) -> None:
-        """Ask new nodes for their numbers until these clients are there or waiting is over."""
+        """Ask new nodes for their numbers until all ``clients`` are connected or the waiting time is over."""
         until = time.monotonic() + self._wait
         asked: dict[str, int] = {}
         while missing := [client for client in clients if client not in self._nodes]:
-            new = [node for node in self._grid.get_node_ids() if node not in self._met and self._may_speak(node)]
+            new = [node for node in self._grid.get_node_ids() if node not in self._met and self._accepts(node)]
             self._met.update(new)
             messages = [Message(content(b"", run=0), dst_node_id=node, message_type=f"query.{HELLO}") for node in new]
             pushed = list(self._grid.push_messages(messages)) if messages else []
@@ -138,27 +138,27 @@ class SiteTransport(Transport):
             for reply in self._grid.pull_messages(list(asked)) if asked else []:
                 self._meet(asked.pop(reply.metadata.reply_to_message_id), reply)
             if time.monotonic() >= until:
-                log.warning("no site answers for client %s", ", ".join(map(str, missing)))
+                log.warning("no site replies for client %s", ", ".join(map(str, missing)))
                 return
             time.sleep(_POLL)
 
-    def _may_speak(self, node: int) -> bool:
+    def _accepts(self, node: int) -> bool:
         return self._owners is None or node in self._owners
 
     def _meet(self, node: int, reply: Message) -> None:
         facts: RecordDict | Any = {} if reply.has_error() else reply.content.config_records.get("facts", {})
         number = facts.get("client")
         if type(number) is not int or not 0 <= number < self._clients:
-            why = reply.error.reason if reply.has_error() else facts.get("error", f"it says it is client {number!r}")
-            log.warning("a node is left out: %s", schema.clean(str(why), 300))
+            reason = reply.error.reason if reply.has_error() else facts.get("error", f"it claims number {number!r}")
+            log.warning("a node is ignored: %s", schema.clean(str(reason), 300))
             if reply.has_error():
-                self._met.discard(node)  # it may have been on its way up
+                self._met.discard(node)  # it may still be starting
         elif self._owners is not None and self._owners[node] != number:
             log.warning(
-                "node %d says that it is client %d, but is that of client %d (nodes); it is left out",
+                "node %d is ignored: it claims to be client %d, but belongs to client %d (nodes)",
                 *(node, number, self._owners[node]),
             )
         elif number in self._nodes:
-            log.warning("a second node says that it is client %d; it is left out", number)
+            log.warning("a second node that claims to be client %d is ignored", number)
         else:
             self._nodes[number] = node

@@ -1,7 +1,7 @@
-"""Messages of ours on a Flower grid: their bytes in raw ``Array`` objects, cut into pieces.
+"""Requests and replies as Flower messages: their bytes in raw ``Array`` objects, cut into pieces.
 
-Flower builds each array of a message from chunks and needs three times its bytes meanwhile, and twice the bytes of the
-rest; cut into many arrays, a message costs its receiver only twice its bytes.
+While Flower builds an array from chunks it needs three times the array's bytes and twice the message's other bytes.
+Cut into many arrays, a message costs its receiver only twice its bytes.
 """
 
 import gc
@@ -21,32 +21,32 @@ from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import returning_memory
 
 _BYTES = 64 << 20
-"""Bytes of replies that may wait in the server's memory, beyond one reply for each client played at a time."""
+"""Maximum bytes of replies waiting in the server's memory, besides one reply of each client that runs at the time."""
 _LARGE = 16 << 20
-"""Size in bytes from which memory is tidied up after a reply."""
+"""Size in bytes of a reply after which the garbage collector runs."""
 _PIECE = 2 << 20
 """Maximum bytes of an array, and of the replies that share a message."""
 _SHARED = 0.1
-"""Maximum seconds that the clients of a shared message take together: about what Flower takes to hand one over."""
+"""Maximum seconds of the clients of a shared message together: about the time that Flower takes to deliver one."""
 ASK = "ask"
-"""The name of the query that carries a request."""
+"""Name of the query that carries a request."""
 
 
 class GridTransport(Transport):
-    """The way to clients that are nodes of a Flower grid.
+    """Connection to clients that are nodes of a Flower grid.
 
     Args:
-        grid: Flower's way to its nodes.
+        grid: Flower's connection to its nodes.
         nodes: the node of every client.
-        window: number of clients that have a request at a time; messages for the others are not made before.
-        ahead: as ``window``, once replies to a step have turned out to be small: `_BYTES` in all.
+        window: number of clients that have a request at a time.
+        ahead: as ``window``, for a step whose replies are known to be small: `_BYTES` in all.
         timeout: seconds that a client may take for one step; None for no limit.
-        failed: returns why Flower has ended, or None while it runs.
-        facts: config values that go with every request.
-        poll: seconds between two looks for replies.
-        at_once: number of replies to fetch at a time; over a network only so many are in memory together.
-        shared: whether a node can play any client, so that quick clients can share a message, which would otherwise
-            cost more than their steps.
+        failed: returns the reason why Flower has ended, or None while it runs.
+        facts: config values sent with every request.
+        poll: seconds between two polls for replies.
+        at_once: number of replies to fetch at a time, which limits the replies in memory over a network.
+        shared: whether a node can run any client, so that quick clients can share a message; for short steps a message
+            costs more than the step.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class GridTransport(Transport):
         pieces = _cut(request)
         waiting = deque(client for client in clients if client in self._nodes)
         for client in sorted(set(clients) - self._nodes.keys()):
-            yield Arrival(client, b"", "no site answers for it")
-        alone = deque[int]()  # clients of a shared message that failed
+            yield Arrival(client, b"", "no site replies for it")
+        alone = deque[int]()  # clients whose shared message failed
         flying: dict[str, tuple[list[int], float]] = {}  # message -> clients, deadline
         while waiting or alone or flying:
             if reason := self._failed():
@@ -95,7 +95,7 @@ class GridTransport(Transport):
             again = [[alone.popleft()] for _ in range(min(self._may_fly(pace) - asked, len(alone)))]
             groups = again + self._groups(waiting, asked + len(again), pace)
             for number, (group, message) in enumerate(zip(groups, self._push(pieces, groups), strict=True)):
-                if not message:  # Flower knows already that the node is gone
+                if not message:  # Flower knows that the node is gone
                     yield from (Arrival(client, b"", "its node is not connected") for client in group)
                     continue
                 for client in group if number >= len(again) else []:
@@ -105,7 +105,7 @@ class GridTransport(Transport):
             for messages in _batched(flying, self._at_once):
                 for reply in self._grid.pull_messages(messages):
                     group, _ = flying.pop(reply.metadata.reply_to_message_id)
-                    if len(group) > 1 and reply.has_error():  # one of them ended the process of all
+                    if len(group) > 1 and reply.has_error():  # one client ended the process of all
                         alone.extend(group)
                         continue
                     arrivals = _arrivals(group, reply)
@@ -115,7 +115,7 @@ class GridTransport(Transport):
                         yield arrivals.pop()
                     if largest > _LARGE:
                         del reply
-                        gc.collect()  # Flower's copies, which live on in cycles otherwise
+                        gc.collect()  # frees Flower's copies, which are in reference cycles
             for message, (group, deadline) in list(flying.items()):
                 if deadline <= time.monotonic():
                     del flying[message]
@@ -125,25 +125,25 @@ class GridTransport(Transport):
                 time.sleep(self._poll)
 
     def _may_fly(self, pace: "_Pace") -> int:
-        """Number of clients that may have a request: more than can be played, once replies are known to be small."""
+        """Number of clients that may have a request: more than can run at a time, if replies are known to be small."""
         if not pace.largest:
             return self._window
         return max(self._window, min(self._ahead, _BYTES // pace.largest))
 
     def _groups(self, waiting: deque[int], asked: int, pace: "_Pace") -> list[list[int]]:
-        """The next clients, taken from ``waiting``: those of each list share a message."""
+        """Remove the next clients from ``waiting``; the clients of one list share a message."""
         size, free = 1, self._may_fly(pace) - asked
         if self._shared and self._timeout is None:
-            size = max(1, min(pace.fit, math.ceil(len(waiting) / (2 * self._window))))  # something for every player
-            if size > pace.sharing:  # there will be more to a message once these are back
+            size = max(1, min(pace.fit, math.ceil(len(waiting) / (2 * self._window))))  # work for every process
+            if size > pace.sharing:  # replies to these may allow larger groups
                 free = min(free, 2 * self._window * size - asked)
-        some = [waiting.popleft() for _ in range(max(0, min(free, len(waiting))))]
-        return [some[start : start + size] for start in range(0, len(some), size)]
+        clients = [waiting.popleft() for _ in range(max(0, min(free, len(waiting))))]
+        return [clients[start : start + size] for start in range(0, len(clients), size)]
 
     def _push(self, pieces: Sequence[bytes], groups: Sequence[Sequence[int]]) -> list[str]:
         messages = [
             Message(
-                _holding(pieces, clients=list(group), **self._facts),
+                _record(pieces, clients=list(group), **self._facts),
                 dst_node_id=self._nodes[group[0]],
                 message_type=f"query.{ASK}",
             )
@@ -154,21 +154,21 @@ class GridTransport(Transport):
 
 @dataclass
 class _Pace:
-    """Statistics of replies to a step: largest size, seconds per client, clients that shared a message."""
+    """Statistics of the replies to a step: largest size, seconds per client, largest number of clients of a message."""
 
     largest: int = 0
     seconds: float = math.inf
     sharing: int = 1
 
     def learn(self, clients: int, largest: int, seconds: float) -> None:
-        """Add the latest message; clients that don't say how long they took count as slow."""
+        """Add the latest message; ``seconds`` is infinite if unknown."""
         self.largest = max(self.largest, largest, 1)
         self.seconds = seconds / clients
         self.sharing = max(self.sharing, clients)
 
     @property
     def fit(self) -> int:
-        """Number of clients that may share the next message: few at first, as the first reply may be the quickest."""
+        """Number of clients that may share the next message; at most twice as many as so far."""
         if not self.largest:
             return 1
         return max(1, int(min(2 * self.sharing, _PIECE // self.largest, _SHARED / max(self.seconds, 1e-9))))
@@ -182,40 +182,39 @@ def _step(request: bytes) -> str | None:
 
 
 def _batched(messages: Iterable[str], size: int) -> list[list[str]]:
-    """The messages in lists of ``size``."""
     every = list(messages)
     return [every[start : start + size] for start in range(0, len(every), size)]
 
 
 def _cut(data: bytes) -> list[bytes]:
-    """The bytes in pieces, one of them empty where there are none."""
+    """The bytes in pieces, at least one, which may be empty."""
     return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)] or [b""]
 
 
-def _holding(pieces: Sequence[bytes], **facts: int | str | float | list[int]) -> RecordDict:
+def _record(pieces: Sequence[bytes], **facts: int | str | float | list[int]) -> RecordDict:
     arrays = {
         str(number): Array(dtype="uint8", shape=(len(piece),), stype="fedstill", data=piece)
         for number, piece in enumerate(pieces)
     }
-    found = RecordDict({"message": ArrayRecord(arrays)})
+    record = RecordDict({"message": ArrayRecord(arrays)})
     if facts:
-        found["facts"] = ConfigRecord(dict(facts))
-    return found
+        record["facts"] = ConfigRecord(dict(facts))
+    return record
 
 
 def content(data: bytes, **facts: int | str | float | list[int]) -> RecordDict:
-    """A message of ours: the bytes, and config values beside them.
+    """The content of a message: bytes, and config values.
 
-    A reply of several clients holds their bytes one after the other; ``sizes`` gives the number of each.
+    A message with the replies of several clients has their bytes one after the other, and their sizes in ``sizes``.
     """
-    return _holding(_cut(data), **facts)
+    return _record(_cut(data), **facts)
 
 
 def take_bytes(message: Message) -> bytes:
-    """The bytes of a message of ours, which is emptied, since Flower's objects live on in cycles for a while.
+    """Take the bytes out of a message, whose objects may stay in memory for a while in reference cycles.
 
     Raises:
-        KeyError, AttributeError, TypeError: the message is not one of ours.
+        KeyError, AttributeError, TypeError: the message was not made by `content`.
     """
     arrays = message.content.array_records["message"]
     pieces = [arrays[str(number)] for number in range(max(1, len(arrays)))]
@@ -226,7 +225,7 @@ def take_bytes(message: Message) -> bytes:
 
 
 def _arrivals(clients: Sequence[int], reply: Message) -> list[Arrival]:
-    """The arrival of each client that a message asked."""
+    """The arrivals of the clients of one message."""
     try:
         if reply.has_error():
             return [Arrival(client, b"", _failure(reply)) for client in clients]
@@ -237,20 +236,20 @@ def _arrivals(clients: Sequence[int], reply: Message) -> list[Arrival]:
         data = take_bytes(reply)
         return [Arrival(client, data[start:end]) for client, (start, end) in zip(clients, cuts, strict=True)]
     except (KeyError, AttributeError, TypeError, ValueError):
-        return [Arrival(client, b"", "the reply holds no bytes of ours") for client in clients]
+        return [Arrival(client, b"", "the reply was not made by fedstill") for client in clients]
 
 
 def _failure(reply: Message) -> str:
     reason = reply.error.reason or f"error {reply.error.code}"
     if "ActorUnavailableError" in reason or "ActorDiedError" in reason:
         return "its process ended; out of memory?"
-    return f"Flower says: {schema.clean(reason, 300)}"
+    return f"Flower reports: {schema.clean(reason, 300)}"
 
 
 def _seconds(reply: Message) -> float:
-    """Seconds that the clients say they took, or infinity."""
+    """The clients' seconds for their steps as reported, or infinity."""
     if reply.has_error():
         return math.inf
     facts: Mapping[str, object] = reply.content.config_records.get("facts", {})
-    said = facts.get("seconds")
-    return said if isinstance(said, float) and said >= 0 else math.inf
+    seconds = facts.get("seconds")
+    return seconds if isinstance(seconds, float) and seconds >= 0 else math.inf

@@ -1,4 +1,4 @@
-"""Flower's simulation runtime, where Ray plays the clients on all the cores, GPUs and machines it knows."""
+"""Flower's simulation runtime: Ray runs the clients on all the cores, GPUs and machines of its cluster."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-# Ray's 15 leaves clients next to nothing on a machine that is busy
+# Ray's default of 15 leaves the clients almost no CPU time on a busy machine
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -28,25 +28,25 @@ from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import keep_memory
 
 _TURN = 0.0002
-"""Seconds that a thread may keep the interpreter while another waits. Flower's threads look through all messages again
-and again; with Python's 5 ms the server, which lets go of it many times for each reply, mostly waits to get it back."""
+"""Python's switch interval in seconds. Flower's threads scan all messages in a loop. With Python's 5 ms the server
+would mostly wait for the interpreter, which it releases many times per reply."""
 _AHEAD = 1000
-"""Messages that may wait for an actor; they share the request's bytes."""
+"""Maximum number of messages that wait for an actor; they share the request's bytes."""
 
 
 class Simulation(Transport):
-    """A running simulation of Flower; this process is its server.
+    """A running Flower simulation, with this process as its server.
 
     Args:
-        make_site: called once in every process that plays clients; must be picklable.
+        make_site: makes the site, once in every process that runs clients; must be picklable.
         clients: number of clients.
-        cpus: cores that Ray sets aside for a client.
-        gpus: GPUs, or a share of one, likewise.
-        workers: maximum number of clients played at a time; as many as resources allow by default.
-        timeout: see `GridTransport`.
+        cpus: cores that Ray reserves for a client.
+        gpus: GPUs, or the share of one, that Ray reserves for a client.
+        workers: maximum number of clients that run at a time; by default limited by the resources only.
+        timeout: as for `GridTransport`.
 
     Raises:
-        ValueError: the resources do not suffice for one client.
+        ValueError: the resources are too small for one client.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Simulation(Transport):
         timeout: float | None = None,
     ) -> None:
         for name in ("flwr", "ray"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # failures come back as replies
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # failures arrive as replies
         with ExitStack() as stack:
             stack.callback(ray.shutdown)
             _start_ray(None if workers is None else math.ceil(max(1, workers) * cpus))
@@ -72,8 +72,8 @@ class Simulation(Transport):
             )
             stack.callback(flower.end)
             grid = flower.grid()
-            # Flower hands messages over ten times a second, so that many must wait for actors not to idle; but waiting
-            # must not count as taking long
+            # Flower delivers messages ten times a second, so many must wait lest actors idle; with a time limit none
+            # may wait, since waiting counts as the client's time
             ahead = slots if timeout else max(2 * slots, _AHEAD)
             nodes = _nodes(grid, clients)
             self.grid = GridTransport(
@@ -98,9 +98,9 @@ def _start_ray(cpus: int | None) -> None:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},  # of one's own methods and models
+                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},  # of the user's methods
             )
-    with suppress(ImportError, AttributeError):  # it says that actors ended, also at the end of every simulation
+    with suppress(ImportError, AttributeError):  # it reports ended actors, even at the end of every simulation
         from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
         global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
@@ -108,10 +108,9 @@ def _start_ray(cpus: int | None) -> None:
 
 @contextmanager
 def _no_usage_module() -> Iterator[None]:
-    """Start Ray without the process that remains of its dashboard when the dashboard is off.
+    """Start Ray without its API server, of which only the module of usage statistics runs when the dashboard is off.
 
-    That process only runs the module of usage statistics, which asks 169.254.169.254 and metadata.google.internal
-    about the cloud even where statistics are off.
+    That module queries 169.254.169.254 and metadata.google.internal even if statistics are off.
     """
     from ray._private import node
 
@@ -125,7 +124,7 @@ def _no_usage_module() -> Iterator[None]:
 
 
 class _FlowerThread(threading.Thread):
-    """Flower's simulation in a thread of its own; Flower's server app only hands its grid over to the main thread."""
+    """Flower's simulation in its own thread; its server app only passes the grid to the main thread."""
 
     def __init__(self, make_site: Callable[[], Site], clients: int, resources: dict[str, float]) -> None:
         super().__init__(name="fedstill simulation", daemon=True)
@@ -154,14 +153,14 @@ class _FlowerThread(threading.Thread):
             self._grid.put(None)
 
     def grid(self) -> Grid:
-        """Flower's grid, once there is one."""
+        """Flower's grid; waits for it."""
         grid = self._grid.get()
         if grid is None:
             raise RuntimeError(f"Flower's simulation did not start: {self._error}")
         return grid
 
     def failure(self) -> str | None:
-        """Why the simulation has ended, or None while it runs."""
+        """The reason why the simulation has ended, or None while it runs."""
         return None if self.is_alive() else str(self._error)
 
     def end(self) -> None:
@@ -171,31 +170,32 @@ class _FlowerThread(threading.Thread):
 
 
 def _slots(cpus: float, gpus: float) -> int:
-    """Number of clients that Ray can play at a time."""
-    have = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    found = min(have.get("CPU", 0) // cpus if cpus else 10**6, have.get("GPU", 0) // gpus if gpus else 10**6)
-    if found < 1:
+    """Number of clients that Ray can run at a time."""
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    all_cpus, all_gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+    slots = min(all_cpus // cpus if cpus else 10**6, all_gpus // gpus if gpus else 10**6)
+    if slots < 1:
         raise ValueError(
-            f"a client is to have {cpus:g} CPUs and {gpus:g} GPUs; there are {have.get('CPU', 0):g} and "
-            f"{have.get('GPU', 0):g} (--cpus-per-client, --gpus-per-client)"
+            f"a client needs {cpus:g} CPUs and {gpus:g} GPUs; there are only {all_cpus:g} and {all_gpus:g} (lower "
+            "--cpus-per-client or --gpus-per-client)"
         )
-    return int(found)
+    return int(slots)
 
 
 def _nodes(grid: Grid, clients: int) -> dict[int, int]:
-    """A node for each client; any node can play any client, so the order does not matter."""
+    """A node for each client; any node can run any client."""
     while len(nodes := list(grid.get_node_ids())) < clients:
         time.sleep(0.02)
     return dict(enumerate(sorted(nodes)))
 
 
 def _client_app(reference: "ray.ObjectRef[Callable[[], Site]]") -> ClientApp:
-    """An app that answers for the clients that a message names."""
+    """An app that replies for the clients of a message."""
     app = ClientApp()
 
     @app.query(ASK)
     def answer(message: Message, context: Context) -> Message:
-        return _answered(reference, message)  # Ray pickles this function anew for each message, with all it names
+        return _answered(reference, message)  # Ray pickles this function with its globals for each message
 
     return app
 
@@ -214,4 +214,4 @@ def _answered(reference: "ray.ObjectRef[Callable[[], Site]]", message: Message) 
 
 
 _SITES: dict[str, Site] = {}
-"""Sites of this process, by the reference of the function that made them."""
+"""Sites of this process, by the reference of the function that makes them."""
