@@ -61,7 +61,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "missing.yaml"], "there is no file missing.yaml"),
         (["compare"], "there is no method to compare"),
         (["compare", "fedavg", "fedavg"], "'fedavg' is given twice"),
-        (["compare", "fedavg", "--seeds", "0", "0"], "--seeds is 0 0; it must be different numbers"),
+        (["compare", "fedavg", "--seeds", "0", "0"], "--seeds is 0 0; seeds must be different numbers"),
         (["compare", "a/b=fedavg"], "'a/b' is not a label"),
         (["compare", "fedavg", "--fedavg.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
         (["report", "nowhere"], "nowhere"),
@@ -143,7 +143,7 @@ def test_a_method_without_rounds_logs_a_line_too(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    assert "holds thesis.tex and no run" in fails(capsys, "run", "fedavg", *QUICK, "--out", str(tmp_path))
+    assert "has thesis.tex and no run" in fails(capsys, "run", "fedavg", *QUICK, "--out", str(tmp_path))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 

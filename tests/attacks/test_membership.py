@@ -248,7 +248,7 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
             membership(folder, Membership(**{"shadows": 4, **settings}))
         return str(caught.value)
 
-    assert "There is no folder" in refusal(tmp_path / "nowhere")
+    assert "there is no folder" in refusal(tmp_path / "nowhere")
     folder = finished(tmp_path / "run", clients=5, limit=90)
     assert "--client is 5; the run has the clients 0 to 4" in refusal(folder, client=5)
     assert "client 0 has 18 records; an attack needs 20" in refusal(folder)
@@ -277,7 +277,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "the run comes first: fedstill attack RUN" in fails("--shadows", "4")
     assert "--shadows is 3; it must be an even number of 4 or more" in fails(str(folder), "--shadows", "3")
     assert "--client is -1; it must be greater than or equal to 0" in fails(str(folder), "--client", "-1")
-    assert "is no finished run" in fails(str(tmp_path))
+    assert "is not a finished run" in fails(str(tmp_path))
 
     def interrupt(_: str) -> AbstractContextManager[Watcher]:
         raise KeyboardInterrupt

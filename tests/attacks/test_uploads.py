@@ -104,7 +104,7 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     for words, reason in (
         ([], "the run comes first"),
         ([str(folder), "uploads", "--least-share", "often"], "least-share"),
-        ([str(tmp_path / "nowhere"), "uploads"], "There is no folder"),
+        ([str(tmp_path / "nowhere"), "uploads"], "there is no folder"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main(["attack", *words, *(["--x"] if not words else [])])

@@ -107,7 +107,7 @@ def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     run(job(finished))
     assert "seed = 0, not 1; an extension may change the clients only" in refusal(finished, seed=1)
     assert "--clients is 5;" in refusal(finished, clients=5)
-    assert "There is no folder" in refusal(tmp_path / "nowhere")
+    assert "there is no folder" in refusal(tmp_path / "nowhere")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
     assert "is not empty" in refusal(finished)

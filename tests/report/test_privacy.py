@@ -30,7 +30,7 @@ def test_the_ledger_of_a_private_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "each of 3" in text
     assert "privacy loss distributions" in text
     assert "sqrt" in text or "sensitivity" in text
-    assert "together, per record of one client: epsilon 2.0" in text
+    assert "in total, per record of one client: epsilon 2.0" in text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["guarantee"]
     assert summary["epsilon"] == pytest.approx(2.0, rel=1e-3)
     assert summary["simulated"] is True
@@ -56,7 +56,7 @@ def test_published_heads_print_why_they_guarantee_nothing(tmp_path: Path, capsys
     text = told(capsys, "privacy", out)
     assert "none" in text
     assert "maximum norm" in text
-    assert "together, per record of one client: epsilon unbounded" in text
+    assert "in total, per record of one client: epsilon unbounded" in text
 
 
 def test_no_run_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_a_plan_shows_the_noise_that_a_run_would_add(
     monkeypatch.setenv("COLUMNS", "200")
     text = told(capsys, "privacy", "plan", "--epsilon", "1", "--delta", "1e-5", "--records", "2500", "--classes", "10")
     assert "3.731 x the sensitivity" in text
-    assert "keeps 23.2 %" in text
+    assert "23.2 % stay" in text
     for names in ("dp-fl, adap-dp-fl, fedkd, fedkadp", "fedgm-records, fedrd-records", "fedauxfdp", "fedgm-labels"):
         assert names in text  # asked of the methods themselves
     assert "without noise" in text

@@ -218,7 +218,7 @@ def test_a_pickle_among_the_images_is_not_run(tmp_path: Path) -> None:
 def test_an_unfinished_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "summary.json").unlink()
-    with pytest.raises(ValueError, match="no finished run .summary.json is missing.; repeat its command to resume"):
+    with pytest.raises(ValueError, match="not a finished run .summary.json is missing.; repeat its command to resume"):
         read_run(folder)
 
 

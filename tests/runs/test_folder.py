@@ -83,10 +83,10 @@ def test_damage_is_named_with_file_and_remedy(name: str, read: str, folder: RunF
 
 
 def test_only_a_folder_with_results_is_a_finished_run(folder: RunFolder) -> None:
-    with pytest.raises(ValueError, match="There is no folder"):
+    with pytest.raises(ValueError, match="there is no folder"):
         folder.check_finished()
     folder.path.mkdir()
-    with pytest.raises(ValueError, match=r"is no finished run \(config.json is missing\); repeat its command"):
+    with pytest.raises(ValueError, match=r"is not a finished run \(config.json is missing\); repeat its command"):
         folder.check_finished()
     folder.write_config({"experiment": {}, "method": {}, "label": "x"})
     assert not folder.is_finished
