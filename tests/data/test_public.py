@@ -111,10 +111,13 @@ def test_other_channels_than_gray_and_colour_are_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14)], ids=str)
-def test_noise_is_the_same_for_every_caller(shape: tuple[int, int, int], tmp_path: Path) -> None:
+def test_noise_is_the_same_for_every_caller(
+    shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path))
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = public.load("noise=1010", shape, TASK, tmp_path)  # more than are made at a time
+    first = public.load("noise=1010", shape, TASK)  # more than are made at a time
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert torch.equal(public.load("noise=1010", shape, TASK).images, first.images)
