@@ -246,11 +246,11 @@ def test_the_server_takes_images_as_often_as_labels_name_their_class() -> None:
     images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
     labels, counts = torch.tensor([0, 0, 1, 1], dtype=torch.uint8), torch.tensor([30, 10])
     reply = RandomisedSet(images=Released(images), labels=Released(labels), counts=Released(counts))
-    weighted, equal = label_sets.weighted("counts", reply), label_sets.weighted("equal", reply)
+    weighted, equal = label_sets.weigh("counts", reply), label_sets.weigh("equal", reply)
     assert weighted.labels.tolist() == [0, 0, 0, 1]
     assert set(weighted.images.flatten().tolist()) >= {0, 1}
     assert torch.equal(equal.images, images)
-    alone = label_sets.weighted("counts", replace(reply, counts=Released(torch.tensor([0, 7]))))
+    alone = label_sets.weigh("counts", replace(reply, counts=Released(torch.tensor([0, 7]))))
     assert alone.images.flatten().tolist() == [2, 2, 3, 3]
 
 

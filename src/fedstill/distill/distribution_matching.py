@@ -275,7 +275,7 @@ def _outputs(net: nn.Module, x: Float[Tensor, "n c h w"], logits: bool) -> tuple
 def _averaging(real: Sequence[Tensor], weights: Sequence[Tensor] | None) -> Float[Tensor, "k n"]:
     """The matrix that maps all real outputs to their class means."""
     rows = [x.new_ones(len(x)) for x in real] if weights is None else weights
-    matrix: Tensor = torch.block_diag(*(row / row.sum() for row in rows))  # type: ignore[no-untyped-call]
+    matrix: Tensor = torch.block_diag(*((row / row.sum()).to(real[0]) for row in rows))  # type: ignore[no-untyped-call]
     return matrix
 
 
