@@ -30,9 +30,6 @@ from fedstill.protocol import (
 )
 
 HOOKS = {"personal", "mixed", "first_answer", "server", "own", "personal_model", "rebuild"}
-STANDING_ALONE = (
-    "fedavg fedavg-ft fedrep fedrd fedrd-records fedgm-records fedavg-p fedd-p fedauxfdp fedaux-f fedaux"
-).split()
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ def test_a_method_s_author_sees_these_members() -> None:
     assert client_steps(Whole).keys() == {"add"}
 
 
-@pytest.mark.parametrize("name", STANDING_ALONE)
+@pytest.mark.parametrize("name", methods.TABLE)
 def test_a_method_s_loop_and_steps_are_its_own(name: str) -> None:
     kind = methods.find(name)
     assert "server" in vars(kind)

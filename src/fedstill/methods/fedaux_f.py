@@ -7,6 +7,8 @@ Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedsti
 are sent without protection, so the guarantee is "none" whatever the scores cost.
 """
 
+from collections.abc import Mapping
+
 from jaxtyping import Float32
 from torch import Tensor, nn
 from typing_extensions import override
@@ -21,7 +23,7 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import HeadResult, head_inputs, public_features, score_head
+from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
 from fedstill.models.head import LinearHead
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 from fedstill.records import Examples
@@ -35,7 +37,7 @@ class OpenHead(Reply):
     score: Released[Float32[Tensor, " coefficients"]]
 
 
-class FedAUXF(HeadDistillation, HeadResult, Method):
+class FedAUXF(HeadDistillation, PrivateHeads, Method):
     """FedAUXfdp with unprotected class heads, trained by Adam."""
 
     local: Adam = Adam(epochs=40)
@@ -68,3 +70,7 @@ class FedAUXF(HeadDistillation, HeadResult, Method):
         negatives = negative_rows(client, features, model, self.negatives, "fedaux-f")  # h_0(x), x in D^-
         alpha = client.release(score_head(client, features, self, negatives, self.scores.penalty), rows)
         return OpenHead(head=beta.weight.detach(), score=alpha.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuild_model(network, weights, self)

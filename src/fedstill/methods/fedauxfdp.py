@@ -13,6 +13,8 @@ Differs from the paper (docs/methods/fedauxfdp.md has the whole list):
 * all predictions are in eval mode, so that none depends on its batch.
 """
 
+from collections.abc import Mapping
+
 from jaxtyping import Float32
 from torch import Tensor, nn
 from typing_extensions import override
@@ -27,7 +29,7 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import HeadResult, class_head, head_inputs, public_features, score_head
+from fedstill.methods.heads import PrivateHeads, class_head, head_inputs, public_features, rebuild_model, score_head
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 
 
@@ -38,7 +40,7 @@ class TwoHeads(Reply):
     score: Released[Float32[Tensor, " coefficients"]]
 
 
-class FedAUXfdp(HeadDistillation, HeadResult, Method):
+class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
     """A student of the private heads; on each image, a head's weight is its client's certainty score."""
 
     scores: ScoreTraining = ScoreTraining()
@@ -70,3 +72,7 @@ class FedAUXfdp(HeadDistillation, HeadResult, Method):
         beta = client.release(classes, (rows, client.train.labels))
         alpha = client.release(scores, rows)
         return TwoHeads(head=beta.map(Tensor.float), score=alpha.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuild_model(network, weights, self)

@@ -9,15 +9,17 @@ Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 * heads see whitened public features, so that clipping and penalty act on the directions that separate classes.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.heads import Head, HeadResult, class_head, head_model, mean_head, public_features
+from fedstill.methods.heads import Head, PrivateHeads, class_head, head_model, mean_head, public_features, rebuild_model
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
-class FedAvgP(HeadResult, Method):
+class FedAvgP(PrivateHeads, Method):
     """The plain mean of private heads on public features; no training at the server."""
 
     @override
@@ -32,3 +34,7 @@ class FedAvgP(HeadResult, Method):
         rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
         beta = client.release(class_head(client, features, self), (rows, client.train.labels))
         return Head(head=beta.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuild_model(network, weights, self)

@@ -7,17 +7,19 @@ Differs from the paper (docs/methods/fedd-p.md has the whole list): as `fedstill
 starts from the mean of the heads unless ``student="fresh"``.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.methods.distillation import HeadDistillation, distil_student, initial_student
-from fedstill.methods.heads import Head, HeadResult, class_head, head_inputs, public_features
+from fedstill.methods.heads import Head, PrivateHeads, class_head, head_inputs, public_features, rebuild_model
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 
-class FedDP(HeadDistillation, HeadResult, Method):
+class FedDP(HeadDistillation, PrivateHeads, Method):
     """A student of the private heads, with equal weights, on public images."""
 
     @override
@@ -39,3 +41,7 @@ class FedDP(HeadDistillation, HeadResult, Method):
         rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
         beta = client.release(class_head(client, features, self), (rows, client.train.labels))
         return Head(head=beta.map(Tensor.float))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuild_model(network, weights, self)

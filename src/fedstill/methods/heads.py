@@ -65,17 +65,6 @@ class PrivateHeads(Settings):
         return self.privacy == "sound"
 
 
-class HeadResult(PrivateHeads):
-    """Settings of a method whose result is a `HeadModel` in place of the run's model."""
-
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The `HeadModel` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
-        trunk = {name.removeprefix("trunk."): value for name, value in weights.items() if name.startswith("trunk.")}
-        load(network, trunk)
-        features = PublicFeatures(trunk, weights["mean"], weights["projection"], float(weights["radius"]))
-        return _on_extractor(network, features, weights["head"], self)
-
-
 def public_features(fed: Federation, public: Records, settings: PrivateHeads) -> PublicFeatures:
     """The run's feature map, estimated from public images alone."""
     model = fed.new_model()
@@ -169,3 +158,11 @@ def head_model(fed: Federation, features: PublicFeatures, head: Tensor, settings
 def _on_extractor(trunk: nn.Module, features: PublicFeatures, head: Tensor, settings: PrivateHeads) -> HeadModel:
     mean, projection, radius = features.mean, features.projection, features.radius
     return HeadModel(trunk, mean, projection, radius, head, bias=settings.head.bias, clip=settings.sound)
+
+
+def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: PrivateHeads) -> nn.Module:
+    """The network of `head_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
+    trunk = {name.removeprefix("trunk."): value for name, value in weights.items() if name.startswith("trunk.")}
+    load(network, trunk)
+    features = PublicFeatures(trunk, weights["mean"], weights["projection"], float(weights["radius"]))
+    return _on_extractor(network, features, weights["head"], settings)
