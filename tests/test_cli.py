@@ -37,9 +37,12 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedavg", "--local.momentum", "1"], "--local.momentum is 1.0; it must be less than 1"),
         (
             ["run", "fedkadp", "--feedback.coldest", "4"],
-            "--feedback: coldest is 4.0, hottest 3.0; it must",
+            "--feedback: coldest is 4.0, hottest 3.0; coldest must",
         ),
-        (["run", "feddm", "--within", "True", "--matching.rho", "0"], "fedstill: within keeps the server in a ball of"),
+        (
+            ["run", "feddm", "--within", "True", "--matching.rho", "0"],
+            "within needs a radius, but matching.rho is 0",
+        ),
         (["run", "fedavg", "--clients", "0"], "--clients is 0; it must be greater than 0"),
         (["run", "fedavg", "--local.batch-size", "0"], "--local.batch-size is 0; it must be greater than 0"),
         (["run", "fedavg", *QUICK, "--min-clients", "99"], "--min-clients is 99, but there are"),
