@@ -41,7 +41,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ),
         (
             ["run", "feddm", "--within", "True", "--matching.rho", "0"],
-            "fedstill: within needs a radius matching.rho above 0",
+            "within needs a radius, but matching.rho is 0",
         ),
         (["run", "fedavg", "--clients", "0"], "--clients is 0; it must be greater than 0"),
         (["run", "fedavg", "--local.batch-size", "0"], "--local.batch-size is 0; it must be greater than 0"),

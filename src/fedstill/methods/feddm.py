@@ -41,7 +41,7 @@ class FedDM(Method):
     @model_validator(mode="after")
     def _bounded(self) -> "FedDM":
         if self.within and not self.matching.rho:
-            raise ValueError("within needs a radius matching.rho above 0, which is 0; set it, or leave within out")
+            raise ValueError("within needs a radius, but matching.rho is 0; set it above 0, or leave within out")
         return self
 
     @override
