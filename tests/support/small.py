@@ -109,11 +109,6 @@ def spec_of(method: Method, train: Records, **facts: Any) -> RunSpec:
     return RunSpec.of(method, train, **{"model": MODELS.get(kind, MODEL), "budget": BUDGETS.get(kind), **facts})
 
 
-def agreement(method: Method, train: Records, seed: int = 0) -> RunSpec:
-    """`spec_of` a seed."""
-    return spec_of(method, train, seed=seed)
-
-
 def noise_images(data: Any, count: int = 64) -> Callable[[], Records]:
     """Loads public images for a task, with labels; worker processes can have it too."""
     return partial(_labelled, count, data.train.shape, data.train.normalisation, data.train.num_classes)

@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, by_part, chec
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
 _START = bytes(32)  # in place of the MAC before the first line
 _TAIL = len(',"mac":""}') + 2 * len(_START)
-_renyi = lru_cache(maxsize=4096)(accounting.renyi)
 
 
 def create_ledger(folder: Path) -> None:
@@ -241,7 +240,7 @@ def _paths(entries: Sequence[Entry], unit: Unit) -> list[list[Entry]]:
 def _divergence(path: Sequence[Entry], unit: Unit, order: int) -> float:
     if unit == "label" and any(isinstance(e.event, Gaussian) for e in path):
         return math.inf  # noise multipliers are relative to the influence of a record; a label's may be twice that
-    return sum(_renyi(e.event, order) for e in path)
+    return sum(accounting.renyi(e.event, order) for e in path)
 
 
 def _ceiling(paths: Sequence[Sequence[Entry]]) -> list[Event]:
