@@ -1,9 +1,12 @@
 """Names that a user gives: suggestions for unknown ones, and code of the user's own."""
 
 import difflib
+import hashlib
+import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,18 @@ def import_own(place: str) -> Any:
             raise ImportError(f"Python has another module '{path.stem}', {found}; rename the file")
         module = path.stem
     return getattr(import_module(module), name)
+
+
+@cache  # what Python has imported stays as it is when the file changes
+def source_digest(code: Callable[..., Any]) -> str | None:
+    """SHA-256 of the source file of a class or function; None for fedstill's own and for code without a file."""
+    if code.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return None
+    try:
+        file = inspect.getsourcefile(code)
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+    except (OSError, TypeError):
+        return None
 
 
 def add_working_folder() -> None:

@@ -1,10 +1,14 @@
 """Where runs go without --out, and what a start that did not run leaves behind."""
 
+import importlib
 import json
+import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedstill.cli import main
@@ -192,3 +196,59 @@ def test_a_folder_in_use_is_not_removed_by_another_start(tmp_path: Path) -> None
     over.set()
     thread.join()
     assert folder.path.is_dir()
+
+
+_OWN = """
+from torch import nn
+def tiny(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], num_classes{bias}))
+"""
+
+
+def _fresh(code: str, file: Path) -> None:
+    """Write code of the user's own, as another process would find it."""
+    file.write_text(code)
+    sys.modules.pop(file.stem, None)
+    importlib.invalidate_caches()
+    shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
+
+
+def test_changed_code_of_ones_own_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "tiny_of_mine.py"
+    task = {"model": f"{file}:tiny"}
+    plain = tmp_path / "runs" / "fedavg-digits-0"
+    _fresh(_OWN.format(bias=""), file)
+    first = run(job(task=task, rounds=1).replace(out=plain))
+    assert run(job(task=task, rounds=1).replace(out=plain)) == first  # finished, and nothing has changed
+    seeds = {Path("a/seed-0"): job(label="a", task=task), Path("a/seed-1"): job(label="a", task={**task, "seed": 1})}
+    begin(tmp_path / "compare" / "a" / "seed-0", seeds[Path("a/seed-0")])
+    assert default_folder(tmp_path / "compare", seeds) == tmp_path / "compare"
+
+    _fresh(_OWN.format(bias=", bias=False"), file)
+    changed = job(task=task, rounds=1)
+    with pytest.raises(ValueError, match=f"has a run with another version of the code of {file}:tiny; choose another"):
+        run(changed.replace(out=plain))
+    other = default_folder(plain, {Path(): changed})
+    assert other != plain
+    assert run(changed.replace(out=other))["num_parameters"] < first["num_parameters"]
+    assert (
+        default_folder(tmp_path / "compare", seeds) != tmp_path / "compare"
+    )
+
+
+def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    file = tmp_path / "mine.npz"
+    content = {f"{kind}_{split}": None for kind in "xy" for split in ("train", "test")}
+    for split in ("train", "test"):
+        content[f"x_{split}"] = generator.integers(0, 255, (60, 8, 8), dtype=np.uint8)
+        content[f"y_{split}"] = np.arange(60) % 3
+    np.savez(file, **content)
+    some = job(task={"data": str(file), "limit": None}, rounds=1).replace(out=tmp_path / "run")
+    first = run(some)
+    assert run(some) == first
+    content["y_train"] = content["y_train"][::-1].copy()
+    np.savez(file, **content)
+    with pytest.raises(ValueError, match=r"the data changed since; bring the former back, or start anew with another"):
+        run(some)

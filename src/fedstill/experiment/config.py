@@ -138,8 +138,10 @@ def describe(experiment: Experiment, method_name: str, method: "Method", label: 
     }
 
 
-def digest(experiment: Experiment, methods_by_label: "Mapping[str, tuple[str, Method]]") -> str:
-    """Six hexadecimal digits of the settings that decide a result, for the name of a folder.
+def digest(
+    experiment: Experiment, methods_by_label: "Mapping[str, tuple[str, Method]]", own_code: Mapping[str, str] = {}
+) -> str:
+    """Six hexadecimal digits of the settings and the user's own code that decide a result, for the name of a folder.
 
     Only settings that differ from their defaults count, so that a later version with more settings gives the same.
     """
@@ -148,7 +150,8 @@ def digest(experiment: Experiment, methods_by_label: "Mapping[str, tuple[str, Me
         label: [name, method.model_dump(mode="json", exclude_defaults=True)]
         for label, (name, method) in methods_by_label.items()
     }
-    return hashlib.sha256(json.dumps([task, runs], sort_keys=True).encode()).hexdigest()[:6]
+    content = [task, runs, own_code] if own_code else [task, runs]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:6]
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[str] = ()) -> str | None:
@@ -160,6 +163,10 @@ def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in {*FREE, *without}):
                 return f"{key} = {left.get(key)}, not {right.get(key)}"
+    before, now = old.get("code") or {}, new.get("code") or {}
+    for place in sorted(before.keys() & now.keys()):  # early versions have none
+        if before[place] != now[place]:
+            return f"another version of the code of {place}"
     return None
 
 

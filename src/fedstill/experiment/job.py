@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from fedstill import methods
 from fedstill.experiment.config import Experiment, describe, sentence
-from fedstill.lookup import suggestion
+from fedstill.lookup import source_digest, suggestion
+from fedstill.models.build import own_builder
 from fedstill.protocol import Method
 
 
@@ -80,7 +81,17 @@ class Job:
 
     def description(self) -> dict[str, Any]:
         """The first content of ``config.json``."""
-        return describe(self.experiment, self.name, self.method, self.label or self.name, self.command)
+        described = describe(self.experiment, self.name, self.method, self.label or self.name, self.command)
+        return described | ({"code": code} if (code := self.own_code()) else {})
+
+    def own_code(self) -> dict[str, str]:
+        """SHA-256 of the source file of each method and model of the user's own, by its name.
+
+        Files that these import are not part of it.
+        """
+        builders = {model: own_builder(model) for model in (self.experiment.model, *self.experiment.models)}
+        own = {place: code for place, code in builders.items() if code is not None} | {self.name: type(self.method)}
+        return {place: digest for place, code in own.items() if (digest := source_digest(code)) is not None}
 
 
 def _resolved(name: object, method: object) -> tuple[str, Method]:

@@ -26,7 +26,8 @@ def default_folder(plain: Path, jobs: Mapping[Path, Job]) -> Path:
     experiment = next(iter(jobs.values())).experiment
     if Path() not in jobs:  # a comparison can be continued with other seeds
         experiment = experiment.model_copy(update={"seed": 0})
-    digest = config.digest(experiment, {job.label: (job.name, job.method) for job in jobs.values()})
+    own_code = {place: digest for job in jobs.values() for place, digest in job.own_code().items()}
+    digest = config.digest(experiment, {job.label: (job.name, job.method) for job in jobs.values()}, own_code)
     own = plain.with_name(f"{plain.name}-{digest}")
     return own if own.exists() or not _fits(plain, jobs) else plain
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from fedstill.weights import state
 log = logging.getLogger("fedstill")
 _SHOWN = 10
 """Number of real images of each class in the report."""
+_CHANGING = {"fingerprint": "the data", "version": "fedstill"}
+"""What a fact of ``config.json`` describes that may change between two starts."""
 
 
 def run(
@@ -104,11 +107,13 @@ def _run(
     begun = _begun(folder, description)
     if begun is not None and folder.summary.exists():
         folder.read_summary()
+        if sites is None and (task or data or Path(experiment.data).exists()):  # data that may have changed since
+            _check_unchanged(folder, begun, {"fingerprint": (task or share_out(experiment, data)).fingerprint})
         summary = folder.read_json(folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
     task = task or share_out(experiment, data, share=sites is None)
-    _check_unchanged(folder, begun, task)
+    _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
     clients = client_data(experiment, task)
@@ -177,14 +182,13 @@ def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> None:
         watcher.noted(f"resuming in another environment ({changes}); the last bits of the result may differ")
 
 
-def _check_unchanged(folder: RunFolder, begun: Config | None, task: Task) -> None:
+def _check_unchanged(folder: RunFolder, begun: Config | None, now: dict[str, str]) -> None:
     """Refuse to resume a run with other data or another version of fedstill than it was begun with."""
-    now = {"fingerprint": task.fingerprint, "version": fedstill.__version__}
-    for name, what in (("fingerprint", "the data"), ("version", "fedstill")):
-        if begun is not None and (before := getattr(begun, name)) not in (None, now[name]):
+    for name, value in now.items():
+        if begun is not None and (before := getattr(begun, name)) not in (None, value):
             raise ValueError(
-                f"{folder} was begun with {name} {before}, now it is {now[name]}: {what} changed since; bring the "
-                "former back, or start anew with another --out"
+                f"{folder} was begun with {name} {before}, now it is {value}: {_CHANGING[name]} changed since; bring "
+                "the former back, or start anew with another --out"
             )
 
 

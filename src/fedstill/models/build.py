@@ -67,8 +67,8 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
     try:
         if name in MODELS:
             return MODELS[name](shape, num_classes, **_options(name, rest))
-        if rest.isidentifier() and (lookup.is_file(spec) or all(part.isidentifier() for part in name.split("."))):
-            return _checked(spec, _imported(name, rest)(shape, num_classes), shape, num_classes)
+        if (builder := own_builder(spec)) is not None:
+            return _checked(spec, builder(shape, num_classes), shape, num_classes)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes nobody can allocate, no model at all
         why = str(error).split("\n")[0]
         raise ValueError(
@@ -82,6 +82,17 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
 def is_own(spec: str) -> bool:
     """Whether ``spec`` names code outside of fedstill."""
     return spec.partition(":")[0] not in MODELS
+
+
+def own_builder(spec: str) -> Callable[..., Any] | None:
+    """The user's own function that ``spec`` names; None if it names none.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    module, _, name = spec.partition(":")
+    named = name.isidentifier() and (lookup.is_file(spec) or all(part.isidentifier() for part in module.split(".")))
+    return _imported(module, name) if named and is_own(spec) else None
 
 
 def same(one: str, other: str) -> bool:

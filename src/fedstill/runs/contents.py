@@ -28,6 +28,7 @@ class Config(Part):
         method: the method's settings, with its ``name``.
         label: the run's name in tables.
         command: the command line that repeats the run.
+        code: SHA-256 of the source file of each method and model of the user's own, by its name.
         version: the version of fedstill.
         fingerprint: the digest of the data set.
         run: the run's random number; absent in early versions.
@@ -39,6 +40,7 @@ class Config(Part):
     method: dict[str, Any]
     label: str
     command: str | None = None
+    code: dict[str, str] | None = None
     version: str | None = None
     fingerprint: str | None = None
     run: str | None = None
