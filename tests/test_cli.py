@@ -167,6 +167,7 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
     )
 
 
+@pytest.mark.slow
 def test_a_method_without_rounds_logs_a_line_too(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["run", "real", *QUICK, "--ipc", "1", "--out", str(out)]

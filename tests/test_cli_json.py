@@ -42,6 +42,7 @@ def test_json_of_runs_their_comparison_and_report(said: Any, tmp_path: Path) -> 
     assert "No client released anything" in " ".join(releases["text"])
 
 
+@pytest.mark.slow
 def test_json_of_tables(said: Any, tmp_path: Path) -> None:
     assert {"name": "digits", "source": "scikit-learn"} in said("data", "list")
     shown = said("data", "show", "digits", "--partition", "classes:2", "--out", str(tmp_path / "page.html"))

@@ -70,6 +70,7 @@ def test_one_record_of_16_by_16_pixels_comes_back(digits: DataSet) -> None:
     assert float(matched_psnr(found.images, record)[0]) > 20
 
 
+@pytest.mark.slow
 def test_a_few_records_come_back_with_labels_found_by_the_attack(digits: DataSet) -> None:
     model, records = network(digits), digits.train[10:13]
     found = ATTACK.invert(model, gradient(model, records), 3, digits.train[:0], stream(0))

@@ -189,6 +189,7 @@ def test_a_killed_attack_that_used_the_others_replies_ends_as_one_that_asked_the
     assert (place_of(folder, 0) / "attack.json").read_bytes() == text
 
 
+@pytest.mark.slow
 def test_a_run_of_several_rounds_asks_everybody(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", settings={"rounds": 2, "local": {"lr": 0.05}})
     membership(folder, Membership(shadows=4, client=1))
@@ -197,6 +198,7 @@ def test_a_run_of_several_rounds_asks_everybody(tmp_path: Path) -> None:
     assert json.loads((world / "summary.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_what_is_there_is_kept_and_checked(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     place_of(folder, 1).mkdir(parents=True)
@@ -215,6 +217,7 @@ def test_what_is_there_is_kept_and_checked(tmp_path: Path) -> None:
     assert found["shadows"] == 6 and weights(folder, 1, 4) == before
 
 
+@pytest.mark.slow
 def test_where_clients_keep_parts_the_victims_own_model_is_attacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +266,7 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
     assert "digits has changed since" in refusal(other)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished(tmp_path / "run")
     capsys.readouterr()

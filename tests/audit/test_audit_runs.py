@@ -18,6 +18,7 @@ def test_the_audit_of_a_run_stays_below_its_guarantee_and_is_not_idle(method: st
     assert row["verdict"] == "not refuted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg-p", "fedgm-labels"])
 def test_the_audit_of_a_run_without_noise_exceeds_its_guarantee(method: str) -> None:
     row = ATTACKS[method].run(ATTACKS[method].broken[0], 0.5)

@@ -71,6 +71,7 @@ def test_one_run_guesses_on_both_ends() -> None:
     assert one_run(shifted(400, 0.0, 0), 100, stream(0), delta=1e-5, confidence=0.999).epsilon == 0
 
 
+@pytest.mark.slow
 def test_many_runs_come_close_to_a_gaussian_and_stay_below() -> None:
     for shift in (0.3, 1.0, 3.0):
         truth = gaussian_epsilon(1 / shift, 1e-5)

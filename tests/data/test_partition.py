@@ -210,6 +210,7 @@ def present(rule, draws=100):
     return (counts > 0).sum(1).mean(), (counts >= 10).sum(1).mean(), sizes.min(), sizes.max()
 
 
+@pytest.mark.slow
 def test_capped_dirichlet_has_the_class_counts_measured_on_niid_bench():
     some, ten, smallest, largest = present("dirichlet-capped:0.1")
     # Measured 5.5 / 4.0 classes, sizes 30..9565. 1000 clients: standard error 0.05; the tolerance is for their one run.
@@ -222,6 +223,7 @@ def test_capped_dirichlet_has_the_class_counts_measured_on_niid_bench():
     assert ten > 4.3 and largest > 10000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_dirichlet_shares_have_the_variance_of_dir_alpha(alpha):
     shares = np.stack([counts_of(f"dirichlet:{alpha}", 10, seed) for seed in range(200)]) / 5000

@@ -349,6 +349,7 @@ def test_a_student_learns_from_teachers_without_data() -> None:
     assert evaluate(student, real) > max(start, 1 / 3) + 0.3
 
 
+@pytest.mark.slow
 def test_the_fast_epoch_does_what_a_plain_loop_over_the_models_does() -> None:
     """Loss, gradient and what the student learns by, on the benchmark's networks, two of them."""
     assert max(load_benchmark("dense_epoch").differences(("dense-mnist", (1, 8, 8), 2, 1))) < 1e-5

@@ -232,9 +232,7 @@ def test_changed_code_of_ones_own_is_another_run(tmp_path: Path, monkeypatch: py
     other = default_folder(plain, {Path(): changed})
     assert other != plain
     assert run(changed.replace(out=other))["num_parameters"] < first["num_parameters"]
-    assert (
-        default_folder(tmp_path / "compare", seeds) != tmp_path / "compare"
-    )
+    assert default_folder(tmp_path / "compare", seeds) != tmp_path / "compare"
 
 
 def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def releases(monkeypatch: pytest.MonkeyPatch) -> list[Release]:
 # ------------------------------------------------------------------------------------------------------------ guarantee
 
 
+@pytest.mark.slow
 def test_the_guarantee_is_epsilon_for_a_label_not_twice_epsilon(digits: DataSet, tmp_path: Path) -> None:
     _, fed = run(FedGMLabels(epsilon=1.5, ipc=1, **QUICK), digits, tmp_path)
     found = fed.guarantee()

@@ -436,6 +436,7 @@ def test_a_budget_below_epsilon_refuses(name: str, few: DataSet, tmp_path: Path)
         method.server(set_up(method, few, tmp_path, budget=0.99))
 
 
+@pytest.mark.slow
 def test_scores_alone_have_the_budget_to_themselves(few: DataSet, tmp_path: Path) -> None:
     for name in ("fedaux-f", "fedaux"):
         fed = set_up(make(name, epsilon=2.0), few, tmp_path / name, budget=2.0)

@@ -103,8 +103,6 @@ def test_every_method_is_tested() -> None:
 
 
 every = pytest.mark.parametrize("name", SMALL, scope="module")  # all tests of a method follow each other
-slow = partial(pytest.param, marks=pytest.mark.slow)
-one_fast = pytest.mark.parametrize("name", [m if m == "fedavg" else slow(m) for m in SMALL], scope="module")
 
 
 @every
@@ -195,7 +193,8 @@ def gives_the_same_bytes(name: str, transport: Any, digits: DataSet, undisturbed
         assert getattr(fed.journal, count) == getattr(undisturbed.fed.journal, count)
 
 
-@one_fast
+@pytest.mark.slow
+@every
 def test_the_same_seed_gives_the_same_bytes_with_two_workers_and_shuffled_replies(
     name: str, digits: DataSet, whole: dict[str, Whole], workers: Workers, tmp_path: Path
 ) -> None:

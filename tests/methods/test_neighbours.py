@@ -84,10 +84,12 @@ def test_nothing_but_releases_depends_on_a_record(name: str, pair: str, digits: 
     check(made(name), digits, pair, tmp_path, **FACTS.get(name, {}))
 
 
+@pytest.mark.slow
 def test_with_batch_norm_too(digits: Any, tmp_path: Path) -> None:
     check(made("fedavg-p"), digits, "an outlier", tmp_path, model="resnet8")
 
 
+@pytest.mark.slow
 def test_nothing_but_releases_depends_on_a_label(digits: Any, tmp_path: Path) -> None:
     method = methods.find("fedgm-labels")(**SMALL["fedgm-labels"])
     part, rest = np.arange(40), np.arange(100, 140)

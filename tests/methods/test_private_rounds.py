@@ -166,6 +166,7 @@ def test_noise_that_follows_releases_needs_a_budget_and_public_records(
         make(name).server(fed)
 
 
+@pytest.mark.slow
 def test_a_budget_that_covers_no_round_is_said_so(digits: DataSet, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not cover one round with noise multiplier 0.5"):
         run(make("dp-fl", noise_multiplier=0.5), digits, tmp_path, budget=0.01)
@@ -217,6 +218,7 @@ def test_fedkd_s_loss_divides_the_divergences_by_what_is_still_wrong() -> None:
         assert float(found[i]) == pytest.approx(float(hard + soft / hard), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_fedkd_keeps_the_mentor_and_sends_less_without_noise(digits: DataSet, tmp_path: Path) -> None:
     method = make("fedkd", noise_multiplier=0.0, local={**LOCAL, "steps": 20, "clip": 100.0}, energy_first=0.5)
     _, fed, _ = run(method, digits, tmp_path, budget=None)

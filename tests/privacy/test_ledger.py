@@ -96,6 +96,7 @@ def test_a_ledger_is_any_store_and_any_rule() -> None:
     assert not store.locked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("unit", ["record", "label"])
 def test_a_ledger_charges_what_its_budget_covers(tmp_path: Path, adaptive: bool, unit: Unit) -> None:

@@ -25,6 +25,7 @@ SMALL: dict[str, tuple[str, tuple[int, int, int]]] = {
     "kadp-mnist": ("kadp-mnist", (1, 8, 8)),
     "kadp-cifar": ("kadp-cifar", (3, 8, 8)),
     "scattering": ("scattering:angles=2,groups=3", (1, 8, 8)),
+    "patches": ("patches:centroids=32,side=3", (3, 8, 8)),
     "projected": ("projected:width=8", (1, 8, 8)),
 }
 BY_BATCH = {"dense-mnist", "resnet8", "resnet18", "wrn", "mobilenetv2s", "shufflenet", "projected"}

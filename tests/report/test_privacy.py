@@ -74,6 +74,7 @@ def test_no_run_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_shows_the_noise_that_a_run_would_add(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[dict[
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]], " ".join(document["text"])
 
 
+@pytest.mark.slow
 def test_a_plan_is_a_row_for_each_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
     rows, text = planned(capsys, "--records", "2500", "--classes", "10", "--clients", "4")
     assert [row["epsilon"] for row in rows] == ["0.5", "1", "2", "4", "8", "none"]

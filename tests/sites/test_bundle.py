@@ -48,6 +48,7 @@ def test_all_others_are_foreign(content: bytes, reason: str) -> None:
     assert reason in found
 
 
+@pytest.mark.slow
 def test_a_zip_bomb_is_not_blown_up() -> None:
     bomb = packed(pyproject_dot_toml=OWN + "#" * 200_000_000)
     assert len(bomb) < 300_000

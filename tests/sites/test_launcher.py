@@ -38,6 +38,7 @@ def gone(*_: Any) -> bytes:
     os._exit(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "why"),
     [
@@ -61,6 +62,7 @@ def test_a_question_beyond_the_limits_gets_the_constant_reply(
     assert why in line["detail"]
 
 
+@pytest.mark.slow
 def test_nothing_computes_on_after_the_program_was_killed(policy: SitePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "site_answer", too_long)
     read, write = os.pipe()

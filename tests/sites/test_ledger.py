@@ -235,6 +235,7 @@ def test_a_filter_watches_over_adaptive_noise_of_all_runs(folder: Path) -> None:
     assert accounting.epsilon(every, DELTA, "record") <= 2.0 < accounting.epsilon([*every, small], DELTA, "record")
 
 
+@pytest.mark.slow
 def test_a_filter_watches_where_noise_is_on_samples_since_servers_choose_what_comes_next(folder: Path) -> None:
     # by either of these two endings the first five steps fit the sum of losses; choosing after looking does not
     first = Gaussian(noise_multiplier=1.2, sampling=32 / 600, count=5)
@@ -284,6 +285,7 @@ def test_no_label_costs_more_than_the_budget(
     assert max(spent) <= 1.5 + 1e-9
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_noticed(sample: Path) -> None:
     whole = {name: (sample / name).read_bytes() for name in (KEY, LINES, HEAD)}
     entries = opened(sample, "first").entries

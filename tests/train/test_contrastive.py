@@ -276,6 +276,7 @@ def test_knn_is_a_weighted_vote_in_loops(monkeypatch: pytest.MonkeyPatch) -> Non
         knn_accuracy(model, train, test[:0])
 
 
+@pytest.mark.slow
 def test_pretraining_on_digits_beats_the_random_start(digits: DataSet) -> None:
     """Five seeds gave .84 to .92, at the start .67 to .77; the least gain was .11."""
     with isolated(0):
