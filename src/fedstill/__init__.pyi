@@ -8,10 +8,11 @@ is first used.
 
 from fedstill.data.sources import DataSet as DataSet
 from fedstill.data.sources import load_data as load_data
+from fedstill.engines.transport import Watcher as Watcher
 from fedstill.experiment.config import Experiment as Experiment
 from fedstill.experiment.job import Job as Job
-from fedstill.experiment.run import run as run
 from fedstill.experiment.trained import load_model as load_model
+from fedstill.library import run as run
 from fedstill.privacy.released import Released as Released
 from fedstill.protocol import Client as Client
 from fedstill.protocol import Federation as Federation

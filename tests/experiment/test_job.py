@@ -88,7 +88,7 @@ def test_a_wrong_job_is_refused_in_a_sentence(arguments: tuple[Any, ...], senten
 
 
 def test_only_jobs_are_run() -> None:
-    with pytest.raises(ValueError, match="run takes a Job, not Experiment"):
+    with pytest.raises(ValueError, match="a method is a name, a class, an object or a Job, not Experiment"):
         run(TASK)  # type: ignore[arg-type]
 
 

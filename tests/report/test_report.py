@@ -18,6 +18,7 @@ from fedstill.report import export, figures, findings, guarantees, html, plots, 
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord, find_runs, read_run
 from fedstill.report.tasks import group
+from fedstill.report.words import human_bytes
 
 
 def drawn(draw: Any, records: list[RunRecord]) -> Any:
@@ -267,7 +268,7 @@ def test_only_seeds_are_averaged_and_equal_runs_count_once(tmp_path: Path) -> No
     + [(1_274_000, "1.27 MB"), (9_996_000, "10.0 MB"), (99_960_000, "100 MB"), (2.5e9, "2.50 GB"), (3e12, "3 TB")],
 )
 def test_bytes_have_three_digits_and_decimal_units(count: float, words: str) -> None:
-    assert tables.human_bytes(count) == words
+    assert human_bytes(count) == words
 
 
 @pytest.mark.parametrize(
@@ -305,9 +306,9 @@ def test_the_weakest_guarantee_of_the_seeds_is_shown(tmp_path: Path) -> None:
         write_run(tmp_path / f"{i}", seed=i, guarantee=g) for i, g in enumerate((PRIVATE, larger, NONE, infinite))
     ]
     runs = [read_run(folder) for folder in folders]
-    assert guarantees.words(guarantees.weakest(runs[:2])) == "eps 2.0 per label"
-    assert guarantees.words(guarantees.weakest(runs[:3])) == "none"
-    assert guarantees.words(guarantees.weakest([runs[0], runs[3]])) == "none"
+    assert guarantees.words(guarantees.weakest(run.guarantee for run in runs[:2])) == "eps 2.0 per label"
+    assert guarantees.words(guarantees.weakest(run.guarantee for run in runs[:3])) == "none"
+    assert guarantees.words(guarantees.weakest([runs[0].guarantee, runs[3].guarantee])) == "none"
 
 
 def test_the_finding_names_the_best_the_smallest_exchange_and_doubt(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fedstill.report import settings
-from fedstill.report.tables import accuracy_words, human_bytes
 from fedstill.report.tasks import Row, Task
+from fedstill.report.words import accuracy_words, human_bytes
 
 MOST_CHANGES = 8
 LONGEST = 40

@@ -1,19 +1,15 @@
 """Privacy guarantees in words, for tables and pages."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING
 
 from fedstill.privacy.guarantee import Guarantee
 
-if TYPE_CHECKING:
-    from fedstill.report.record import RunRecord
 
-
-def weakest(runs: "Sequence[RunRecord]") -> Guarantee:
-    """The weakest guarantee of the runs: none if one run has none, else that with the largest epsilon."""
-    return max((run.guarantee for run in runs), key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
+def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
+    """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
+    return max(of_runs, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
 
 
 def is_finite(guarantee: Guarantee) -> bool:

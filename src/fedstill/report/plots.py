@@ -13,8 +13,9 @@ import numpy as np
 from fedstill.report import classes, figures
 from fedstill.report.record import RunRecord
 from fedstill.report.sweeps import Sweep
-from fedstill.report.tables import human_bytes, others
+from fedstill.report.tables import others
 from fedstill.report.tasks import Row
+from fedstill.report.words import human_bytes
 
 Look = dict[str, tuple[str, str]]
 

@@ -2,15 +2,23 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.journal import Refusal
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
+from fedstill.report import guarantees
+from fedstill.report.words import accuracy_words, human_bytes
 from fedstill.runs.folder import Images, RunFolder, runs_below
+
+if TYPE_CHECKING:  # both take a second to import
+    from pandas import DataFrame
+
+    from fedstill.experiment.trained import Trained
 
 _NONE = no_guarantee("", simulated=False)
 
@@ -51,6 +59,43 @@ class RunRecord:
     images: dict[str, Images] | None = None
     finished: bool = True
     date: str = ""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the test records that are classified correctly, or None where none was evaluated."""
+        accuracy: float | None = self.summary["accuracy"]
+        return accuracy
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of ``key`` in ``summary``."""
+        return self.summary[key]
+
+    def load_model(self) -> "Trained":
+        """The run's final model (`fedstill.load_model`)."""
+        from fedstill.experiment.trained import load_model  # imported here because torch takes a second
+
+        return load_model(self.folder)
+
+    def to_pandas(self) -> "DataFrame":
+        """A `pandas.DataFrame` of ``metrics``: a row for each logged round."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.metrics))
+
+    def _repr_html_(self) -> str:
+        """The results as a table, for a notebook's cell."""
+        summary, rows = self.summary, {"state": self.state} if not self.finished else {}
+        rows |= {
+            "accuracy": accuracy_words(summary["accuracy"], None) + " %",
+            "up, per client": human_bytes(summary["bytes_up_per_client"]),
+            "down, per client": human_bytes(summary["bytes_down_per_client"]),
+            "rounds": str(summary["rounds"]),
+            "guarantee": guarantees.words(self.guarantee),
+            "time": f"{summary['seconds']:.1f} s",
+        }
+        title = f"{self.label} on {summary['data']}, {summary['partition']}, {summary['clients']} clients"
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+        return f"<table><caption>{escape(title)}</caption>{cells}</table>"
 
     @property
     def state(self) -> str:

@@ -11,6 +11,7 @@ from fedstill.report import classes, findings, guarantees, html, plots, tables
 from fedstill.report.record import RunRecord
 from fedstill.report.sweeps import Sweep
 from fedstill.report.tasks import Row, Task, group, setting_words
+from fedstill.report.words import accuracy_words
 
 MOST_REFUSALS = 50
 MOST_NUMBERS = 20
@@ -45,7 +46,7 @@ def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
     def cell(row: Row | None) -> tuple[str, float | None]:
         if row is None or row.accuracy is None:
             return "–", None
-        return tables.accuracy_words(row.accuracy, row.spread), (row.accuracy - low) / ((high - low) or 1.0)
+        return accuracy_words(row.accuracy, row.spread), (row.accuracy - low) / ((high - low) or 1.0)
 
     note = "Accuracy in percent, mean ± sample standard deviation over seeds; a stronger colour is higher."
     if len(sweep.keys) == 1:
@@ -139,7 +140,7 @@ def privacy(tasks: Sequence[Task]) -> str:
     """The guarantees in words; rows with the same guarantee share a box, and a row is named with its task if needed."""
     boxes: dict[tuple[bool, str, tuple[str, ...]], list[Row]] = {}
     for row in (row for task in tasks for row in task.rows if row.finished):
-        guarantee = guarantees.weakest(row.runs)
+        guarantee = row.guarantee
         holds = guarantees.is_finite(guarantee)
         promise = guarantees.words(guarantee) if holds else "no privacy guarantee"
         sent = any(run.summary["bytes_up"] for run in row.runs)

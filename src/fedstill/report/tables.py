@@ -14,6 +14,7 @@ from fedstill.report import guarantees, settings
 from fedstill.report.classes import balanced_accuracy
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Row, Task, group
+from fedstill.report.words import accuracy_words, human_bytes
 
 RESULTS = ("accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
 OVER_CLIENTS = "over clients"
@@ -42,7 +43,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     table = []
     for row in (row for task in tasks for row in task.rows):
         task_settings = settings.task_settings(row.runs[0])
-        guarantee = guarantees.weakest(row.runs) if row.finished else None
+        guarantee = row.guarantee if row.finished else None
         finite = guarantee if guarantee is not None and guarantees.is_finite(guarantee) else None
         table.append(
             {
@@ -100,7 +101,7 @@ def cells(task: Task) -> list[tuple[str, ...]]:
             "up/client": human_bytes(row.mean_of("bytes_up_per_client")),
             "down/client": human_bytes(row.mean_of("bytes_down_per_client")),
             "rounds": f"{row.mean_of('rounds'):.4g}",
-            "guarantee": guarantees.words(guarantees.weakest(row.runs)) if row.finished else "–",
+            "guarantee": guarantees.words(row.guarantee) if row.finished else "–",
             "seconds": f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}",
             OVER_CLIENTS: _points(row.mean(_spread_over_clients)),
         }
@@ -193,23 +194,6 @@ def _terminal(task: Task, title: Text | None) -> Table:
     for line in lines:
         table.add_row(*(Text(line[i]) for i in shown))  # rich would parse [brackets] in a label otherwise
     return table
-
-
-def accuracy_words(mean: float | None, spread: float | None) -> str:
-    """``"92.31 ± 0.18"`` in percent, or only one number, or a dash."""
-    if mean is None:
-        return "–"
-    return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")
-
-
-def human_bytes(count: float) -> str:
-    """Three significant digits in decimal units: ``"78.5 kB"``, ``"1.27 MB"``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
-            return f"{count:.{digits}f} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def _spread_over_clients(run: RunRecord) -> float | None:

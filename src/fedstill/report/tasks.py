@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.report import settings
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.report import guarantees, settings
 from fedstill.report.record import RunRecord
 
 _CONTENT = "data set"
@@ -34,6 +35,11 @@ class Row:
     def finished(self) -> bool:
         """Whether the runs have finished; a row has no runs of both kinds."""
         return self.runs[0].finished
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The weakest guarantee of the runs."""
+        return guarantees.weakest(run.guarantee for run in self.runs)
 
     @property
     def accuracy(self) -> float | None:

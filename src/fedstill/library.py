@@ -1,0 +1,97 @@
+"""The front door of the library: `run`, from a method and its settings to the results."""
+
+import sys
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from fedstill import methods
+from fedstill.data.sources import DataSet
+from fedstill.engines.transport import Watcher, Watchers
+from fedstill.experiment import run as engine
+from fedstill.experiment.config import Experiment, sentence
+from fedstill.experiment.job import Job
+from fedstill.experiment.progress import watch
+from fedstill.lookup import suggestion
+from fedstill.protocol import Method
+from fedstill.report.record import RunRecord, read_run
+
+
+def run(
+    method: Job | str | Method | type[Method],
+    *,
+    data: str | DataSet | None = None,
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> RunRecord:
+    """Run a method, or resume the run in ``out``, and return its results.
+
+    ``run("fedgm", data="digits", clients=10, partition="classes:1", ipc=1)`` takes the settings of ``fedstill run``:
+    those of the task (`Experiment`) and those of the method. Settings in a group are a dictionary:
+    ``local={"epochs": 5}``.
+
+    Args:
+        method: the method's name, class or object; or a `Job`, which has its own settings and folder.
+        data: a data set by name or path, or the object; "mnist" by default.
+        out: the run's folder. Without it, the files of the run are deleted together with the returned object.
+        watcher: observes the progress. An exception that one of its methods raises ends the run; with ``out``, the
+            same call resumes it.
+        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+        settings: settings of the task and of the method.
+
+    Raises:
+        ValueError: a setting is unknown or out of its range, the folder has another run, or the data cannot be used;
+            one sentence.
+        TooFewReplies: too few clients gave a usable reply.
+    """
+    source = data if isinstance(data, DataSet) else None
+    if isinstance(method, Job):
+        own = {**settings, **({} if out is None else {"out": out}), **({"data": data} if isinstance(data, str) else {})}
+        if own:
+            raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(own)} out")
+        return _finished(method, source, watcher, progress)
+    if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
+        raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
+    task = {"data": source.name if source is not None else data} if data is not None else {}
+    if out is not None:
+        return _finished(_job(method, {**task, **settings}, Path(out)), source, watcher, progress)
+    folder = TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True)
+    try:
+        record = _finished(_job(method, {**task, **settings}, Path(folder.name) / "run"), source, watcher, progress)
+    except BaseException:
+        folder.cleanup()
+        raise
+    weakref.finalize(record, folder.cleanup)
+    return record
+
+
+def _finished(job: Job, data: DataSet | None, watcher: Watcher | None, progress: bool | None) -> RunRecord:
+    console = Console(file=sys.stderr)
+    shown = console.is_interactive or console.is_jupyter if progress is None else progress
+    with watch(console, job.title, quiet=not shown) as bars:
+        engine.run(job, data=data, watcher=bars if watcher is None else Watchers(bars, watcher))
+    return read_run(job.out)
+
+
+def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
+    """The job of a method with ``settings``, of which some are the task's and some the method's."""
+    kind = methods.find(method) if isinstance(method, str) else method if isinstance(method, type) else type(method)
+    own = {key: value for key, value in settings.items() if key not in Experiment.model_fields}
+    if unknown := [key for key in own if key not in kind.model_fields]:
+        near = suggestion(unknown[0], [*Experiment.model_fields, *kind.model_fields])
+        raise ValueError(f"{unknown[0]} is neither a setting of the task nor of {kind.__name__}{near}")
+    if own and isinstance(method, Method):
+        raise ValueError(f"{kind.__name__} is an object with its own settings; leave {', '.join(own)} out")
+    try:
+        experiment = Experiment(**{key: value for key, value in settings.items() if key not in own})
+        made = method if isinstance(method, Method) else kind(**own)
+    except ValidationError as error:
+        raise ValueError(sentence(error)) from error
+    return Job(experiment, method, made, out) if isinstance(method, str) else Job(experiment, made, out)

@@ -1,0 +1,121 @@
+"""`fedstill.run`: keyword arguments in, results out."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small import Probe
+
+from fedstill import Experiment, FedAvg, Job, RunRecord, Watcher, load_data, run
+from fedstill.protocol import Method
+
+TASK: dict[str, Any] = {
+    "data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0
+}  # fmt: skip
+
+
+def test_a_run_needs_a_name_and_settings_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = run("fedavg", **TASK, rounds=2, local={"epochs": 1}, out=tmp_path / "run")
+    assert isinstance(record, RunRecord)
+    assert record.config["experiment"]["limit"] == 100 and record.config["method"]["local"]["epochs"] == 1
+    assert record.accuracy == record["accuracy"] == record.summary["accuracy"]
+    again = run(FedAvg, **TASK, rounds=2, local={"epochs": 1}, out=str(tmp_path / "run"))
+    assert again.summary == record.summary  # read, not run again
+    by_object = run(FedAvg(rounds=2, local={"epochs": 1}), **TASK)
+    assert by_object["accuracy"] == record.accuracy and by_object["bytes_up"] == record["bytes_up"]
+    assert by_object.load_model()(load_data("digits").test.images[:3]).shape == (3, 10)
+    assert capsys.readouterr() == ("", "")  # no terminal and no notebook
+
+
+def test_without_a_folder_the_files_live_as_long_as_the_results() -> None:
+    record = run("fedavg", **TASK, rounds=1)
+    folder = record.folder
+    assert (folder / "summary.json").is_file()
+    del record
+    gc.collect()
+    assert not folder.parent.exists()
+
+
+def test_what_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="there is no model 'convent'; did you mean convnet?"):
+        run("fedavg", **{**TASK, "model": "convent"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_may_be_an_object() -> None:
+    record = run("fedavg", **{**TASK, "data": load_data("digits")}, rounds=1)
+    assert record["accuracy"] == run("fedavg", **TASK, rounds=1)["accuracy"]
+    job = Job(Experiment(**TASK), FedAvg(rounds=1), record.folder.parent / "job")
+    assert run(job, data=load_data("digits"))["accuracy"] == record.accuracy
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "sentence"),
+    [
+        ("fedavg", {"round": 3}, "^round is neither a setting of the task nor of FedAvg; did you mean rounds?"),
+        ("fedagv", {}, "there is no method 'fedagv'; did you mean fedavg?"),
+        ("fedavg", {"clients": 0}, "^clients is 0; it must be greater than 0"),
+        ("fedavg", {"local": {"epochs": -1}}, "^local.epochs is -1; it must be"),
+        (FedAvg(rounds=1), {"rounds": 2}, "FedAvg is an object with its own settings; leave rounds out"),
+        (Job(Experiment(), "fedavg", "x"), {"clients": 2}, "a Job has its own task, method and folder; leave clients"),
+        (Job(Experiment(), "fedavg", "x"), {"out": "y"}, "leave out out"),
+        (Job(Experiment(), "fedavg", "x"), {"data": "digits"}, "leave data out"),
+        (Experiment(), {}, "a method is a name, a class, an object or a Job, not Experiment"),
+    ],
+)
+def test_wrong_words_are_refused_in_a_sentence(method: Any, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        run(method, **settings)
+
+
+def test_no_method_has_a_setting_of_the_task() -> None:
+    from fedstill import methods
+
+    kinds: list[type[Method]] = [methods.find(name) for name in methods.TABLE] + [Probe]
+    assert not {(kind.__name__, name) for kind in kinds for name in kind.model_fields.keys() & Experiment.model_fields}
+
+
+class Cancelled(Exception):
+    """What an application raises to end a run."""
+
+
+class Impatient(Watcher):
+    """Ends the run after its first round, once."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def logged(self, round: int, rounds: int, values: object) -> None:
+        self.rounds.append(round)
+        if self.rounds == [1]:
+            raise Cancelled
+
+
+def test_a_watcher_can_cancel_a_run_which_then_resumes(tmp_path: Path) -> None:
+    whole = run("fedavg", **TASK, rounds=3)
+    watcher = Impatient()
+    with pytest.raises(Cancelled):
+        run("fedavg", **TASK, rounds=3, out=tmp_path / "run", watcher=watcher)
+    record = run("fedavg", **TASK, rounds=3, out=tmp_path / "run", watcher=watcher)
+    assert sorted(set(watcher.rounds)) == [1, 2, 3]
+    assert record["accuracy"] == whole["accuracy"]
+    table = record.to_pandas()
+    assert list(table["round"]) == [1, 2, 3]
+    assert np.array_equal(table["accuracy"], whole.to_pandas()["accuracy"])
+
+
+def test_a_notebook_shows_results_and_no_markup_of_others() -> None:
+    record = run("fedavg", **TASK, rounds=1)
+    page = record._repr_html_()
+    assert f"<td>{100 * record['accuracy']:.2f} %</td>" in page and "<td>none</td>" in page
+    hostile = RunRecord(record.folder, "<script>", record.config, {**record.summary, "data": "<img>"})
+    assert "<script>" not in hostile._repr_html_() and "<img>" not in hostile._repr_html_()
+
+
+def test_progress_goes_to_stderr_if_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    run("fedavg", **TASK, rounds=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and "round 1 of 1" in err
