@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # keeps one core busy while the others wait; plain `pytest` runs all one by one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo test test-fast lint docs clean
 
 # `make demo`: install, then the main job on real handwriting, two to three minutes of two cores.
 demo: $(VENV)/.installed
@@ -22,6 +22,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# `make docs`: the documentation site in docs/_build/index.html; warnings are errors.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

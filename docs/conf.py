@@ -1,0 +1,67 @@
+"""Settings of Sphinx for the documentation site (`make docs`)."""
+
+import sys
+from importlib.metadata import version as installed
+from pathlib import Path
+
+import fedstill
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project, author = "fedstill", "the developers of fedstill"
+copyright = f"{author}, Apache-2.0"
+version = release = installed("fedstill")
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "links_outside",
+]
+html_theme = "furo"
+html_title = "fedstill"
+exclude_patterns = ["_build"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_ivar = True
+default_role = "code"  # docstrings name things in single backquotes
+nitpicky = False
+
+
+def _api() -> str:
+    """The page of public names, which `fedstill.PLACES` lists."""
+    groups = {
+        "Run and read": ("run", "RunRecord", "read_run", "find_runs", "load_model", "write_report", "Watcher"),
+        "Tasks": ("Experiment", "Job", "DataSet", "load_data"),
+        "Methods of your own": ("Method", "Federation", "Client", "Reply", "step", "Released"),
+    }
+    grouped = {name for names in groups.values() for name in names}
+    others = [name for name, place in fedstill.PLACES.items() if name not in grouped and ".methods." not in place]
+    assert not others, f"public names that no part of the API page lists: {others}"
+    groups["Methods"] = tuple(name for name, place in fedstill.PLACES.items() if ".methods." in place)
+    lines = [
+        "# Python API",
+        "",
+        "Everything here is imported from `fedstill`. Other modules may change without notice.",
+        "",
+    ]
+    for heading, names in groups.items():
+        lines += [f"## {heading}", "", "~~~{eval-rst}"]
+        for name in names:
+            value = getattr(fedstill, name)
+            kind = "autoclass" if isinstance(value, type) else "autofunction"
+            module, _, attribute = fedstill.PLACES[name].partition(":")
+            members = ["   :members:"] if kind == "autoclass" and heading != "Methods" else []
+            lines += [f".. {kind}:: {module}.{attribute}", *members, ""]
+        lines += ["~~~", ""]
+    return "\n".join(lines)
+
+
+(Path(__file__).parent / "api.md").write_text(_api())

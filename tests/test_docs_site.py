@@ -1,0 +1,32 @@
+"""The documentation site: it is built without a warning, and its page of claims names tests that exist."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_claims_name_tests_that_exist() -> None:
+    names = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "claims.md").read_text())
+    assert len(names) > 15
+    for file, function in names:
+        path = ROOT / ("" if file.startswith("benchmarks/") else "tests") / file
+        assert path.is_file(), file
+        if function:
+            found = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+            assert function in found, f"{file} has no {function}"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the site needs pip install '.[docs]'")
+    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(ROOT / "docs")]
+    done = subprocess.run([*words, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "api.html").read_text()
+    assert 'id="fedstill.library.run"' in page and 'id="fedstill.report.record.RunRecord"' in page
