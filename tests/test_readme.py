@@ -83,7 +83,7 @@ def readable(command: str) -> str:
 
 def is_slow(command: str) -> bool:
     """Whether a command decodes a large data set, starts many processes or runs methods again and again."""
-    return any(part in command for part in ("mnist", "cifar", "deploy check", "--engine flower", "attack"))
+    return any(part in command for part in ("mnist", "cifar", "deploy check", "--engine flower", "attack", "publish"))
 
 
 class Parsed(Exception):
@@ -118,7 +118,7 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             Image.new("L", (8, 8), i).save(place / f"{i}.png")
     if words[1] in ("report", "runs"):
         compare(tmp_path)
-    if words[1] == "attack":
+    if words[1] in ("attack", "publish"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if "examples/" in command:

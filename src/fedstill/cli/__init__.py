@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fedstill.cli.common import Bad
 from fedstill.cli.deploy import deployment
 from fedstill.cli.inspect import attack, data, list_methods, privacy
+from fedstill.cli.publish import publish
 from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
 
@@ -26,6 +27,7 @@ commands:
   privacy RUN | plan          show the releases of a run, or plan their noise
   runs [FOLDER] | remove      list the runs in a folder, or remove some
   attack RUN [ATTACK]         infer training records from a run
+  publish RUN                 write the model for plain PyTorch, with a card
   deploy site | app | check   set up real clients over TLS on Flower, or try it
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
@@ -101,4 +103,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "privacy": privacy,
     "attack": attack,
     "runs": runs,
+    "publish": publish,
 }

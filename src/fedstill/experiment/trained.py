@@ -23,6 +23,7 @@ class Trained(nn.Module):
         network: the run's final model.
         shape: channels, height and width of an image.
         class_names: name of each class; its number if the data set has no names.
+        normalisation: mean and standard deviation of each channel, which the forward pass applies.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Trained(nn.Module):
         self.network = network
         self.shape = shape
         self.class_names = class_names
-        self._normalisation = normalisation
+        self.normalisation = normalisation
         self.eval()
 
     def forward(self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
@@ -49,7 +50,7 @@ class Trained(nn.Module):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}; they must be uint8, or floats in [0, 1]")
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
-        logits: Tensor = self.network(self._normalisation.apply(pixels))
+        logits: Tensor = self.network(self.normalisation.apply(pixels))
         return logits
 
 
