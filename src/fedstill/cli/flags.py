@@ -69,6 +69,15 @@ class Format(Settings):
     """Print JSON, and nothing else, to standard output."""
 
 
+class Published(Settings):
+    """Where ``fedstill publish`` writes."""
+
+    out: Path | None = None
+    """New folder of the files; published/RUN by default."""
+    hub: str | None = None
+    """Upload them to the Hugging Face hub too, as OWNER/NAME."""
+
+
 class RunFlags(NamedTuple):
     """The flags of ``fedstill run METHOD``."""
 

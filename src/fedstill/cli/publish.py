@@ -3,28 +3,17 @@
 from pathlib import Path
 
 from fedstill.cli.common import Bad, print_json, usage
-from fedstill.cli.flags import Format
-from fedstill.settings import Settings
-
-
-class Target(Settings):
-    """Where the files go."""
-
-    out: Path | None = None
-    """New folder of the files; published/RUN by default."""
-    hub: str | None = None
-    """Upload them to the Hugging Face hub too, as OWNER/NAME."""
 
 
 def publish(words: list[str]) -> None:
     """``fedstill publish``."""
-    from fedstill.cli import parser
+    from fedstill.cli import flags, parser
 
     about = (
         "Write a run's model as files for plain PyTorch, with a model card: accuracy, bytes and guarantee.\n\n"
         "Example: fedstill publish runs/fedgm --out handed-on"
     )
-    sections = [parser.Section(Target()), parser.Section(Format())]
+    sections = [parser.Section(flags.Published()), parser.Section(flags.Format())]
     text = f"usage: fedstill publish RUN [flags]\n\n{about}\n" + parser.flags_text("fedstill publish", sections)
     if usage(words, text):
         return
