@@ -155,15 +155,15 @@ def named(place: Path, model: nn.Module, *, whole: bool) -> dict[str, Tensor]:
         ValueError: the file can't be read, or does not fit the model; one sentence.
     """
     try:
-        found = weights.read(place)
+        read = weights.read(place)
     except OSError as error:
         raise ValueError(f"{place} can't be read ({error.strerror or error}); check the path") from error
     except ValueError as error:
         raise ValueError(f"{place} holds no update ({error}); it must be safetensors, torch's or .npz") from error
     state = weights.state(model)
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-    if isinstance(found, list):
-        found = _in_order(place, found, [trainable, list(state)] if not whole else [list(state)])
+    orders = [list(state)] if whole else [trainable, list(state)]
+    found = read if isinstance(read, dict) else _in_order(place, read, orders)
     for prefix in _WRAPPED:
         if all(name.startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): value for name, value in found.items()}
@@ -180,7 +180,7 @@ def named(place: Path, model: nn.Module, *, whole: bool) -> dict[str, Tensor]:
     return {name: found[name].to(state[name].dtype) for name in state if name in found}
 
 
-def _in_order(place: Path, values: Sequence[Tensor], orders: Sequence[Sequence[str]]) -> Mapping[str, Tensor]:
+def _in_order(place: Path, values: Sequence[Tensor], orders: Sequence[Sequence[str]]) -> dict[str, Tensor]:
     for names in orders:
         if len(names) == len(values):
             return dict(zip(names, values, strict=True))
