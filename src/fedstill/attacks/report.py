@@ -20,7 +20,7 @@ from fedstill.report import figures, guarantees, html
 
 def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
     """The maximum TPR at an FPR under the guarantee; None if it does not protect records."""
-    if not guarantee.holds or guarantee.unit != "record":
+    if not guarantee.holds or guarantee.unit == "label":
         return None
     assert guarantee.epsilon is not None and guarantee.delta is not None
     return partial(lira.bound, epsilon=guarantee.epsilon, delta=guarantee.delta)
