@@ -58,6 +58,8 @@ class ReportOutput(Settings):
     """Write table.tex too, for the package booktabs."""
     markdown: bool = False
     """Write table.md too."""
+    pareto: bool = False
+    """Show accuracy against bytes up, epsilon and seconds, and write it as pareto.csv, pareto.md and figures in SVG."""
     json_: bool = False
     """Print the table as JSON, and nothing else, to standard output."""
 
