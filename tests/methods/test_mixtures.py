@@ -155,9 +155,9 @@ def test_fedpft_s_network_is_its_head_on_the_samples_scale(digits: DataSet, tmp_
 
 
 def test_safle_is_a_ridge_regression_on_one_hot_groups() -> None:
-    rows, method = rows_of(400, dims=5).float(), SAFLe(buckets=3, group=4, ridge=0.5, epsilon=None)
+    rows, method = rows_of(400, dims=5).float(), SAFLe(buckets={"thresholds": 3, "group": 4}, ridge=0.5, epsilon=None)
     labels = torch.arange(400) % 3
-    thresholds = method.thresholds(rows[:100])
+    thresholds = method.buckets.quantiles(rows[:100])
     order = torch.randperm(15, generator=stream(0, "order"))
     plain = np.zeros((400, 4 * 16))
     for i, row in enumerate(rows.tolist()):
@@ -166,7 +166,7 @@ def test_safle_is_a_ridge_regression_on_one_hot_groups() -> None:
         for group in range(4):
             value = sum(2**j * shuffled[4 * group + j] for j in range(4))
             plain[i, 16 * group + int(value)] = 1
-    sparse = method.sparse(rows, thresholds, order)
+    sparse = method.buckets.sparse(rows, thresholds, order)
     assert np.array_equal(sparse.numpy(), plain)
     embeddings, bias = method.embeddings(sums_of(sparse.double(), labels, radius=math.sqrt(4)))
     scaled = np.hstack([plain * math.sqrt(0.99 / 4), np.full((400, 1), 0.1)])
@@ -179,7 +179,7 @@ def test_safle_is_a_ridge_regression_on_one_hot_groups() -> None:
 @pytest.mark.slow
 def test_safle_classifies_and_its_split_does_not_matter(digits: DataSet, tmp_path: Path) -> None:
     few = replace(digits, train=digits.train[:300], test=digits.test[:100])
-    method = SAFLe(**TINY, buckets=2, group=3, precision="double")
+    method = SAFLe(**TINY, buckets={"thresholds": 2, "group": 3}, precision="double")
     found = []
     for sizes in ((300,), (10, 190, 100)):
         folder = tmp_path / str(len(sizes))

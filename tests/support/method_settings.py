@@ -51,7 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedcgs-p": {**HEADS, "local": LOCAL},
     "gh-ofl": {**HEADS, "classifier": "qda"},
     "fedpft": {**HEADS, "mixture": {"components": 2}, "training": {"epochs": 3}},
-    "safle": {**HEADS, "buckets": 2, "group": 2},
+    "safle": {**HEADS, "buckets": {"thresholds": 2, "group": 2}},
     "fedavg-p": {**HEADS},
     "fedd-p": {**HEADS, "distillation": {"epochs": 2}},
     "fedauxfdp": {**HEADS, "distillation": {"epochs": 2}},

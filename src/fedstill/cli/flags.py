@@ -200,7 +200,7 @@ def _positive(name: str) -> str:
 
 def show_sections() -> list[Section]:
     """The flags of ``fedstill data show``."""
-    unused = tuple(set(Experiment.model_fields) - {"data", "partition", "clients", "seed", "limit"})
+    unused = tuple(set(Experiment.model_fields) - {"data", "size", "partition", "clients", "seed", "limit"})
     return [
         Section(Experiment(), title="task", without=unused),
         Section(Output(), title="output", without=("quiet",)),

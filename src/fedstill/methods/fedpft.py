@@ -38,7 +38,7 @@ from fedstill.privacy.mechanisms import clipped
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, step
 from fedstill.records import Examples
 from fedstill.schema import Below
-from fedstill.seeds import draw_seed
+from fedstill.seeds import draw_seed, isolated
 from fedstill.settings import Epsilon
 from fedstill.train.adam import Adam
 
@@ -89,7 +89,8 @@ class FedPFT(MomentSums, Method):
             exactly = sizes(fed, features, by_class=True)
             total = add_up(fed.ask(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
             examples = self.drawn_of(total, features.radius, fed.rng("samples"))
-        head = nn.Linear(features.projection.shape[1], fed.num_classes)
+        with isolated(0):  # the start is 0
+            head = nn.Linear(features.projection.shape[1], fed.num_classes)
         for start in head.parameters():
             nn.init.zeros_(start)
         progress = fed.progress("training at the server")

@@ -38,11 +38,13 @@ from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, load, public_images, step
 
 
-class SAFLe(MomentSums, Buckets, Method):
+class SAFLe(MomentSums, Method):
     """One upload of sums of bucketed features; the server solves for embeddings whose sum classifies."""
 
     space: PublicMap = PublicMap(dims=64)
     """Map of the features to the rows that are bucketed."""
+    buckets: Buckets = Buckets()
+    """Bits of a row and their groups."""
     ridge: PositiveFloat = 1.0
     """Multiple of the identity added to the sums of products of all clients (lambda)."""
     noise_ridge: NonNegativeFloat = 0.7
@@ -52,9 +54,9 @@ class SAFLe(MomentSums, Buckets, Method):
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "safle")
         dims = features.projection.shape[1]
-        thresholds = self.thresholds(self._public_rows(fed, features)).cpu()
-        order = torch.randperm(dims * self.buckets, generator=fed.rng("shuffle"))
-        exactly = sizes(fed, features, dims=self.width(dims))
+        thresholds = self.buckets.quantiles(self._public_rows(fed, features)).cpu()
+        order = torch.randperm(dims * self.buckets.thresholds, generator=fed.rng("shuffle"))
+        exactly = sizes(fed, features, dims=self.buckets.width(dims))
         replies = fed.ask(self.sum_up, exactly=exactly, features=features, thresholds=thresholds, order=order)
         total = add_up(replies, self, fed.delta, fed.device)
         embeddings, bias = self.embeddings(total)
@@ -65,9 +67,9 @@ class SAFLe(MomentSums, Buckets, Method):
         """``(sum_k Z_k^T Z_k + lambda I)^-1 sum_k Z_k^T Y_k`` by group and value, and the coefficient of the bias."""
         ridge = self.ridge + self.noise_ridge * total.noise
         w = solve(total.matrix(), total.first.T, ridge, noisy=total.noise > 0)
-        groups = (len(w) - 1) >> self.group
+        groups = (len(w) - 1) >> self.buckets.group
         scale = math.sqrt((1 - self.bias**2) / groups)  # of a sparse row, whose length is 1 in the sums
-        return (scale * w[:-1]).view(groups, 2**self.group, -1), self.bias * w[-1]
+        return (scale * w[:-1]).view(groups, 2**self.buckets.group, -1), self.bias * w[-1]
 
     def _public_rows(self, fed: Federation, features: PublicFeatures) -> Float[Tensor, "n dims"]:
         public, model = public_images(fed.public, "safle"), fed.new_model()
@@ -84,16 +86,16 @@ class SAFLe(MomentSums, Buckets, Method):
         """Release Z_k^T Z_k and Z_k^T Y_k of the sparse rows."""
         dims = features.projection.shape[1]
         embedding = Embedding(
-            self.width(dims),
-            math.sqrt(self.groups(dims)),
-            lambda rows: self.sparse(self._scaled(rows, features), thresholds, order),
+            self.buckets.width(dims),
+            math.sqrt(self.buckets.groups(dims)),
+            lambda rows: self.buckets.sparse(self._scaled(rows, features), thresholds, order),
         )
         return release_moments(client, features, self, embedding=embedding)
 
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        return *self.sums_settings, self.buckets, self.group
+        return *self.sums_settings, self.buckets
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -68,8 +68,8 @@ def svg(dots: Sequence[Dot], x_words: str, title: str, tick_words: Callable[[flo
     parts += _legend(look)
     style = 'font-family="sans-serif" font-size="11" fill="#222"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {style} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
-    body = "\n".join(parts)
-    return f'{head} aria-label="{escape(title)}">\n<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>\n{body}\n</svg>\n'
+    page = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
+    return "\n".join([f'{head} aria-label="{escape(title)}">', page, *parts, "</svg>\n"])
 
 
 def _horizontal(
