@@ -80,10 +80,9 @@ class FedPFT(MomentSums, Method):
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedpft")
         if self.epsilon is None:
-            limits = {"n": fed.num_classes, "components": self.mixture.components}
-            dims = features.projection.shape[1]
-            exactly = {"dims": dims, "entries": self.mixture.entries(dims)}
-            replies = fed.ask(self.fit, exactly=exactly, at_most=limits, features=features)
+            dims, most = features.projection.shape[1], {"n": fed.num_classes}
+            exactly = {"dims": dims, "entries": self.mixture.entries(dims), "components": self.mixture.components}
+            replies = fed.ask(self.fit, exactly=exactly, at_most=most, features=features)
             examples = self.drawn(replies, fed.rng("samples"))
         else:
             exactly = sizes(fed, features, by_class=True)
@@ -93,8 +92,7 @@ class FedPFT(MomentSums, Method):
             head = nn.Linear(features.projection.shape[1], fed.num_classes)
         for start in head.parameters():
             nn.init.zeros_(start)
-        progress = fed.progress("training at the server")
-        self.training.fit(head, examples, fed.rng("training"), on_epoch=progress, checkpoint=fed.epochs)
+        self.training.fit(head, examples, fed.rng("training"), checkpoint=fed.epochs)
         weight, bias = head.weight.detach(), head.bias.detach()
         scale = math.sqrt(1 - self.bias**2) / features.radius  # of a row of `moment_model`
         return moment_model(fed, features, torch.cat([weight / scale, bias[:, None] / self.bias], 1), self)
