@@ -5,7 +5,8 @@
 #     RECORDS=50000 sh benchmarks/pareto.sh mnist # all clients' records; 4,000 by default
 #
 # Accuracies are those on records held out of the training set (a fifth of RECORDS * 5 / 4), never on the test set.
-# Stopped and started again, it goes on where it was. The front: fedstill report runs/pareto-mnist-4000
+# Stopped and started again, it goes on where it was. The front is then in OUT/report; before, fedstill report OUT --pareto
+# shows the runs that have finished.
 set -eu
 DATA=${1:-mnist}
 RECORDS=${RECORDS:-4000}
@@ -34,7 +35,8 @@ fedstill compare fedcgs-eps1=fedcgs fedcgs-eps4=fedcgs fedcgs-eps8=fedcgs heads-
     $SETTING $FEATURES --each.extractor.pretrain none --each.space.dims 64 --fedcgs-eps1.epsilon 1 \
     --fedcgs-eps4.epsilon 4 --fedcgs-eps8.epsilon 8 --heads-eps1.epsilon 1 --heads-eps8.epsilon 8 --out "$OUT/private"
 fedstill compare fedpft-diag=fedpft fedpft-full=fedpft safle $SETTING $FEATURES --each.extractor.pretrain none \
-    --each.epsilon None --each.space.dims 64 --fedpft-full.mixture.covariance full --out "$OUT/mixtures"
+    --each.epsilon None --each.space.dims 64 --fedpft-full.mixture.covariance full --fedpft-full.mixture.components 1 \
+    --out "$OUT/mixtures"
 
 # averages after 1 to 20 rounds; images
 NET="--model convnet:width=32"
@@ -47,8 +49,15 @@ for rounds in 1 2 5 10 20; do
 done
 fedstill compare $averages $SETTING $NET --each.local.lr 0.01 --each.local.max-steps 10 --each.local.epochs 1000 \
     --evaluate-every 20 $flags --out "$OUT/averages"
-fedstill compare real-1=real real-10=real real-50=real fedgm-1=fedgm fedgm-10=fedgm fedgm-50=fedgm feddm fedd3 \
-    $SETTING $NET --real-1.ipc 1 --real-10.ipc 10 --real-50.ipc 50 --fedgm-1.ipc 1 --fedgm-10.ipc 10 \
-    --fedgm-50.ipc 50 --each.matching.nets $NETS --each.matching.augment $AUGMENT --each.training.augment $AUGMENT \
-    --feddm.rounds 1 --feddm.ipc 10 --feddm.matching.steps 200 --feddm.training.epochs 200 \
-    --fedd3.images 10 --out "$OUT/images"
+fedstill compare real-1=real real-10=real $SETTING $NET --real-1.ipc 1 --real-10.ipc 10 \
+    --each.training.augment $AUGMENT --each.training.epochs 300 --out "$OUT/images-real"
+for images in 1 10 50; do
+    fedstill compare fedgm-$images=fedgm $SETTING $NET --fedgm-$images.ipc $images --each.matching.nets $NETS \
+        --each.matching.augment $AUGMENT --each.training.augment $AUGMENT --out "$OUT/images-$images"
+    if [ $images = 10 ]; then
+        fedstill compare fedd3 $SETTING $NET --fedd3.images 10 --out "$OUT/images-fedd3"
+        fedstill compare feddm $SETTING $NET --feddm.rounds 1 --feddm.ipc 10 --feddm.matching.steps 100 \
+            --feddm.training.epochs 200 --out "$OUT/images-feddm"
+    fi
+done
+fedstill report "$OUT" --pareto --out "$OUT/report"

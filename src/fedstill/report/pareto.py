@@ -197,8 +197,7 @@ def figures(picture: Picture) -> dict[str, str]:
             scatter.Dot(point.name, point.method, value(point), 100 * point.accuracy, point in best)
             for point in picture.points
         ]
-        words = _AXES[cost]
-        drawn[cost] = scatter.svg(dots, words, f"Accuracy against {words}: {picture.words}", _UNITS[cost])
+        drawn[cost] = scatter.svg(dots, _AXES[cost], picture.words, _UNITS[cost])
     return drawn
 
 

@@ -8,7 +8,7 @@ from html import escape
 from fedstill.report import figures, html
 
 _WIDTH, _HEIGHT = 760, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 170, 34, 48
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 170, 50, 48
 _LEGEND = 18
 """Number of methods up to which each has a line in the legend."""
 
@@ -32,19 +32,23 @@ class Dot:
     best: bool
 
 
-def svg(dots: Sequence[Dot], x_words: str, title: str, tick_words: Callable[[float], str]) -> str:
+def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[float], str]) -> str:
     """The dots on a logarithmic horizontal axis, the best joined by steps.
 
     Args:
         dots: one or more points.
         x_words: the name of the horizontal axis.
-        title: the title, for readers and screen readers.
+        about: the task, below the title.
         tick_words: a cost in words.
     """
     place_x, ticks = _horizontal([dot.x for dot in dots], tick_words)
     place_y, levels = _vertical([dot.y for dot in dots])
     look = figures.styles(dict.fromkeys(dot.kind for dot in dots))
-    parts = [f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>']
+    title = f"Accuracy against {x_words}"
+    parts = [
+        f'<text x="{_LEFT}" y="16" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{_LEFT}" y="31">{escape(about)}</text>',
+    ]
     for level in levels:
         y = place_y(level)
         parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ccc" stroke-width="0.6"/>')
@@ -69,7 +73,7 @@ def svg(dots: Sequence[Dot], x_words: str, title: str, tick_words: Callable[[flo
     style = 'font-family="sans-serif" font-size="11" fill="#222"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {style} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
     page = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
-    return "\n".join([f'{head} aria-label="{escape(title)}">', page, *parts, "</svg>\n"])
+    return "\n".join([f'{head} aria-label="{escape(title)}: {escape(about)}">', page, *parts, "</svg>\n"])
 
 
 def _horizontal(
@@ -80,8 +84,8 @@ def _horizontal(
     low, high = (min(inner), max(inner)) if inner else (0.0, 1.0)
     margin = max(0.05 * (high - low), 0.1)
     low, high = low - margin, high + margin
-    left = _LEFT + (30 if 0.0 in values else 0)
-    right = _WIDTH - _RIGHT - (30 if math.inf in values else 0)
+    left = _LEFT + (50 if 0.0 in values else 0)
+    right = _WIDTH - _RIGHT - (50 if math.inf in values else 0)
 
     def place(value: float) -> float:
         if value <= 0:
