@@ -11,9 +11,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.report import guarantees, html, scatter, settings, tables
+from fedstill.report import guarantees, html, scatter, settings
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Row, group, setting_words
+from fedstill.report.words import accuracy_words, human_bytes
 
 _APART = ("model", "models")
 """Settings of a task in which the points of a picture may differ."""
@@ -124,7 +125,7 @@ def _picture(rows: Sequence[Row]) -> Picture:
 
 def _point(row: Row, name: str) -> Point:
     assert row.accuracy is not None
-    guarantee = guarantees.weakest(row.runs)
+    guarantee = row.guarantee
     holds = guarantees.is_finite(guarantee) and guarantee.unit == "record"
     return Point(
         name=name,
@@ -163,8 +164,8 @@ def cells(picture: Picture) -> list[tuple[str, ...]]:
     return [
         (
             point.name,
-            tables.accuracy_words(point.accuracy, point.spread),
-            tables.human_bytes(point.up),
+            accuracy_words(point.accuracy, point.spread),
+            human_bytes(point.up),
             guarantees.round_up(point.epsilon) if math.isfinite(point.epsilon) else "none",
             f"{point.seconds:.1f}" if point.seconds < 100 else f"{point.seconds:.0f}",
             ", ".join(cost for cost, best in fronts.items() if point in best) or "–",
@@ -202,7 +203,7 @@ def figures(picture: Picture) -> dict[str, str]:
 
 
 _UNITS: dict[str, Callable[[float], str]] = {
-    "bytes": lambda value: tables.human_bytes(value).replace(".00 ", " ").replace(".0 ", " "),
+    "bytes": lambda value: human_bytes(value).replace(".00 ", " ").replace(".0 ", " "),
     "epsilon": lambda value: f"{value:g}",
     "seconds": lambda value: f"{value:g} s",
 }

@@ -20,7 +20,7 @@ from fedstill.privacy.second_moments import entries
 from fedstill.protocol import Method, client_steps
 from fedstill.report import guarantees
 from fedstill.report.simulated_heads import DRAWS, accuracies, exact_head, mean_accuracy
-from fedstill.report.tables import human_bytes
+from fedstill.report.words import human_bytes
 from fedstill.schema import Below, Field
 from fedstill.settings import Settings
 from fedstill.train.extractor import Extractor
