@@ -47,6 +47,8 @@ from fedstill.methods.afl import AFL as AFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP as FedCGSP
 from fedstill.methods.gh_ofl import GHOFL as GHOFL
+from fedstill.methods.fedpft import FedPFT as FedPFT
+from fedstill.methods.safle import SAFLe as SAFLe
 from fedstill.methods.fedavg_p import FedAvgP as FedAvgP
 from fedstill.methods.fedd_p import FedDP as FedDP
 from fedstill.methods.fedauxfdp import FedAUXfdp as FedAUXfdp

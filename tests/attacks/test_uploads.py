@@ -91,6 +91,20 @@ def test_declared_types_and_not_names_say_what_a_field_holds(kind: type[Reply], 
     assert (reply.images is not None) is images
 
 
+def test_sums_give_the_classes_away_unless_they_are_private(tmp_path: Path) -> None:
+    features: dict[str, Any] = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
+    task = Experiment(data="digits", clients=4, partition="classes:3", workers=0, model="convnet:width=8,depth=2",
+                      public="noise=64", limit=400)  # fmt: skip
+    seen = {}
+    for epsilon in (None, 0.1):
+        folder = tmp_path / str(epsilon)
+        run(Job(task, "afl", find("afl")(epsilon=epsilon, **features), folder))
+        seen[epsilon] = uploads(folder, QUICK)["labels"]
+        assert {line["from"] for line in seen[epsilon]} == {"the sums"}
+    assert all(line["held_accuracy"] == 1.0 and line["distance"] < 1e-5 for line in seen[None])
+    assert sum(line["distance"] for line in seen[0.1]) / 4 > 0.5
+
+
 def test_private_sums_have_nothing_to_read(tmp_path: Path) -> None:
     quick: dict[str, Any] = {"nets": 2, "fitting": {"steps": 2}, "training": {"epochs": 1}}
     found = uploads(finished(tmp_path, "fedgm-records", **quick), QUICK)

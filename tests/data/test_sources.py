@@ -276,7 +276,7 @@ def bad_images():
         "image 1 of the split 'train' .* cannot be read .*; export it again": [colour, b"not an image"],
         "image 1 .* cannot be read": [colour, encoded(pictures(1, 60, 60)[0])[:500]],
         "image 1 .* is missing; drop": [colour, None],
-        "image 1 .* has height x width 6 x 9, but the first image has 6 x 5; resize": [colour, wide],
+        "image 1 .* has height x width 6 x 9, but the first image has 6 x 5; give --size N": [colour, wide],
         "image 1 .* is in colour, but the first image is gray; convert": [gray, colour],
         "image 0 .* has transparent pixels": [clear],
         "image 0 .* has the pixel mode I;16": [deep],

@@ -37,6 +37,7 @@ PRIVATE = {
     "fedcgs": "record",
     "fedcgs-p": "record",
     "gh-ofl": "record",
+    "safle": "record",
     "fedavg-p": "record",
     "fedd-p": "record",
     "fedauxfdp": "record",

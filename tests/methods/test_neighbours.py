@@ -41,8 +41,10 @@ PRIVATE: dict[str, dict[str, Any]] = {
             "fedcgs",
             "fedcgs-p",
             "gh-ofl",
+            "safle",
         )
     },
+    "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},
     "ldp-fedavg": {**SMALL["ldp-fedavg"], "local": {"lr": 0.05, "batch_size": 16, "epochs": 1}},
 }
 FACTS: dict[str, dict[str, Any]] = {"fedrd-records": {"model": "projected:width=8"}}

@@ -103,7 +103,7 @@ def test_a_plan_shows_the_noise_that_a_run_would_add(
         "afl, fedcgs",
     ):
         assert names in text  # asked of the methods themselves
-    assert "9,675 numbers" in text  # 129 * 130 / 2 products and 10 * 129 sums
+    assert "9,675 numbers, 38.7 kB" in " ".join(text.split())  # 129 * 130 / 2 products and 10 * 129 sums
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[dict[str, str]], str]:

@@ -281,6 +281,15 @@ WITH_REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+def test_a_site_resizes_its_pictures_to_the_size_of_its_policy(
+    digits: DataSet, make: Callable[..., SitePolicy]
+) -> None:
+    text = {**json.loads(spec_of("real", digits).text()), "shape": [1, 6, 6]}
+    site = make(0, methods=["real"])
+    assert asked(site, text) == NO_REPLY
+    assert asked(site.model_copy(update={"size": 6}), text) != NO_REPLY
+
+
 @pytest.mark.parametrize("case", WITH_REASONS)
 def test_whatever_depends_on_the_records_is_the_same_reply(
     case: str, digits: DataSet, make: Callable[..., SitePolicy], monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedcgs": {**HEADS},
     "fedcgs-p": {**HEADS, "local": LOCAL},
     "gh-ofl": {**HEADS, "classifier": "qda"},
+    "fedpft": {**HEADS, "training": {"epochs": 3}},
+    "safle": {**HEADS, "buckets": {"thresholds": 2, "group": 2}},
     "fedavg-p": {**HEADS},
     "fedd-p": {**HEADS, "distillation": {"epochs": 2}},
     "fedauxfdp": {**HEADS, "distillation": {"epochs": 2}},

@@ -1,9 +1,10 @@
 """Attacks of a curious server on the replies to the first request of a finished run.
 
-They infer a client's classes from labels or from the change of the last layer, compare a client's synthetic images with
-its records, and reconstruct images of the classes from the final model. The declared types of a reply's fields
-(`fedstill.schema`) select the attack: `Labels`, images ``"n channels height width"``, and the named tensors of a model
-(`State`, `Parameters`, ...), marked as `Difference` if they are a change of the model.
+They infer a client's classes from labels, sums of features or the change of the last layer, compare a client's
+synthetic images with its records, and reconstruct images of the classes from the final model. The declared types of a
+reply's fields (`fedstill.schema`) select the attack: `Labels`, images ``"n channels height width"``, sums of rows
+``"classes moments"``, and the named tensors of a model (`State`, `Parameters`, ...), marked as `Difference` if they are
+a change of the model.
 """
 
 from collections.abc import Callable, Iterator
@@ -158,6 +159,9 @@ def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
         if not len(tags):
             return None, ""
         return torch.bincount(tags, minlength=classes).double() / len(tags), "labels"
+    if (f := reply.field(lambda f: f.is_tensor and f.annotation.dim_str == "classes moments")) is not None:
+        counts = reply.values[f.name][:, -1].double().clamp_min(0)  # sums of the constant feature
+        return counts / counts.sum().clamp_min(1e-12), "the sums"
     start = spec.new_model(architecture=spec.architecture(reply.client))
     names = {name for name, _ in start.named_parameters()}
     f = reply.field(lambda f: f.like is not None and names <= reply.values[f.name].keys())

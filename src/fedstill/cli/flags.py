@@ -58,6 +58,8 @@ class ReportOutput(Settings):
     """Write table.tex too, for the package booktabs."""
     markdown: bool = False
     """Write table.md too."""
+    pareto: bool = False
+    """Show accuracy against bytes up, epsilon and seconds, and write it as pareto.csv, pareto.md and figures in SVG."""
     json_: bool = False
     """Print the table as JSON, and nothing else, to standard output."""
 
@@ -207,7 +209,7 @@ def _positive(name: str) -> str:
 
 def show_sections() -> list[Section]:
     """The flags of ``fedstill data show``."""
-    unused = tuple(set(Experiment.model_fields) - {"data", "partition", "clients", "seed", "limit"})
+    unused = tuple(set(Experiment.model_fields) - {"data", "size", "partition", "clients", "seed", "limit"})
     return [
         Section(Experiment(), title="task", without=unused),
         Section(Output(), title="output", without=("quiet",)),

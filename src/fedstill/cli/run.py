@@ -194,18 +194,24 @@ def _show(
     as_json: bool,
     latex: bool = False,
     markdown: bool = False,
+    with_pareto: bool = False,
 ) -> None:
-    from fedstill.report import export, tables
+    from fedstill.report import export, pareto, tables
     from fedstill.report.page import write_report
 
     page = out / "report.html"
-    write_report(records, page, command=command)
+    fronts = pareto.pictures(records) if with_pareto else []
+    if with_pareto and not fronts:
+        raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
+    write_report(records, page, command=command, fronts=fronts)
     written = export.write_tables(records, out, latex=latex, markdown=markdown)
+    written += export.write_fronts(fronts, out)
     if as_json:
-        print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records)})
+        more = {"pareto": pareto.lines(fronts)} if fronts else {}
+        print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
         return
     console = terminal()
-    console.print(tables.terminal(records))
+    console.print(pareto.terminal(fronts) if fronts else tables.terminal(records))
     _note_simulations(console, records)
     for file in written:
         console.print(f"table: {file}", soft_wrap=True)
@@ -221,4 +227,12 @@ def report(words: list[str]) -> None:
 
     folders = dict.fromkeys(folder for word in runs for folder in find_runs(word, unfinished=True))
     records = [read_run(folder, unfinished=True) for folder in folders]
-    _show(records, output.out, None, as_json=output.json_, latex=output.latex, markdown=output.markdown)
+    _show(
+        records,
+        output.out,
+        None,
+        as_json=output.json_,
+        latex=output.latex,
+        markdown=output.markdown,
+        with_pareto=output.pareto,
+    )

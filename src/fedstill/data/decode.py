@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
+
+Fit = Callable[["Image", str], NDArray[np.uint8]]
+"""A function of a picture and of words for it, which returns its pixels ``(height, width, 1 or 3)``."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,13 @@ class Split:
 
 
 def from_table(
-    table: "pa.Table", where: str, *, image: Sequence[str], label: Sequence[str], folder: Path = Path()
+    table: "pa.Table",
+    where: str,
+    *,
+    image: Sequence[str],
+    label: Sequence[str],
+    folder: Path = Path(),
+    fit: "Fit | None" = None,
 ) -> Split:
     """Decode an Arrow table in the layout of Hugging Face ``datasets``.
 
@@ -56,6 +65,7 @@ def from_table(
         image: possible names of the image column, best first.
         label: possible names of the label column, best first.
         folder: base folder of relative image paths.
+        fit: makes pictures of any size and depth alike; without it, images that are not are refused.
 
     Raises:
         ValueError: a column is missing, there are no records, classes are neither integers nor names, or an image can't
@@ -77,7 +87,7 @@ def from_table(
     }
     cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
     return Split(
-        images=_decode(cells, table.num_rows, where, folder),
+        images=_decode(cells, table.num_rows, where, folder, fit),
         labels=labels,
         class_names=class_names,
         columns=columns,
@@ -127,7 +137,7 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, 
     return tuple(features.get(label, {}).get("names") or ())
 
 
-def _decode(cells: Iterable[Any], count: int, where: str, folder: Path) -> NDArray[np.uint8]:
+def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fit | None") -> NDArray[np.uint8]:
     """Decode ``count`` images to ``(n, c, h, w)``; the first one sets the size and the number of channels.
 
     There is one thread, since a pool takes 1.7 times as long for images of 32 x 32 (waiting for the interpreter lock).
@@ -146,7 +156,7 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path) -> NDArr
             image.load()  # and closes the file
         except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
             raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
-        pixels = _pixels(image, name)
+        pixels = fit(image, name) if fit else _pixels(image, name)
         if images is None:
             height, width, channels = pixels.shape
             images = np.empty((count, channels, height, width), np.uint8)
@@ -154,7 +164,7 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path) -> NDArr
         if pixels.shape[:2] != images.shape[2:]:
             raise ValueError(
                 f"{name} has height x width {pixels.shape[0]} x {pixels.shape[1]}, but the first image has "
-                f"{images.shape[2]} x {images.shape[3]}; resize all images to one size"
+                f"{images.shape[2]} x {images.shape[3]}; give --size N to crop and resize all to N x N"
             )
         images[i] = pixels.transpose(2, 0, 1)
     assert images is not None, "no records"
@@ -168,11 +178,13 @@ def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema() != (255, 255):
             raise ValueError(
-                f"{name} has transparent pixels, but records are opaque; lay it over a background colour first"
+                f"{name} has transparent pixels, but records are opaque; give --size N, which lays it over white, or "
+                "lay it over another colour first"
             )
     elif image.mode not in ("1", "L", "P", "RGB"):
         raise ValueError(
-            f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; convert the images first"
+            f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; give --size N, which converts "
+            "it, or convert the images first"
         )
     pixels = np.asarray(image.convert("L" if gray else "RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedstill.data import sources
+from fedstill.data.names import KNOWN
 from fedstill.records import Normalisation, Records, luminance
 from fedstill.seeds import stream
 
@@ -14,7 +15,9 @@ _CHUNK_BYTES = 64 * 2**20
 _UNLABELED = ":unlabeled"
 
 
-def load(spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
+def load(
+    spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation, *, size: int | None = None
+) -> Records:
     """The train images and then the test images of a data set, converted to the shape of a task's images.
 
     Gray becomes three equal channels, colours become their luminance. Sizes change by bilinear interpolation with
@@ -27,6 +30,8 @@ def load(spec: str, like_shape: tuple[int, int, int], normalisation: Normalisati
             test splits are read, not STL-10's unlabeled one.
         like_shape: the task's channels (1 or 3), height and width.
         normalisation: the task's normalisation, which replaces that of the public data.
+        size: height and width to which pictures are cropped and resized when they are read, or None; not
+            those of known sets.
 
     Raises:
         ValueError: there is no such data set, or it can't be converted to the task's channels.
@@ -38,7 +43,7 @@ def load(spec: str, like_shape: tuple[int, int, int], normalisation: Normalisati
     name = spec.removesuffix(_UNLABELED)
     if name.split("=")[0] == "noise":
         return _noise(name, like_shape, normalisation)
-    data = sources.load(name)
+    data = sources.load(name, size=None if name in KNOWN else size)  # known sets have one size
     channels = data.train.shape[0]
     if {channels, like_shape[0]} - {1, 3} and channels != like_shape[0]:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedstill.data import image_folder
-from fedstill.data.decode import Split, from_table
+from fedstill.data.decode import Fit, Split, from_table
 from fedstill.data.names import Known
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def read_digits() -> Splits:
     return Split(pixels[:, None], digits.target.astype(np.int64)), None
 
 
-def read_folder(path: Path, known: Known | None) -> Splits:
+def read_folder(path: Path, known: Known | None, fit: Fit | None = None) -> Splits:
     """A folder of parquet files in the hub's layout, of ``datasets``' ``save_to_disk``, or of images."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-        return _read_saved(path, known)
+        return _read_saved(path, known, fit)
     config = path / known.config if known and known.config else path
     files: dict[str, list[Path]] = {}
     for file in sorted((config if config.is_dir() else path).rglob("*.parquet")):
@@ -47,7 +47,7 @@ def read_folder(path: Path, known: Known | None) -> Splits:
             files.setdefault(re.split(r"[-.]", file.name)[0], []).append(file)
     if not files:
         tables = image_folder.read(path, _labels(known))
-        return _read_tables(tables, tables.__getitem__, str(path), known, path)
+        return _read_tables(tables, tables.__getitem__, str(path), known, path, fit)
     several = {file.parent for of_split in files.values() for file in of_split}
 
     def one(file: Path) -> "pa.Table":
@@ -65,10 +65,10 @@ def read_folder(path: Path, known: Known | None) -> Splits:
                 f"the split {split!r} of {str(path)!r} cannot be read ({_first_line(error)}); copy its files again"
             ) from error
 
-    return _read_tables(files, table, str(path), known, path)
+    return _read_tables(files, table, str(path), known, path, fit)
 
 
-def _read_saved(path: Path, known: Known | None) -> Splits:
+def _read_saved(path: Path, known: Known | None, fit: Fit | None) -> Splits:
     """What ``save_to_disk`` of a ``Dataset`` or a ``DatasetDict`` wrote."""
 
     def load() -> "Mapping[str, datasets.Dataset]":
@@ -77,10 +77,10 @@ def _read_saved(path: Path, known: Known | None) -> Splits:
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
-    return _read_datasets(load, str(path), known, "save it again with datasets' save_to_disk")
+    return _read_datasets(load, str(path), known, "save it again with datasets' save_to_disk", fit)
 
 
-def read_hub(hub: str, known: Known | None, name: str) -> Splits:
+def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None) -> Splits:
     """A repository on the Hugging Face hub, or its copy in the cache of ``datasets``.
 
     ``name`` is the folder of a local copy in ``FEDSTILL_DATA``, for the error message.
@@ -98,7 +98,7 @@ def read_hub(hub: str, known: Known | None, name: str) -> Splits:
         with _offline_unless(_is_reachable(hub)):
             return datasets.load_dataset(hub, known.config if known else None)
 
-    return _read_datasets(load, hub, known, advice)
+    return _read_datasets(load, hub, known, advice, fit)
 
 
 def _is_reachable(hub: str) -> bool:
@@ -129,7 +129,11 @@ def _offline_unless(reachable: bool) -> Iterator[None]:
 
 
 def _read_datasets(
-    load: Callable[[], "Mapping[str, datasets.Dataset]"], where: str, known: Known | None, advice: str
+    load: Callable[[], "Mapping[str, datasets.Dataset]"],
+    where: str,
+    known: Known | None,
+    advice: str,
+    fit: Fit | None,
 ) -> Splits:
     try:
         splits = load()
@@ -145,11 +149,16 @@ def _read_datasets(
                 data = data.cast_column(name, Image(decode=False))
         return data.with_format("arrow")[:]
 
-    return _read_tables(splits, table, where, known)
+    return _read_tables(splits, table, where, known, Path(), fit)
 
 
 def _read_tables(
-    names: Iterable[str], table: Callable[[str], "pa.Table"], where: str, known: Known | None, folder: Path = Path()
+    names: Iterable[str],
+    table: Callable[[str], "pa.Table"],
+    where: str,
+    known: Known | None,
+    folder: Path,
+    fit: Fit | None,
 ) -> Splits:
     """Choose the train and the test split among ``names`` and decode them."""
     names = list(names)
@@ -167,6 +176,7 @@ def _read_tables(
             image=image + _IMAGE_COLUMNS,
             label=_labels(known),
             folder=folder,
+            fit=fit,
         )
 
     if not test:

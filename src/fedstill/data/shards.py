@@ -22,12 +22,14 @@ class Shards:
     Attributes:
         source: an argument of `fedstill.data.sources.load`, or the records themselves.
         parts: train and local test indices of each client.
+        size: height and width to which images of a named source are resized, or None.
         load_public: function that loads the public records (`fedstill.data.public.load`); None if there are none.
     """
 
     source: str | Records
     parts: Sequence[tuple[Indices, Indices]]
     load_public: Callable[[], Records] | None = None
+    size: int | None = None
     _records: Records | None = field(default=None, init=False, repr=False, compare=False)
     _public: Records | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -43,6 +45,7 @@ class Shards:
     def records(self, client: int) -> tuple[Records, Records]:
         """Copies of the train and the local test records of ``client``."""
         if self._records is None:
-            self._records = sources.load(self.source).train if isinstance(self.source, str) else self.source
+            source = self.source
+            self._records = sources.load(source, size=self.size).train if isinstance(source, str) else source
         train, test = self.parts[client]
         return self._records[torch.from_numpy(train)], self._records[torch.from_numpy(test)]

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstill.data import cache
-from fedstill.data.decode import Split
+from fedstill.data import cache, resize
+from fedstill.data.decode import Fit, Split
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.partition import local_test_split
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz
@@ -23,6 +23,8 @@ from fedstill.lookup import suggestion
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import numpy_stream
 
+LARGEST = 4096
+"""Largest height and width of resized images, in pixels."""
 _FOLDERS = 2
 """Version of the readers of folders: increased if the same folder gives other records or columns than before."""
 
@@ -50,7 +52,7 @@ class DataSet:
     """Facts of the task that were computed from the train records, in words, and so are not public."""
 
 
-def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
+def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
     """Load a data set; the first call decodes it, later calls map the decoded cache.
 
     ``name_or_path`` is looked up in this order:
@@ -70,13 +72,14 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
 
     Args:
         name_or_path: a known name, a path or a hub id.
+        size: height and width of the images (`fedstill.data.resize.fitted`); as they are by default, if all are alike.
         cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
         ValueError: there are no such data, or they are not equally sized 8-bit images with classes ``0 .. C-1`` that
             each occur in the train split.
     """
-    source = _find(name_or_path)
+    source = _find(name_or_path, size)
     folder = (cache_dir or cache.default_folder()) / source.folder
     entry, fingerprint = cache.cached(folder, source.state, lambda: _entry(source))
     class_names = tuple(entry.facts["class_names"])
@@ -116,17 +119,18 @@ class Part(NamedTuple):
     class_names: tuple[str, ...]
 
 
-def load_part(path: str, *, cache_dir: Path) -> Part:
+def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> Part:
     """Read a site's own records from a folder or an ``.npz`` file, as `load` does.
 
     Args:
         path: the folder or file.
+        size: height and width of the images, as for `load`.
         cache_dir: folder of decoded data, so that the images are decoded again only after a change.
 
     Raises:
         ValueError: there are no such data, they can't be read, or the cache can't be written.
     """
-    source = _find(path)
+    source = _find(path, size)
     entry, _ = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
     splits = ((entry.arrays[f"{split}-images"], entry.arrays[f"{split}-labels"]) for split in ("train", "test"))
     train, test = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in splits)
@@ -160,15 +164,27 @@ class _Source:
     state: str
     read: Callable[[], Splits]
     known: Known | None = None
+    size: int | None = None
 
     @property
     def folder(self) -> str:
         """The name of its cache entry."""
-        tag = hashlib.sha256(self.location.encode()).hexdigest()[:12]
+        place = self.location + (f" in {self.size} pixels" if self.size else "")
+        tag = hashlib.sha256(place.encode()).hexdigest()[:12]
         return f"{re.sub(r'[^A-Za-z0-9_]+', '-', self.name)}-{tag}"
 
 
-def _find(name: str) -> _Source:
+def _find(name: str, size: int | None = None) -> _Source:
+    fit = size and (lambda image, words: resize.fitted(image, size, words))
+    source = _found(name, fit or None)
+    if size is None:
+        return source
+    if not 1 <= size <= LARGEST:
+        raise ValueError(f"--size is {size}; it must be from 1 to {LARGEST} pixels")
+    return replace(source, size=size, read=partial(resize.resized, source.read, size))
+
+
+def _found(name: str, fit: Fit | None) -> _Source:
     known = KNOWN.get(name)
     if name == "digits":
         return _Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
@@ -177,7 +193,7 @@ def _find(name: str) -> _Source:
     candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
     path = next((path.resolve() for path in candidates if name and path.exists()), None)
     if path is not None:
-        read = partial(read_npz, path) if path.is_file() else partial(read_folder, path, known)
+        read = partial(read_npz, path) if path.is_file() else partial(read_folder, path, known, fit)
         state = f"{known} {_files_state(path)}" + (f" {_FOLDERS}" if path.is_dir() else "")
         return _Source(name if known else path.stem, str(path), state, read, known)
     hub = known.hub if known else name
@@ -187,7 +203,7 @@ def _find(name: str) -> _Source:
             f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, an .npz file or a "
             f"Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
         )
-    return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name), known)
+    return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name, fit), known)
 
 
 def _root() -> Path | None:

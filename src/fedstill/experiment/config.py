@@ -25,6 +25,9 @@ class Experiment(Settings):
 
     data: str = "mnist"
     """Data set: a known name (see `fedstill data list`), a folder, a .npz file or a Hugging Face id."""
+    size: Annotated[int, Ge(1), Le(4096)] | None = None
+    """Height and width to which images are resized, and cropped at the centre, when they are read: for pictures of
+    different sizes, of 16 bits or with transparent pixels."""
     mean: tuple[Annotated[float, Ge(0), Le(1)], ...] = ()
     """Mean of each channel's pixels in [0, 1], or one number for all; for data without a known normalisation, so that
     none is computed from private pixels (which would end the guarantee)."""

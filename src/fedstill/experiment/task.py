@@ -49,7 +49,9 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
     Raises:
         ValueError: the data set cannot be read or partitioned in this way; one sentence.
     """
-    loaded = _with_given(experiment, data or sources.load(experiment.data))
+    if data is not None and experiment.size is not None:
+        raise ValueError(f"size is {experiment.size}, but the records were given as they are; load them with this size")
+    loaded = _with_given(experiment, data or sources.load(experiment.data, size=experiment.size))
     given = data is not None or experiment.mean or experiment.std or experiment.num_classes
     source = loaded.train if given else experiment.data
     if not share:
@@ -136,12 +138,13 @@ def client_data(experiment: Experiment, task: Task) -> shards.Shards:
     """The clients' records and the public ones."""
     load_public = None
     if task.public is not None:
-        load_public = partial(_subset, task.source, task.public)
+        load_public = partial(_subset, task.source, experiment.size, task.public)
     elif experiment.public is not None:
-        load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
-    return shards.Shards(task.source, task.parts, load_public)
+        shape, normalisation = task.train.shape, task.train.normalisation
+        load_public = partial(public.load, experiment.public, shape, normalisation, size=experiment.size)
+    return shards.Shards(task.source, task.parts, load_public, experiment.size)
 
 
-def _subset(source: str | Records, indices: shards.Indices) -> Records:
-    records = sources.load(source).train if isinstance(source, str) else source
+def _subset(source: str | Records, size: int | None, indices: shards.Indices) -> Records:
+    records = sources.load(source, size=size).train if isinstance(source, str) else source
     return records[torch.from_numpy(indices)]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedstill.methods.gaussian import Classes
 from fedstill.records import Examples
+from fedstill.seeds import isolated
 from fedstill.settings import Settings
 from fedstill.train.adam import Adam
 
@@ -47,7 +48,8 @@ class FisherMix(Settings):
         present = torch.nonzero(classes.present).flatten()
         centres = (classes.means @ subspace)[present].repeat_interleave(self.samples, 0).cpu()
         x = centres + self.temperature * torch.randn(centres.shape, dtype=torch.float64, generator=samples)
-        head = nn.Linear(subspace.shape[1], len(classes.means))
+        with isolated(0):  # the start is 0
+            head = nn.Linear(subspace.shape[1], len(classes.means))
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         labels = present.cpu().repeat_interleave(self.samples)

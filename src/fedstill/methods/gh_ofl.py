@@ -29,6 +29,7 @@ from fedstill.methods.moments import (
     public_features,
     rebuild_model,
     release_moments,
+    row_model,
     sizes,
 )
 from fedstill.methods.totals import Total, add_up
@@ -59,8 +60,7 @@ class GHOFL(MomentSums, Method):
         if self.classifier != "qda":
             head = self.trained_head(total, fed) if self.classifier == "fisher-mix" else self.head(total)
             return moment_model(fed, features, head, self)
-        rows = moment_model(fed, features, _identity(features.projection.shape[1]), self)
-        return nn.Sequential(rows, self.quadratic(total).float().to(fed.device))
+        return nn.Sequential(row_model(fed, features, self), self.quadratic(total).float().to(fed.device))
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """``w_c = Sigma^-1 mu_c`` and ``b_c = log(N_c / N) - mu_c^T Sigma^-1 mu_c / 2``."""
@@ -118,8 +118,3 @@ class GHOFL(MomentSums, Method):
             place, _, rest = name.partition(".")
             parts[place][rest] = value
         return nn.Sequential(rebuild_model(network, parts["0"], self), Quadratic(**parts["1"]))
-
-
-def _identity(dims: int) -> Tensor:
-    """A head whose logits are the rows themselves."""
-    return torch.eye(dims, dims + 1)

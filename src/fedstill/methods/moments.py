@@ -4,8 +4,8 @@ The sums add up over clients to those of all records, so the model does not depe
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
@@ -73,25 +73,47 @@ def public_features(fed: Federation, settings: MomentSums, method: str) -> Publi
     return on_features.public_features(fed, public_images(fed.public, method), settings.extractor, settings.space)
 
 
-def sizes(fed: Federation, features: PublicFeatures, *, by_class: bool = False) -> dict[str, int]:
-    """The sizes of a reply, for `Federation.ask`."""
-    width = features.projection.shape[1] + 1
+class Embedding(NamedTuple):
+    """A public map of rows to the rows that are summed.
+
+    Attributes:
+        dims: number of entries of an embedded row.
+        radius: length to which embedded rows are clipped.
+        of: the map, from ``(n, d)`` to ``(n, dims)``; a row's result depends on no other row.
+    """
+
+    dims: int
+    radius: float
+    of: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n dims"]]
+
+
+def sizes(
+    fed: Federation, features: PublicFeatures, *, by_class: bool = False, dims: int | None = None
+) -> dict[str, int]:
+    """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows."""
+    width = (dims or features.projection.shape[1]) + 1
     return {"groups": fed.num_classes if by_class else 1, "entries": entries(width), "moments": width}
 
 
-def release_moments(client: Client, features: PublicFeatures, settings: MomentSums, *, by_class: bool = False) -> Sums:
-    """Release the sums of a client's rows."""
-    dims, classes = features.projection.shape[1], client.train.num_classes
+def release_moments(
+    client: Client,
+    features: PublicFeatures,
+    settings: MomentSums,
+    *,
+    by_class: bool = False,
+    embedding: Embedding | None = None,
+) -> Sums:
+    """Release the sums of a client's rows, or of their ``embedding``."""
     mechanism = SecondMoments(
-        num_classes=classes,
-        dims=dims,
-        radius=features.radius,
+        num_classes=client.train.num_classes,
+        dims=embedding.dims if embedding else features.projection.shape[1],
+        radius=embedding.radius if embedding else features.radius,
         noise_multiplier=release_noise(settings.epsilon, client.delta),
         bias=settings.bias,
         share=settings.share,
         by_class=by_class,
     )
-    released = client.release(mechanism, _batches(client, features))
+    released = client.release(mechanism, _batches(client, features, embedding))
     dtype, scale = DTYPES[settings.precision], settings.scale
     return Sums(
         second=released.map(lambda sums: (sums.second * scale).to(dtype)),
@@ -99,16 +121,23 @@ def release_moments(client: Client, features: PublicFeatures, settings: MomentSu
     )
 
 
-def _batches(client: Client, features: PublicFeatures) -> Iterator[Labelled]:
+def _batches(client: Client, features: PublicFeatures, embedding: Embedding | None) -> Iterator[Labelled]:
     model = client.new_model(features.weights)
     for start in range(0, len(client.train), _BATCH):
         some: Records = client.train[slice(start, start + _BATCH)]
-        yield features.rows(model, some), some.labels
+        rows = features.rows(model, some)
+        yield embedding.of(rows) if embedding else rows, some.labels
 
 
 def moment_model(fed: Federation, features: PublicFeatures, head: Tensor, settings: MomentSums) -> HeadModel:
     """The run's extractor, map and ``head`` as one network."""
     return on_features.head_model(fed, features, head.float(), bias=settings.bias, clip=True)
+
+
+def row_model(fed: Federation, features: PublicFeatures, settings: MomentSums) -> HeadModel:
+    """The network whose outputs are the rows themselves, for a classifier that is no linear head."""
+    dims = features.projection.shape[1]
+    return moment_model(fed, features, torch.eye(dims, dims + 1), settings)
 
 
 def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: MomentSums) -> HeadModel:

@@ -127,8 +127,11 @@ def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]
     """
     check_positive("radius", radius)
     wide = rows.to(torch.float64)
-    wide = torch.where(torch.isfinite(wide).all(1, keepdim=True), wide, 0.0)
-    short: Tensor = wide * (radius / wide.norm(dim=1, keepdim=True).clamp_min(radius))
+    lengths = wide.norm(dim=1, keepdim=True)
+    if not torch.isfinite(lengths).all():
+        wide = torch.where(torch.isfinite(wide).all(1, keepdim=True), wide, 0.0)
+        lengths = wide.norm(dim=1, keepdim=True)
+    short: Tensor = wide * (radius / lengths.clamp_min(radius))
     return short
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill import files
-from fedstill.report import guarantees, settings, tables
+from fedstill.report import guarantees, pareto, settings, tables
 from fedstill.report.classes import balanced_accuracy
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Task, group
@@ -50,6 +50,26 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
     for file, text in asked:
         files.write_bytes(file, text(records).encode())
     return [file for file, _ in asked]
+
+
+def write_fronts(pictures: Sequence[pareto.Picture], out: Path) -> list[Path]:
+    """Write ``pareto.csv``, ``pareto.md`` and a figure for each picture and cost to ``out``, and return the paths."""
+    if not pictures:
+        return []
+    texts = {"pareto.csv": csv_text(pareto.lines(pictures)), "pareto.md": "\n".join(map(_front, pictures))}
+    for i, picture in enumerate(pictures):
+        number = f"-{i + 1}" if len(pictures) > 1 else ""
+        texts |= {f"pareto-{cost}{number}.svg": text for cost, text in pareto.figures(picture).items()}
+    for name, text in texts.items():
+        files.write_bytes(out / name, text.encode())
+    return [out / name for name in texts]
+
+
+def _front(picture: pareto.Picture) -> str:
+    words = (0, len(pareto.HEADINGS) - 1)
+    lines = [pareto.HEADINGS, tuple("---" if i in words else "---:" for i in range(len(pareto.HEADINGS)))]
+    lines += [tuple(map(_markdown, row)) for row in pareto.cells(picture)]
+    return f"**{_markdown(picture.words)}**\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def runs(records: Iterable[RunRecord]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ PLOT = '<div class="plot"'
 PLOTLY = "plotly-cartesian.min.js"
 """plotly.js with its cartesian figures only, which is a third of the whole; see ``assets/README.md``."""
 
-_SHAPES = {
+SHAPES = {
     "circle": '<circle cx="13" cy="7" r="4.5"/>',
     "square": '<rect x="9" y="3" width="8" height="8"/>',
     "diamond": '<path d="M13 1.5 18 7l-5 5.5L8 7z"/>',
@@ -23,6 +23,7 @@ _SHAPES = {
     "star": '<path d="M13 1l1.5 4.3H19l-3.6 2.7 1.4 4.5L13 9.8 9.2 12.5l1.4-4.5L7 5.3h4.5z"/>',
     "triangle-down": '<path d="M13 12l5-9H8z"/>',
 }
+"""Markers of figures, each in a box of 26 x 14 around (13, 7)."""
 LONG = 24
 """Number of characters from which text makes a column wide."""
 
@@ -108,7 +109,7 @@ def _sample(trace: Any) -> str:
     colour = trace.line.color or trace.marker.color
     dash = _DASHES.get(trace.line.dash or "", "")
     line = f'<path d="M1 7h24" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-    shape = _SHAPES.get(trace.marker.symbol or "", "")
+    shape = SHAPES.get(trace.marker.symbol or "", "")
     return f'<svg viewBox="0 0 26 14" aria-hidden="true" fill="{colour}">{line}{shape}</svg>'
 
 

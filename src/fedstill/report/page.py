@@ -6,29 +6,36 @@ from pathlib import Path
 from typing import Any
 
 from fedstill import files
-from fedstill.report import figures, findings, html, plots, sections, sweeps
+from fedstill.report import figures, findings, html, pareto, plots, sections, sweeps
 from fedstill.report.record import RunRecord
 from fedstill.report.sheets import sheet
 from fedstill.report.tasks import Task, group
 
 
-def write_report(records: Sequence[RunRecord], path: str | Path, *, command: str | None = None) -> None:
+def write_report(
+    records: Sequence[RunRecord],
+    path: str | Path,
+    *,
+    command: str | None = None,
+    fronts: Sequence[pareto.Picture] = (),
+) -> None:
     """Write the report of one or more runs to ``path``, atomically.
 
     Args:
         records: the runs; runs with the same label and settings are seeds of one method.
         path: the HTML file, which is overwritten.
         command: the command of all runs, such as a comparison; each run's command is shown if None.
+        fronts: pictures of accuracy against costs, as `fedstill.report.pareto.pictures` makes them.
 
     Raises:
         ValueError: there are no records.
     """
     if not records:
         raise ValueError("a report needs at least one run; give the folder of one")
-    files.write_bytes(Path(path), _page(records, command).encode())
+    files.write_bytes(Path(path), _page(records, command, fronts).encode())
 
 
-def _page(records: Sequence[RunRecord], command: str | None) -> str:
+def _page(records: Sequence[RunRecord], command: str | None, fronts: Sequence[pareto.Picture]) -> str:
     tasks = group(records)
     found = sweeps.find(tasks)
     names = [row.name for task in tasks for row in task.rows] + [name for sweep in found for name in sweep.series]
@@ -41,6 +48,7 @@ def _page(records: Sequence[RunRecord], command: str | None) -> str:
     else:
         lead = findings.overview(tasks)
         parts |= {task.words: _one_of_several(task, look, i) for i, task in enumerate(tasks)}
+    parts["Pareto fronts"] = pareto.section(fronts)
     parts["Privacy guarantees"] = sections.privacy(tasks)
     parts["Reproduce"] = sections.reproduce(records, command)
     anchors = {heading: f"part-{i}" for i, heading in enumerate(parts) if parts[heading]}

@@ -20,6 +20,7 @@ from fedstill.privacy.second_moments import entries
 from fedstill.protocol import Method, client_steps
 from fedstill.report import guarantees
 from fedstill.report.simulated_heads import DRAWS, accuracies, exact_head, mean_accuracy
+from fedstill.report.words import human_bytes
 from fedstill.schema import Below, Field
 from fedstill.settings import Settings
 from fedstill.train.extractor import Extractor
@@ -162,7 +163,7 @@ def _releases(settings: Plan, epsilon: float, per_class: float, records: int) ->
          "logits of 1 to 10", _releasing("classes coefficients")),
         ("score head (Lambda 25), a logit", "1/25", noise / 25, "logits of 1 to 10", _releasing("coefficients")),
         ("class sums, a coordinate", "1", noise, sums, _releasing("classes dims")),
-        (f"sums of products, an entry ({numbers:,} numbers)", "sqrt(2)", noise,
+        (f"sums of products, an entry ({numbers:,} numbers, {human_bytes(4 * numbers)})", "sqrt(2)", noise,
          f"sums of {records} products of at most 1/2", _releasing("groups entries")),
         (f"each of {settings.steps} DP-SGD steps", "1", by_step, gradients, _training_privately()),
     )  # fmt: skip

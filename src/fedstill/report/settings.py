@@ -8,7 +8,7 @@ from fedstill import methods
 from fedstill.experiment.config import FREE, Experiment, flat
 from fedstill.report.record import RunRecord
 
-TASK = ("data", "partition", "clients", "model", "models", "limit", "validation", "local_test")
+TASK = ("data", "size", "partition", "clients", "model", "models", "limit", "validation", "local_test")
 """Settings that make a task: accuracies of runs that differ in one of these are not comparable."""
 
 UNNAMED = FREE | {"seed", "threads", "device"}

@@ -118,7 +118,8 @@ class SiteData:
         Raises:
             Refused: the records do not fit the run's task.
         """
-        part, spec = sources.load_part(str(self._policy.data), cache_dir=self._policy.state / "data"), self._spec
+        policy, spec = self._policy, self._spec
+        part = sources.load_part(str(policy.data), size=policy.size, cache_dir=policy.state / "data")
         places = {name: i for i, name in enumerate(spec.class_names)}
         names = part.class_names or spec.class_names
         if unknown := [name for name in names if name not in places]:
@@ -147,4 +148,4 @@ class SiteData:
         name, colon, rest = spec.partition(":")
         if name in self._policy.public:
             spec = f"{self._policy.public[name]}{colon}{rest}"
-        return public.load(spec, self._spec.shape, self._spec.normalisation)
+        return public.load(spec, self._spec.shape, self._spec.normalisation, size=self._policy.size)

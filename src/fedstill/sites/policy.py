@@ -21,6 +21,8 @@ class SitePolicy(Settings):
     """Number of the site in every run, from 0, as agreed with the server."""
     data: Path
     """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them."""
+    size: Annotated[int, Ge(1), Le(4096)] | None = None
+    """Height and width to which the site's pictures, and public ones, are resized, and cropped at the centre."""
     state: Path
     """Folder for the site's ledger, its log and the state of runs between steps."""
     methods: tuple[str, ...]

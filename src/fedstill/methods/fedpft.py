@@ -1,0 +1,150 @@
+"""FedPFT: one upload of Gaussian mixtures of features, from whose samples the server trains a head.
+
+Beitollahi, Bie, Hemati, Brunswic, Li, Chen, Zhang, "Parametric Feature Transfer: One-shot Federated Learning with
+Foundation Models", 2024 (arXiv:2402.01862), Algorithm 1.
+
+Differs from the paper (docs/methods/fedpft.md has the whole list):
+
+* with ``epsilon``, clients release sums of rows and of their products, which add up to one Gaussian of each class;
+* features are whitened and clipped with public numbers;
+* the server draws at most a public number of samples from a mixture.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from jaxtyping import Float16, Int64
+from pydantic import PositiveInt, model_validator
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill import schema
+from fedstill.distill.mixtures import Mixture, coloured
+from fedstill.distill.public_map import PublicFeatures
+from fedstill.methods import gaussian
+from fedstill.methods.moments import (
+    MomentSums,
+    Sums,
+    moment_model,
+    public_features,
+    rebuild_model,
+    release_moments,
+    sizes,
+)
+from fedstill.methods.totals import Total, add_up
+from fedstill.privacy.mechanisms import clipped
+from fedstill.protocol import Client, Federation, Labels, Method, Reply, step
+from fedstill.records import Examples
+from fedstill.schema import Below
+from fedstill.seeds import draw_seed, isolated
+from fedstill.settings import Epsilon
+from fedstill.train.adam import Adam
+
+
+class Mixtures(Reply):
+    """A mixture of the rows of each class that the client has, in half precision; absent components weigh 0."""
+
+    labels: Labels
+    counts: Annotated[Int64[Tensor, " n"], Below(2**40)]
+    weights: Float16[Tensor, "n components"]
+    means: Float16[Tensor, "n components dims"]
+    covariances: Float16[Tensor, "n components entries"]
+
+
+class FedPFT(MomentSums, Method):
+    """One upload of Gaussian mixtures of features; the server trains a linear head on their samples."""
+
+    protects: ClassVar[str] = ""
+    epsilon: Epsilon = None
+    """Privacy cost of a client's upload at the run's delta, for one full Gaussian a class; None adds no noise and
+    guarantees nothing."""
+    mixture: Mixture = Mixture()
+    """A client's mixtures."""
+    samples: PositiveInt = 5000
+    """Maximum number of samples of a client's mixture; by default as many as the client has records of the class."""
+    training: Adam = Adam(lr=1e-3, weight_decay=1e-4, batch_size=256, epochs=50)
+    """The server's training of the head."""
+
+    @model_validator(mode="after")
+    def _releasable(self) -> "FedPFT":
+        if self.epsilon is not None and (self.mixture.components, self.mixture.covariance) != (1, "full"):
+            raise ValueError(
+                "mixtures have no private form, but one full Gaussian of a class has; set mixture.components to 1 and "
+                "mixture.covariance to full, or epsilon to None"
+            )
+        return self
+
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        features = public_features(fed, self, "fedpft")
+        if self.epsilon is None:
+            dims, most = features.projection.shape[1], {"n": fed.num_classes}
+            exactly = {"dims": dims, "entries": self.mixture.entries(dims), "components": self.mixture.components}
+            replies = fed.ask(self.fit, exactly=exactly, at_most=most, features=features)
+            examples = self.drawn(replies, fed.rng("samples"))
+        else:
+            exactly = sizes(fed, features, by_class=True)
+            total = add_up(fed.ask(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
+            examples = self.drawn_of(total, features.radius, fed.rng("samples"))
+        with isolated(0):  # the start is 0
+            head = nn.Linear(features.projection.shape[1], fed.num_classes)
+        for start in head.parameters():
+            nn.init.zeros_(start)
+        self.training.fit(head, examples, fed.rng("training"), checkpoint=fed.epochs)
+        weight, bias = head.weight.detach(), head.bias.detach()
+        scale = math.sqrt(1 - self.bias**2) / features.radius  # of a row of `moment_model`
+        return moment_model(fed, features, torch.cat([weight / scale, bias[:, None] / self.bias], 1), self)
+
+    def drawn(self, replies: Iterable[Mixtures], rng: torch.Generator) -> Examples:
+        """As many samples of each mixture as there were records, at most ``samples``."""
+        rows, labels = [], []
+        for reply in replies:
+            for i, (label, count) in enumerate(zip(reply.labels.tolist(), reply.counts.tolist(), strict=True)):
+                fitted = (reply.weights[i], reply.means[i], reply.covariances[i])
+                rows.append(self.mixture.draw(fitted, min(count, self.samples), rng).float())
+                labels.append(torch.full((len(rows[-1]),), int(label)))
+        if not rows:
+            raise ValueError("the clients sent 0 mixtures; the server needs at least 1 to draw samples from")
+        return Examples(torch.cat(rows), torch.cat(labels))
+
+    def drawn_of(self, total: Total, radius: float, rng: torch.Generator) -> Examples:
+        """Samples of one Gaussian for each class of all clients' records."""
+        classes, scale = gaussian.classes_of(total), math.sqrt(1 - self.bias**2) / radius
+        rows, labels = [], []
+        for label in classes.present.nonzero().flatten().tolist():
+            mean, count = classes.means[label], float(classes.counts[label])
+            sigma = total.matrix(label)[:-1, :-1] / count - torch.outer(mean, mean)
+            white = torch.randn(min(round(count), self.samples), len(mean), dtype=torch.float64, generator=rng)
+            rows.append(((mean.cpu() + coloured(white, sigma.cpu())) / scale).float())
+            labels.append(torch.full((len(white),), label))
+        return Examples(torch.cat(rows), torch.cat(labels))
+
+    @step
+    def fit(self, client: Client, features: PublicFeatures) -> Mixtures:
+        """Fit a mixture to the rows of each class by EM."""
+        rows = clipped(features.rows(client.new_model(features.weights), client.train), features.radius).cpu()
+        labels, rng = client.train.labels.cpu(), client.rng("mixtures")
+        counts = torch.bincount(labels)
+        present = counts.nonzero().flatten()
+        fitted = [self.mixture.fit(rows[labels == label], draw_seed(rng) % 2**32) for label in present]
+        weights, means, covariances = (torch.stack(parts).half() for parts in zip(*fitted, strict=True))
+        kinds = schema.compact(present, client.train.num_classes)
+        return Mixtures(labels=kinds, counts=counts[present], weights=weights, means=means, covariances=covariances)
+
+    @step
+    def sum_up(self, client: Client, features: PublicFeatures) -> Sums:
+        """Release the class sums, the counts and the sums of products of each class."""
+        return release_moments(client, features, self, by_class=True)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        if self.epsilon is not None:
+            return *self.sums_settings, "by class"
+        return Mixtures, self.extractor, self.space, self.mixture
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        return rebuild_model(network, weights, self)

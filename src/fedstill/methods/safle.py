@@ -1,0 +1,106 @@
+"""SAFLe: one upload of sums of bucketed features, and a sum of embeddings for a head, in closed form.
+
+Bacellar, Munir, Franca, Lima, Marculescu, John, "Single-Round Scalable Analytic Federated Learning", CVPR 2026
+(arXiv:2512.03336): bits of features, shuffled into groups, each of which selects an embedding; the sum of embeddings is
+a linear regression on sparse rows, so that AFL's sums apply.
+
+Differs from the paper (docs/methods/safle.md has the whole list):
+
+* thresholds are quantiles of public images' features;
+* clients send sums of products and one solve follows, as in AFL;
+* one Gaussian release by default: a sparse row has as many ones as groups, so its length is public.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill.distill.public_map import PublicFeatures, PublicMap
+from fedstill.methods.moments import (
+    Embedding,
+    MomentSums,
+    Sums,
+    public_features,
+    rebuild_model,
+    release_moments,
+    row_model,
+    sizes,
+)
+from fedstill.methods.totals import Total, add_up, solve
+from fedstill.models.buckets import Bucketed, Buckets, Order, Thresholds
+from fedstill.privacy.logistic import extend
+from fedstill.protocol import Client, Federation, Method, load, public_images, step
+
+
+class SAFLe(MomentSums, Method):
+    """One upload of sums of bucketed features; the server solves for embeddings whose sum classifies."""
+
+    space: PublicMap = PublicMap(dims=64)
+    """Map of the features to the rows that are bucketed."""
+    buckets: Buckets = Buckets()
+    """Bits of a row and their groups."""
+    ridge: PositiveFloat = 1.0
+    """Multiple of the identity added to the sums of products of all clients (lambda)."""
+    noise_ridge: NonNegativeFloat = 0.7
+    """More of it, as a multiple of the largest eigenvalue that the noise is expected to have."""
+
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        features = public_features(fed, self, "safle")
+        dims = features.projection.shape[1]
+        thresholds = self.buckets.quantiles(self._public_rows(fed, features)).cpu()
+        order = torch.randperm(dims * self.buckets.thresholds, generator=fed.rng("shuffle"))
+        exactly = sizes(fed, features, dims=self.buckets.width(dims))
+        replies = fed.ask(self.sum_up, exactly=exactly, features=features, thresholds=thresholds, order=order)
+        total = add_up(replies, self, fed.delta, fed.device)
+        embeddings, bias = self.embeddings(total)
+        head = Bucketed(embeddings.float(), bias.float(), thresholds, order)
+        return nn.Sequential(row_model(fed, features, self), head.to(fed.device))
+
+    def embeddings(self, total: Total) -> tuple[Float64[Tensor, "groups values classes"], Float64[Tensor, " classes"]]:
+        """``(sum_k Z_k^T Z_k + lambda I)^-1 sum_k Z_k^T Y_k`` by group and value, and the coefficient of the bias."""
+        ridge = self.ridge + self.noise_ridge * total.noise
+        w = solve(total.matrix(), total.first.T, ridge, noisy=total.noise > 0)
+        groups = (len(w) - 1) >> self.buckets.group
+        scale = math.sqrt((1 - self.bias**2) / groups)  # of a sparse row, whose length is 1 in the sums
+        return (scale * w[:-1]).view(groups, 2**self.buckets.group, -1), self.bias * w[-1]
+
+    def _public_rows(self, fed: Federation, features: PublicFeatures) -> Float[Tensor, "n dims"]:
+        public, model = public_images(fed.public, "safle"), fed.new_model()
+        load(model, features.weights)
+        some = torch.randperm(len(public), generator=fed.rng("thresholds"))[: self.space.records]
+        return self._scaled(features.rows(model, public[some]), features)
+
+    def _scaled(self, rows: Float[Tensor, "n dims"], features: PublicFeatures) -> Float[Tensor, "n dims"]:
+        """Rows clipped and scaled as in `row_model`."""
+        return extend(rows, features.radius, self.bias)[:, :-1].float()
+
+    @step
+    def sum_up(self, client: Client, features: PublicFeatures, thresholds: Thresholds, order: Order) -> Sums:
+        """Release Z_k^T Z_k and Z_k^T Y_k of the sparse rows."""
+        dims = features.projection.shape[1]
+        embedding = Embedding(
+            self.buckets.width(dims),
+            math.sqrt(self.buckets.groups(dims)),
+            lambda rows: self.buckets.sparse(self._scaled(rows, features), thresholds, order),
+        )
+        return release_moments(client, features, self, embedding=embedding)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        return *self.sums_settings, self.buckets
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        parts: dict[str, dict[str, Tensor]] = {"0": {}, "1": {}}
+        for name, value in weights.items():
+            place, _, rest = name.partition(".")
+            parts[place][rest] = value
+        return nn.Sequential(rebuild_model(network, parts["0"], self), Bucketed(**parts["1"]))

@@ -1,0 +1,145 @@
+"""A scatter plot with a front, drawn as an SVG that stands alone."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from fedstill.report import figures, html
+
+_WIDTH, _HEIGHT = 760, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 170, 50, 48
+_LEGEND = 18
+"""Number of methods up to which each has a line in the legend."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point.
+
+    Attributes:
+        name: its name, shown beside it on the front and when the pointer is over it.
+        kind: its name in the legend, which decides colour and marker.
+        x: its cost: 0 and infinity are drawn at the edges.
+        y: its value on the vertical axis.
+        best: whether it is on the front.
+    """
+
+    name: str
+    kind: str
+    x: float
+    y: float
+    best: bool
+
+
+def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[float], str]) -> str:
+    """The dots on a logarithmic horizontal axis, the best joined by steps.
+
+    Args:
+        dots: one or more points.
+        x_words: the name of the horizontal axis.
+        about: the task, below the title.
+        tick_words: a cost in words.
+    """
+    place_x, ticks = _horizontal([dot.x for dot in dots], tick_words)
+    place_y, levels = _vertical([dot.y for dot in dots])
+    look = figures.styles(dict.fromkeys(dot.kind for dot in dots))
+    title = f"Accuracy against {x_words}"
+    parts = [
+        f'<text x="{_LEFT}" y="16" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{_LEFT}" y="31">{escape(about)}</text>',
+    ]
+    for level in levels:
+        y = place_y(level)
+        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ccc" stroke-width="0.6"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{level:g}</text>')
+    for x, words in ticks:
+        parts.append(f'<path d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="#ccc" stroke-width="0.6"/>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{escape(words)}</text>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_words)}</text>')
+    parts.append(
+        f'<text transform="translate(14 {_HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">accuracy, %</text>'
+    )
+    best = sorted((dot for dot in dots if dot.best), key=lambda dot: (dot.x, dot.y))
+    if best:
+        path = f"M{place_x(best[0].x):.1f} {place_y(best[0].y):.1f}"
+        path += "".join(f"H{place_x(dot.x):.1f}V{place_y(dot.y):.1f}" for dot in best[1:])
+        parts.append(f'<path class="front" d="{path}" fill="none" stroke="#888" stroke-width="1.5"/>')
+    for dot in dots:
+        parts.append(_marker(dot, place_x(dot.x), place_y(dot.y), *look[dot.kind]))
+    parts += _names(best, place_x, place_y)
+    parts += _legend(look)
+    style = 'font-family="sans-serif" font-size="11" fill="#222"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {style} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
+    page = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
+    return "\n".join([f'{head} aria-label="{escape(title)}: {escape(about)}">', page, *parts, "</svg>\n"])
+
+
+def _horizontal(
+    values: Sequence[float], tick_words: Callable[[float], str]
+) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """The place of each value on a log axis, and its ticks; 0 is on the left edge, infinity on the right."""
+    inner = [math.log10(value) for value in values if 0 < value < math.inf]
+    low, high = (min(inner), max(inner)) if inner else (0.0, 1.0)
+    margin = max(0.05 * (high - low), 0.1)
+    low, high = low - margin, high + margin
+    left = _LEFT + (50 if 0.0 in values else 0)
+    right = _WIDTH - _RIGHT - (50 if math.inf in values else 0)
+
+    def place(value: float) -> float:
+        if value <= 0:
+            return _LEFT + 10.0
+        if value == math.inf:
+            return _WIDTH - _RIGHT - 10.0
+        return left + (math.log10(value) - low) / (high - low) * (right - left)
+
+    steps = (1,) if high - low > 3 else (1, 3) if high - low > 1.2 else (1, 2, 5)
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    marks = [s * 10.0**d for d in decades for s in steps if low <= math.log10(s * 10.0**d) <= high]
+    ticks = [(place(mark), tick_words(mark)) for mark in marks] if inner else []
+    ticks += [(place(0.0), "0")] if 0.0 in values else []
+    ticks += [(place(math.inf), "none")] if math.inf in values else []
+    return place, ticks
+
+
+def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], list[float]]:
+    low, high = min(values), max(values)
+    step = next((s for s in (0.5, 1, 2, 5, 10, 20) if (high - low) / s <= 8), 20)
+    bottom = math.floor((low - 0.1 * step) / step) * step
+    top = math.ceil((high + 0.1 * step) / step) * step
+    height = _HEIGHT - _TOP - _BOTTOM
+
+    def place(value: float) -> float:
+        return _TOP + (top - value) / (top - bottom) * height
+
+    return place, [bottom + i * step for i in range(round((top - bottom) / step) + 1)]
+
+
+def _marker(dot: Dot, x: float, y: float, colour: str, symbol: str) -> str:
+    about = f"<title>{escape(dot.name)}: {dot.y:.2f} %</title>"
+    place = f'transform="translate({x - 13:.1f} {y - 7:.1f})" fill="{colour}" opacity="{1 if dot.best else 0.55}"'
+    return f'<g class="dot" {place}>{html.SHAPES[symbol]}{about}</g>'
+
+
+def _names(best: Sequence[Dot], place_x: Callable[[float], float], place_y: Callable[[float], float]) -> list[str]:
+    """The names on the front, each above its dot, or below it where it would cover the last one."""
+    parts, last = [], (-math.inf, -math.inf)
+    for dot in best:
+        x, y = place_x(dot.x), place_y(dot.y) - 9
+        if abs(y - last[1]) < 11 and x < last[0] + 6:
+            y = place_y(dot.y) + 17
+        width = 6.0 * len(dot.name)
+        start = min(max(x - width / 2, _LEFT + 2), _WIDTH - _RIGHT - width)
+        parts.append(f'<text x="{start:.1f}" y="{y:.1f}">{escape(dot.name)}</text>')
+        last = (start + width, y)
+    return parts
+
+
+def _legend(look: dict[str, tuple[str, str]]) -> list[str]:
+    parts, x = [], _WIDTH - _RIGHT + 14
+    for i, (kind, (colour, symbol)) in enumerate(list(look.items())[:_LEGEND]):
+        y = _TOP + 8 + 19 * i
+        parts.append(f'<g transform="translate({x - 13} {y - 7})" fill="{colour}">{html.SHAPES[symbol]}</g>')
+        parts.append(f'<text x="{x + 10}" y="{y + 4}">{escape(kind)}</text>')
+    return parts

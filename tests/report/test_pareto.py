@@ -1,0 +1,157 @@
+"""Pareto fronts: which points no other dominates, the table of all points, and figures that are whole SVGs."""
+
+import csv
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from report_pages import PRIVATE, page, write_run
+
+from fedstill.cli import main
+from fedstill.report import pareto, scatter
+from fedstill.report.page import write_report
+from fedstill.report.record import RunRecord, read_run
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def point(name: str, accuracy: float, up: float, epsilon: float = math.inf, seconds: float = 1.0) -> pareto.Point:
+    return pareto.Point(name, name, accuracy, None, up, epsilon, seconds, 1)
+
+
+def test_a_front_has_the_points_that_no_other_dominates() -> None:
+    points = [
+        point("small", 0.5, 10),
+        point("worse at the same bytes", 0.4, 10),
+        point("best", 0.9, 100),
+        point("as good for more", 0.9, 200),
+        point("between", 0.7, 50),
+        point("worse for more", 0.6, 60),
+        point("twin", 0.7, 50),
+    ]
+    names = [p.name for p in pareto.front(points, pareto.COSTS["bytes"])]
+    assert names == ["small", "between", "twin", "best"]
+
+
+def test_a_front_is_the_same_by_brute_force() -> None:
+    rng = random.Random(0)
+    points = [
+        point(str(i), rng.randrange(8) / 8, rng.randrange(6), rng.choice([1.0, 4.0, math.inf])) for i in range(60)
+    ]
+    for cost in pareto.COSTS.values():
+        best = pareto.front(points, cost)
+        for p in points:
+            better = [q for q in points if cost(q) <= cost(p) and q.accuracy >= p.accuracy]
+            strictly = [q for q in better if cost(q) < cost(p) or q.accuracy > p.accuracy]
+            assert (p in best) == (not strictly)
+
+
+def runs(folder: Path) -> list[RunRecord]:
+    """Three methods on one task with different models, one private, and another task of a single run."""
+    for label, facts in {
+        "images": {"accuracy": 0.7, "bytes_up_per_client": 900, "seconds": 60.0},
+        "sums": {"accuracy": 0.9, "bytes_up_per_client": 40_000, "seconds": 5.0, "model": "scattering"},
+        "noisy": {"accuracy": 0.8, "bytes_up_per_client": 40_000, "seconds": 9.0, "guarantee": PRIVATE},
+    }.items():
+        for seed in range(2):
+            own = dict(facts)
+            model = own.pop("model", None)
+            place = write_run(folder / label / str(seed), label=label, method=label, seed=seed, **own)
+            if model:
+                config = json.loads((place / "config.json").read_text())
+                config["experiment"]["model"] = model
+                (place / "config.json").write_text(json.dumps(config))
+    write_run(folder / "other", label="alone", data="letters")
+    return [read_run(folder / label / str(seed)) for label in ("images", "sums", "noisy") for seed in range(2)]
+
+
+def test_a_picture_has_one_point_for_each_row_whatever_the_model(tmp_path: Path) -> None:
+    records = [*runs(tmp_path), read_run(tmp_path / "other")]
+    (picture,) = pareto.pictures(records)  # the single run of another task is no picture
+    assert [p.name for p in picture.points] == ["sums", "noisy", "images"]
+    assert [p.seeds for p in picture.points] == [2, 2, 2]
+    fronts = {cost: [p.name for p in best] for cost, best in picture.fronts().items()}
+    assert fronts == {"bytes": ["images", "sums"], "epsilon": ["noisy", "sums"], "seconds": ["sums"]}
+    lines = {line["method"]: line for line in pareto.lines([picture])}
+    assert lines["noisy"]["epsilon"] == 1.0
+    assert lines["sums"]["epsilon"] is None
+    assert lines["images"]["front"] == ["bytes"]
+
+
+def test_a_guarantee_for_labels_is_none_for_records(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", label="labels", guarantee={**PRIVATE, "unit": "label"})
+    write_run(tmp_path / "b", label="records", guarantee=PRIVATE, accuracy=0.5)
+    (picture,) = pareto.pictures([read_run(tmp_path / "a"), read_run(tmp_path / "b")])
+    assert {p.name: p.epsilon for p in picture.points} == {"labels": math.inf, "records": 1.0}
+
+
+def test_runs_on_other_records_are_not_in_one_picture(tmp_path: Path) -> None:
+    for label, facts in {"a": {}, "b": {"partition": "classes:1"}, "c": {"clients": 3}}.items():
+        write_run(tmp_path / label, label=label, **facts)
+    assert pareto.pictures([read_run(tmp_path / label) for label in "abc"]) == []
+
+
+@pytest.mark.parametrize("xs", [[5.0], [1.0, 1e9], [0.0, 10.0, math.inf], [0.0, 0.0], [math.inf, 1.0], [3.0, 3.1, 3.2]])
+def test_every_dot_and_name_lies_in_the_figure(xs: list[float]) -> None:
+    dots = [scatter.Dot(f"<b>& {i}", "kind", x, 10.0 * i, best=True) for i, x in enumerate(xs)]
+    root = ElementTree.fromstring(scatter.svg(dots, "bytes & more", "a <title>", lambda value: f"{value:g}"))
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    drawn = [g for g in root.iter(f"{SVG}g") if g.get("class") == "dot"]
+    assert len(drawn) == len(dots)
+    for g in drawn:
+        x, y = map(float, str(g.get("transform")).removeprefix("translate(").removesuffix(")").split())
+        assert 0 < x < width and 0 < y < height
+    for text in root.iter(f"{SVG}text"):
+        if text.get("x"):
+            assert 0 <= float(str(text.get("x"))) < width and 0 < float(str(text.get("y"))) < height
+    assert sum((text.text or "").startswith("<b>&") for text in root.iter(f"{SVG}text")) == len(dots)
+
+
+def test_the_front_is_a_staircase_and_cheaper_dots_are_further_left() -> None:
+    dots = [scatter.Dot(str(i), "kind", 10.0**i, 10.0 * i, best=i != 1) for i in range(4)]
+    root = ElementTree.fromstring(scatter.svg(dots, "x", "t", lambda value: f"{value:g}"))
+    (path,) = [p for p in root.iter(f"{SVG}path") if p.get("class") == "front"]
+    assert str(path.get("d")).count("H") == 2  # from the first of three points to the last
+    places = [str(g.get("transform")) for g in root.iter(f"{SVG}g") if g.get("class") == "dot"]
+    found = [tuple(map(float, place.removeprefix("translate(").removesuffix(")").split())) for place in places]
+    assert [x for x, _ in found] == sorted(x for x, _ in found)
+    assert [y for _, y in found] == sorted((y for _, y in found), reverse=True)
+
+
+def test_the_command_writes_the_table_the_figures_and_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(tmp_path / "runs")
+    main(["report", str(tmp_path / "runs"), "--pareto", "--out", str(tmp_path / "out")])
+    shown = capsys.readouterr().out
+    assert "Pareto fronts: digits" in shown
+    for cost in ("bytes", "epsilon", "seconds"):
+        ElementTree.parse(tmp_path / "out" / f"pareto-{cost}.svg")
+    table = list(csv.DictReader((tmp_path / "out" / "pareto.csv").open()))
+    assert [row["method"] for row in table] == ["sums", "noisy", "images"]
+    assert "| sums | 90.00" in (tmp_path / "out" / "pareto.md").read_text()
+    assert (tmp_path / "out" / "report.html").read_text().count('class="pareto"') == 3
+    main(["report", str(tmp_path / "runs"), "--pareto", "--json", "--out", str(tmp_path / "out")])
+    assert [row["method"] for row in json.loads(capsys.readouterr().out)["pareto"]] == ["sums", "noisy", "images"]
+
+
+def test_a_single_point_is_refused_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", label="a")
+    with pytest.raises(SystemExit) as error:
+        main(["report", str(tmp_path / "a"), "--pareto", "--out", str(tmp_path / "out")])
+    assert error.value.code == 2
+    assert "--pareto needs two finished runs" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_without_fronts_is_as_before_and_names_are_text(tmp_path: Path) -> None:
+    records: list[Any] = runs(tmp_path / "runs")
+    assert "Pareto" not in page(records, tmp_path)
+    write_run(tmp_path / "evil", label="<img src=x>", accuracy=0.95)
+    records.append(read_run(tmp_path / "evil"))
+    write_report(records, tmp_path / "report.html", fronts=pareto.pictures(records))
+    assert "<img src=x>" not in (tmp_path / "report.html").read_text()
