@@ -16,7 +16,7 @@ from method_settings import flags
 from PIL import Image
 
 import fedstill
-from fedstill import methods
+from fedstill import methods, models
 from fedstill.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,17 @@ def small(words: list[str], out: Path) -> list[str]:
         model = "projected:width=8" if {"fedrd", "fedrd-records"} & {*words} else "convnet:width=8,depth=2"
         words += ["--limit", "400", "--workers", "0", "--model", model]
         words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
+    if "--updates" in words:
+        words += ["--inversion.steps", "2"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
+
+
+def save_updates(folder: Path) -> None:
+    """A model's weights, and gradients that have their form."""
+    model = models.build("convnet:width=16", (1, 28, 28), 10)
+    torch.save(model.state_dict(), folder / "start.pt")
+    (folder / "updates").mkdir()
+    torch.save([p.detach() for p in model.parameters()], folder / "updates" / "client-0.pt")
 
 
 def compare(folder: Path) -> None:
@@ -118,7 +128,9 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             Image.new("L", (8, 8), i).save(place / f"{i}.png")
     if words[1] in ("report", "runs"):
         compare(tmp_path)
-    if words[1] in ("attack", "publish"):
+    if "--updates" in words:
+        save_updates(tmp_path)
+    elif words[1] in ("attack", "publish"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if "examples/" in command:

@@ -61,7 +61,8 @@ class Method(Settings, ABC):
         mixed: whether clients may have models of different architectures (``--models``).
         needs_public: ``"images"`` or ``"labelled"`` if the method refuses to run without public images, or without
             public images with the task's labels.
-        protects: ``"record"`` or ``"label"``: the unit of the guarantee with default settings, if there is one.
+        protects: ``"record"``, ``"label"`` or ``"client"``: the unit of the guarantee with default settings, if there
+            is one.
     """
 
     model_config = ConfigDict(ignored_types=(Step,))

@@ -1,8 +1,19 @@
-"""Named tensors of a model: reading them, and copying them into another model."""
+"""Named tensors of a model: reading them, also from files, and copying them into another model."""
 
+import io
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
 from torch import Tensor, nn
+
+_NESTED = ("state_dict", "model")
+"""Names under which checkpoints of others have a state dict."""
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -21,3 +32,64 @@ def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) ->
     for name, value in source.items():
         into = targets[name]
         into.copy_(value.round() if value.is_floating_point() and not into.is_floating_point() else value)
+
+
+def read(path: Path) -> dict[str, Tensor] | list[Tensor]:
+    """The tensors in a file, without running anything in it: by name, or in order where they have no names.
+
+    Args:
+        path: a safetensors file; what ``torch.save`` made of a state dict, of a dictionary with one as ``state_dict``
+            or ``model``, or of a list of tensors; or an ``.npz`` file, where the names ``arr_0``, ``arr_1``, ... are no
+            names.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it holds something else.
+    """
+    content = path.read_bytes()
+    if content.startswith(b"PK") and _is_numpy(content):
+        return _arrays(content)
+    if not content.startswith((b"PK", b"\x80")):  # neither a zip archive nor a pickle, as torch.save writes them
+        try:
+            return safetensors.torch.load(content)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"its format is neither safetensors nor torch's: {error}") from error
+    loaded = plain(content)
+    if isinstance(loaded, Mapping):
+        loaded = next((loaded[name] for name in _NESTED if isinstance(loaded.get(name), Mapping)), loaded)
+    if isinstance(loaded, list | tuple) and loaded and all(isinstance(value, Tensor) for value in loaded):
+        return list(loaded)
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ValueError(f"it has a {type(loaded).__name__} that is not a state dict of names and tensors")
+    return dict(loaded)
+
+
+def plain(content: bytes) -> Any:
+    """What ``torch.save`` wrote, if it is made of tensors, numbers, texts and plain containers: nothing in it is run.
+
+    Raises:
+        ValueError: it holds something else, or is damaged.
+    """
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and its unpickler raise many kinds of errors on damaged and on foreign files
+        why = str(error).strip().split("\n")[0].split(". ")[0]
+        raise ValueError(f"torch can't read it as plain tensors: {why}") from error
+
+
+def _is_numpy(content: bytes) -> bool:
+    try:
+        names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    except zipfile.BadZipFile:
+        return False
+    return bool(names) and all(name.endswith(".npy") for name in names)
+
+
+def _arrays(content: bytes) -> dict[str, Tensor] | list[Tensor]:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            found = {name: torch.from_numpy(file[name]) for name in file.files}
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:  # arrays of objects, damage
+        raise ValueError(f"numpy can't read it as plain arrays: {str(error).splitlines()[0]}") from error
+    places = [f"arr_{i}" for i in range(len(found))]
+    return [found[name] for name in places] if set(places) == found.keys() else found

@@ -14,6 +14,7 @@ from doubles import Killed
 from fedstill import files, models, wire
 from fedstill.attacks import membership as attack
 from fedstill.attacks import report as attack_report
+from fedstill.attacks import scoring
 from fedstill.attacks.membership import Membership, membership, membership_design, place_of
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
@@ -37,7 +38,7 @@ FOUR = Membership(shadows=4)
 
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attack, "_ROWS", 200)
+    monkeypatch.setattr(scoring, "_ROWS", 200)
 
 
 def finished(out: Path, name: str = "fedavg", settings: dict[str, Any] | None = None, **changes: Any) -> Path:
@@ -74,7 +75,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         tmp_path_factory.mktemp("overfitted") / "run", settings=OVERFITTED, clients=1, model="convnet:width=16,depth=2"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attack, "_ROWS", 200)
+        patch.setattr(scoring, "_ROWS", 200)
         yield folder, membership(folder, Membership(shadows=16), command="fedstill attack <run>")
 
 
@@ -102,6 +103,24 @@ def test_what_an_overfitted_model_remembers_is_found(attacked: tuple[Path, dict[
         assert (arrays["records"] == own).all()
     words = " ".join(str(part) for part in attack_report.show(found))
     assert "There is no bound to compare with" in words
+
+
+@pytest.mark.slow
+def test_few_shadow_runs_are_enough_for_the_relative_attack(attacked: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = attacked
+    few = {score: membership(folder, Membership(score=score, shadows=4)) for score in ("lira", "rmia")}
+    pair = membership(folder, Membership(score="rmia", shadows=2))
+    areas = {name: found["likelihood_ratio"]["online"]["auc"] for name, found in {**few, "pair": pair}.items()}
+    # by chance, with 51 members of 120, the area has a standard deviation of 0.053
+    assert min(areas["rmia"], areas["pair"]) > 0.5 + 4 * 0.053
+    assert areas["rmia"] > areas["lira"] - 0.053
+    assert few["rmia"]["rmia"]["a"] in [step / 10 for step in range(11)] and pair["rmia"]["a"] == 0.3
+    place = place_of(folder, 0)
+    assert "RMIA with a 0.3" in (place / "rmia.html").read_text()
+    kept = json.loads((place / "attack.json").read_text())
+    assert kept["membership-rmia"] == pair and kept["membership"] == few["lira"]
+    with np.load(place / "rmia.npz") as arrays:
+        assert arrays["probability"].shape == (3, 120) and arrays["online"].max() <= 1
 
 
 @pytest.mark.slow
@@ -281,6 +300,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         assert stop.value.code == 2
         return " ".join(capsys.readouterr().err.split())
 
+    main(["attack", str(folder), "--score", "rmia", "--shadows", "2", "--client", "1", "--rmia.a", "0.5"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "2 shadow runs, RMIA with a 0.5, gamma 1" in told and "rmia.html" in told
+    assert "it must be an even number of 2 or more" in fails(str(folder), "--score", "rmia", "--shadows", "1")
+    world = place_of(folder, 1) / "world-001" / "outputs.safetensors"
+    old = {"logits": wire.unpack(files.read_checked(world, ""))[0]["logits"]}
+    files.write_checked(world, wire.pack(old, {}))  # as earlier versions wrote it
+    main(["attack", str(folder), "--shadows", "4", "--client", "1"])
+    assert "does not fit these records; delete" in fails(str(folder), "--score", "rmia", "--client", "1")
     assert "the run comes first: fedstill attack RUN" in fails("--shadows", "4")
     assert "--shadows is 3; it must be an even number of 4 or more" in fails(str(folder), "--shadows", "3")
     assert "--client is -1; it must be greater than or equal to 0" in fails(str(folder), "--client", "-1")

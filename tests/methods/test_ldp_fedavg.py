@@ -60,10 +60,10 @@ def test_senseless_numbers_are_refused(radius: float, noise: float) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_sound_noise_costs_epsilon_per_record_over_all_rounds(rounds: int, digits: DataSet, tmp_path: Path) -> None:
+def test_sound_noise_costs_epsilon_per_client_over_all_rounds(rounds: int, digits: DataSet, tmp_path: Path) -> None:
     _, fed = run(LDPFedAvg(epsilon=2.0, rounds=rounds, local=LOCAL), digits, tmp_path)
     found = fed.guarantee()
-    assert (found.holds, found.unit, found.delta) == (True, "record", 1e-5)
+    assert (found.holds, found.unit, found.delta) == (True, "client", 1e-5)
     assert found.epsilon == pytest.approx(2.0, rel=1e-3)  # the accountant's discretisation
     assert "other records, one or all" in found.reason
 

@@ -26,7 +26,7 @@ from fedstill.records import Records
 
 PRIVATE = {
     "fedgm-labels": "label",
-    "ldp-fedavg": "record",
+    "ldp-fedavg": "client",
     "dp-fl": "record",
     "adap-dp-fl": "record",
     "fedkd": "record",

@@ -13,6 +13,7 @@ from fedstill import files
 from fedstill.privacy import accounting, guarantee
 from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, covers, open_ledger, total_epsilon
+from fedstill.report import guarantees
 
 
 def test_a_ledger_refuses_before_it_is_overdrawn_and_charges_nothing_then(tmp_path: Path) -> None:
@@ -176,6 +177,18 @@ def test_labels_and_public_fields() -> None:
     nothing = guarantee.derive([], {}, 1e-5)
     assert (nothing.holds, nothing.epsilon) == (True, 0.0)
     assert not math.isnan(nothing.epsilon or 0)
+
+
+def test_a_guarantee_is_per_client_only_where_every_proof_lets_all_records_change() -> None:
+    whole, other = (entry(ONE).model_copy(update={"mechanism": name}) for name in ("ClippedUpdate", "ClassSums"))
+    found = guarantee.derive([], {0: [whole], 1: [whole, whole]}, 1e-5)
+    assert found.unit == "client" and "all records of one client" in str(found.adjacency)
+    assert found.epsilon == guarantee.derive([], {0: [other, other]}, 1e-5).epsilon
+    assert guarantees.words(found).endswith("per client")
+    assert "which of two data sets a client has" in guarantees.explained(found, sent=True)[0]
+    for spent in ({0: [whole, other]}, {0: [whole], 1: [other]}):
+        assert guarantee.derive([], spent, 1e-5).unit == "record"
+    assert guarantee.derive([], {0: []}, 1e-5).unit == "record"
 
 
 def label(event: Event, index: int, part: str | None = None, adaptive: bool = False) -> Entry:

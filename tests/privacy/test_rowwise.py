@@ -1,5 +1,6 @@
 """A record's row depends on the record alone, to the bit: whatever the server chooses, no other record changes it."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -119,6 +120,26 @@ def test_sizes_are_those_for_which_rows_stand_alone() -> None:
     assert sizes_of(lambda x: [x / 0]) == (1,)
     assert sizes_of(lambda x: [x @ torch.zeros(3, 3)]) == (1,)
     assert rowwise.sizes("whole numbers", lambda: lambda x: [x], torch.zeros(1, 8, dtype=torch.int64)) == (1,)
+
+
+def test_a_layer_of_few_outputs_and_odd_inputs_takes_batches_too() -> None:
+    """Such rows begin at other alignments, by which kernels round them; with outputs added, they don't."""
+    layer = nn.Linear(3969, 10)
+
+    def tested(wide: bool) -> tuple[int, ...]:
+        def compute(x: Tensor) -> list[Tensor]:
+            with rowwise.WideLinear() if wide else nullcontext():
+                return [layer(x)]
+
+        return rowwise.sizes(("wide", wide), lambda: compute, torch.zeros(1, 3969))
+
+    assert tested(True) == rowwise.SIZES
+    x = torch.randn(7, 3969, generator=stream(0, "x"))
+    with rowwise.WideLinear():
+        wide = layer(x)
+        assert torch.equal(nn.Linear(5, 32)(x[:, :5]).isfinite(), torch.ones(7, 32, dtype=torch.bool))
+    torch.testing.assert_close(wide, layer(x))
+    assert wide.shape == (7, 10) and wide.is_contiguous()
 
 
 def test_answers_are_kept_by_public_facts_and_without_the_model() -> None:

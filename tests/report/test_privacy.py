@@ -66,6 +66,20 @@ def test_published_heads_print_why_they_guarantee_nothing(tmp_path: Path, capsys
     assert "in total, per record of one client: epsilon unbounded" in text
 
 
+@pytest.mark.slow
+def test_an_epsilon_beside_unprotected_fields_is_said_to_be_of_the_releases_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    told(capsys, "run", "fedavg-p", *QUICK, *HEADS, "--epsilon", "2", "--out", out)
+    assert told(capsys, "privacy", out).endswith("epsilon 2.0 at delta 1e-05")
+    place = tmp_path / "run" / "summary.json"
+    summary = json.loads(place.read_text())
+    none = {name: None for name in summary["guarantee"]} | {"holds": False, "simulated": True, "reason": "in clear"}
+    place.write_text(json.dumps({**summary, "guarantee": none}))
+    assert told(capsys, "privacy", out).endswith("epsilon 2.0 at delta 1e-05, of these releases alone")
+
+
 def test_no_run_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["privacy", str(tmp_path / "nothing")])

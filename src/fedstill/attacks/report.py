@@ -20,7 +20,7 @@ from fedstill.report import figures, guarantees, html
 
 def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
     """The maximum TPR at an FPR under the guarantee; None if it does not protect records."""
-    if not guarantee.holds or guarantee.unit != "record":
+    if not guarantee.holds or guarantee.unit == "label":
         return None
     assert guarantee.epsilon is not None and guarantee.delta is not None
     return partial(lira.bound, epsilon=guarantee.epsilon, delta=guarantee.delta)
@@ -34,15 +34,21 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
         table.add_row(*line)
     yield table
     yield Text(_verdict(results))
-    yield Text(_posteriors(results))
+    if "posteriors" in results:
+        yield Text(_posteriors(results))
 
 
 def _finding(results: dict[str, Any]) -> str:
     rate = results["likelihood_ratio"]["online"]["rates"][-1]
     return (
         f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} %, on the "
-        f"{results['records']} records of client {results['client']} ({results['shadows']} shadow runs)"
+        f"{results['records']} records of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
     )
+
+
+def _rmia(results: dict[str, Any]) -> str:
+    """The relative attack's settings, if the scores are its."""
+    return f", RMIA with a {results['rmia']['a']:g}, gamma {results['rmia']['gamma']:g}" if "rmia" in results else ""
 
 
 _HEADINGS = ("attack", "FPR, %", "TPR, %", "95 % interval", "allowed, %", "AUC")
@@ -89,17 +95,18 @@ def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tens
 
     Args:
         job: the attacked run.
-        results: the entry "membership" of ``attack.json``.
+        results: the entry of ``attack.json``.
         curves: false and true positive rates of each form of the attack, from `lira.roc`.
     """
     title = f"Membership inference: {job.label} on {job.experiment.data}"
     lines, words = list(_lines(results)), (0,)
+    networks = f"<p>{escape(_posteriors(results))}.</p>\n" if "posteriors" in results else ""
     body = "".join(
         (
             f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(results))}.</p>\n',
             html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(results))),
             html.section("True and false positives", html.figure(_figure(results, curves), "roc", _CAPTION)),
-            html.section("Attack networks", f"<p>{escape(_posteriors(results))}.</p>\n"),
+            html.section("Attack networks", networks) if networks else "",
             html.section("Reproduce", f"<pre>{escape(job.command)}</pre>\n"),
         )
     )

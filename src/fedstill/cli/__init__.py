@@ -27,6 +27,7 @@ commands:
   privacy RUN | plan          show the releases of a run, or plan their noise
   runs [FOLDER] | remove      list the runs in a folder, or remove some
   attack RUN [ATTACK]         infer training records from a run
+  attack --updates FOLDER     infer them from saved gradients or weights
   publish RUN                 write the model for plain PyTorch, with a card
   deploy site | app | check   set up real clients over TLS on Flower, or try it
 

@@ -16,7 +16,7 @@ def facts(name: str) -> dict[str, Any]:
 
     Returns:
         ``method``, ``description``, ``rounds`` (the default number), ``one_shot``, ``needs_public`` ("images",
-        "labelled" or None), ``protects`` ("record", "label" or None) and ``paper`` (first author and year).
+        "labelled" or None), ``protects`` ("record", "label", "client" or None) and ``paper`` (first author and year).
     """
     place = methods.TABLE[name]
     values = constants(place)

@@ -66,6 +66,7 @@ def privacy(words: list[str]) -> None:
     text = (
         "usage: fedstill privacy RUN [--json]  show the clients' releases and their costs\n"
         "       fedstill privacy plan [flags]  plan noise and accuracy of a release\n"
+        "       fedstill privacy import FILE   add up an Opacus history (import --help)\n"
     )
     if not words or asks_help(words[:1]):
         plan_flags = [parser.Section(read("fedstill.report.plan:Plan")(), title="options of privacy plan")]
@@ -79,6 +80,16 @@ def privacy(words: list[str]) -> None:
         add_working_folder()
         settings, form = flags.parse_settings("fedstill privacy plan", words[1:], Plan())
         print_tables(plan(settings), as_json=form.json_)
+    elif words[0] == "import":
+        program, rest = "fedstill privacy import FILE", words[2:] if words[1:2] != ["--help"] else words[1:]
+        if (shown := flags.shown("fedstill.sites.opacus:Import", rest)) is not None:
+            flags.parse_settings(program, rest, shown)
+        if not words[1:] or words[1].startswith("-"):
+            raise Bad(f"the file comes first: {program.replace('FILE', 'accountant.pt')} --delta 1e-5")
+        from fedstill.sites.opacus import Import
+
+        history, form = flags.parse_settings(program, rest, Import())
+        print_tables(history.run(Path(words[1])), as_json=form.json_)
     else:
         run, *rest = words
         about = "Show each client's releases in a run and their costs."
@@ -98,8 +109,10 @@ def attack(words: list[str]) -> None:
     if not words or asks_help(words[:1]):
         usage(
             words,
-            "usage: fedstill attack RUN [ATTACK] [flags]   infer training records from a run\n\n"
-            "RUN is the folder of a finished run; ATTACK is membership by default.\n"
+            "usage: fedstill attack RUN [ATTACK] [flags]  infer training records from a run\n"
+            "       fedstill attack --updates FOLDER ...  infer them from gradients of others\n\n"
+            "RUN is the folder of a finished run; ATTACK is membership by default. FOLDER\n"
+            "has .pt, .safetensors or .npz files; see fedstill attack --updates --help.\n"
             + parser.flags_text(
                 "fedstill attack RUN",
                 [
@@ -108,6 +121,9 @@ def attack(words: list[str]) -> None:
                 ],
             ),
         )
+        return
+    if words[0].partition("=")[0] == "--updates":
+        _attack_saved([*words[0].split("=", 1), *words[1:]])
         return
     if words[0].startswith("-"):
         raise Bad(f"the run comes first: fedstill attack RUN {' '.join(words)}")
@@ -120,3 +136,23 @@ def attack(words: list[str]) -> None:
     settings, form = flags.parse_settings(program, rest, attacks.find(name or "membership")())
     progress = terminal(stderr=form.json_)
     print_tables(settings.attack(Path(run), progress, line_of(["attack", *words])), as_json=form.json_)
+
+
+def _attack_saved(words: list[str]) -> None:
+    """``fedstill attack --updates FOLDER``."""
+    from fedstill import attacks
+    from fedstill.cli import flags
+    from fedstill.lookup import add_working_folder
+
+    program = "fedstill attack --updates FOLDER"
+    folder = next(iter(words[1:]), "-")
+    rest = words[1:] if folder in ("-h", "--help") else words[2:]
+    if folder.startswith("-") and not asks_help(rest):
+        raise Bad(f"--updates needs the folder of the files: {program} --model convnet --shape 1 28 28")
+    if (shown := flags.shown(attacks.SAVED, rest)) is not None:
+        flags.parse_settings(program, rest, shown)
+    from fedstill.attacks.saved import SavedUpdates
+
+    add_working_folder()
+    settings, form = flags.parse_settings(program, rest, SavedUpdates())
+    print_tables(settings.attack(Path(folder), terminal(stderr=form.json_)), as_json=form.json_)

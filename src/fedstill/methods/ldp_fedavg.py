@@ -39,7 +39,7 @@ class NoisyUpdate(Reply):
 class LDPFedAvg(Method):
     """One-shot FedAvg with noise on every client's update."""
 
-    protects: ClassVar[str] = "record"
+    protects: ClassVar[str] = "client"
     epsilon: PositiveFloat | None = 1.0
     """Budget of all uploads of a client, at the run's delta; None adds no noise and guarantees nothing."""
     privacy: Literal["sound", "published"] = "sound"

@@ -8,14 +8,17 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from fedstill.privacy.events import Pure, Unbounded, Unit
+from fedstill.privacy.events import Pure, Unbounded
 from fedstill.privacy.ledger import UNCOUNTABLE, Entry, by_part, total_epsilon
 
 ADJACENCY = {
     "record": "one record of one client is added or removed",
     "label": "one record's label is replaced, everything else about it being public",
+    "client": "all records of one client are replaced by any others, or one is added or removed",
 }
-"""The difference between neighbouring data sets, by unit."""
+"""The difference between neighbouring data sets, by unit of a guarantee."""
+_WHOLE = frozenset({"ClippedUpdate"})
+"""Mechanisms whose theorem lets all of a client's records change."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Guarantee:
 
     Attributes:
         holds: whether there is a guarantee.
-        unit: the protected unit: one record, or one record's label.
+        unit: the protected unit: one record, one record's label, or a client with all of its records.
         adjacency: the difference between neighbouring data sets.
         epsilon: privacy loss at ``delta`` of the client that spent most.
         delta: probability that the loss is larger.
@@ -35,7 +38,7 @@ class Guarantee:
     """
 
     holds: bool
-    unit: Literal["record", "label"] | None
+    unit: Literal["record", "label", "client"] | None
     adjacency: str | None
     epsilon: Annotated[float, Ge(0)] | None
     delta: Annotated[float, Ge(0), Le(1)] | None
@@ -94,7 +97,9 @@ def derive(
     units = {entry.unit for entry in entries}
     if len(units) > 1:
         return no("some releases protect records, others labels only; costs of different adjacencies don't add up")
-    unit: Unit = units.pop() if units else "record"
+    unit: Literal["record", "label", "client"] = units.pop() if units else "record"
+    if entries and all(entry.mechanism in _WHOLE for entry in entries):
+        unit = "client"
     epsilon, accountant = 0.0, "none needed"
     for client, each in spent.items():
         try:

@@ -12,7 +12,7 @@ sum is float64: otherwise weights for which gradients are nothing but rounding w
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,9 @@ class ClippedGradients:
         owners = Counter(id(p) for layer in self._layers for p in layer.parameters(recurse=False))
         known = rowwise.is_known(model) and all(supported(m) for m in self._layers)
         self._fast = fast and known and max(owners.values()) == 1
+        self._wide = False
+        self._asked: tuple[object, ...] | None = None
+        self._among: tuple[int, ...] = (1,)
 
     def clipped_sum(
         self, x: Float[Tensor, "n ..."], y: Tensor, clip: float, loss: PerRecordLoss
@@ -117,15 +120,25 @@ class ClippedGradients:
 
         Leaves the fast way where only ``torch.func`` has such sizes, as for layers that mix the records of a batch.
         """
-        if self._fast and (among := self._tested(True, x, y, loss)) != (1,):
-            return among
-        among = self._tested(False, x, y, loss)
+        shapes = (x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype)
+        asked = (*shapes, loss, torch.get_num_threads(), *(m.training for m in self._model.modules()))
+        if asked != self._asked:  # a key of the whole model in every step would take longer than a small step
+            self._among, self._asked = self._found(x, y, loss), asked
+        return self._among
+
+    def _found(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> tuple[int, ...]:
+        for wide in (self._wide, True) if self._fast else ():
+            if (among := self._tested(True, wide, x, y, loss)) != (1,):
+                self._wide = wide
+                return among
+        among = self._tested(False, False, x, y, loss)
         self._fast = self._fast and among == (1,)
         return among
 
-    def _tested(self, fast: bool, x: Tensor, y: Tensor, loss: PerRecordLoss) -> tuple[int, ...]:
+    def _tested(self, fast: bool, wide: bool, x: Tensor, y: Tensor, loss: PerRecordLoss) -> tuple[int, ...]:
         def make() -> rowwise.Compute:
             other = ClippedGradients(rowwise.randomised(self._model), fast=fast)
+            other._wide = wide
             its_loss = rowwise.randomised(loss)
 
             def rows(x: Tensor) -> list[Tensor]:
@@ -137,7 +150,7 @@ class ClippedGradients:
         stored = (p for m in self._layers for p in m.parameters(recurse=False) if not isinstance(m, nn.Linear))
         entries = sum(p.numel() for p in (stored if fast else self._weights))
         among = tuple(size for size in rowwise.SIZES if size <= _MEMORY // (4 * entries + 1)) or (1,)
-        return rowwise.sizes(("gradients", fast, rowwise.form(self._model, loss, y[:0])), make, x, among)
+        return rowwise.sizes(("gradients", fast, wide, rowwise.form(self._model, loss, y[:0])), make, x, among)
 
     def _pieces(self, x: Tensor, y: Tensor, loss: PerRecordLoss) -> list[Piece]:
         fast = self._by_layers(x, y, loss) if self._fast else None
@@ -149,7 +162,7 @@ class ClippedGradients:
         if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers):
             return None
         with torch.enable_grad():
-            with _watched(self._layers, calls):
+            with _watched(self._layers, calls), rowwise.WideLinear() if self._wide else nullcontext():
                 output = self._model(x)
             losses = loss(output, x, y)
         _check_losses(losses, len(x))

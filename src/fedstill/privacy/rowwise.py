@@ -17,7 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from fedstill.evaluate import device_of, mode_of
 from fedstill.records import Trainable
@@ -89,6 +92,32 @@ def _tested(compute: Compute, like: Tensor, among: tuple[int, ...]) -> tuple[int
 
 def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+_COLUMNS = 16
+"""Multiple of outputs from which kernels of matrix products treat rows alike, wherever these begin in memory."""
+
+
+class WideLinear(TorchFunctionMode):
+    """Compute linear layers with outputs added up to a multiple of 16, and remove these.
+
+    With few outputs, kernels round a row by its alignment in memory, which depends on its place if its length is odd.
+    """
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """``func`` itself, or the wider form of ``torch.nn.functional.linear``."""
+        return (_wide_linear if func is functional.linear else func)(*args, **(kwargs or {}))
+
+
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    more = -len(weight) % _COLUMNS
+    if not more:
+        return functional.linear(x, weight, bias)
+    wide = functional.linear(
+        x, functional.pad(weight, (0, 0, 0, more)), bias if bias is None else functional.pad(bias, (0, more))
+    )
+    return wide[..., : len(weight)].clone()  # no view: a layer that changes it in place would bypass its gradient
 
 
 def form(*parts: object) -> tuple[object, ...]:

@@ -54,6 +54,14 @@ def right_at_most(epsilon: float, delta: float) -> float:
     return min(math.ceil(1000 * right - 1e-9) / 10, 100.0)
 
 
+_QUESTIONS = {
+    "record": ("records", "whether a record was used"),
+    "label": ("records", "which of two labels a record has"),
+    "client": ("clients' records", "which of two data sets a client has"),
+}
+"""Facts that the attacker knows, and the guess, by unit."""
+
+
 def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
     """The guarantee's meaning, in sentences.
 
@@ -66,9 +74,9 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         return (first, f"none: {guarantee.reason}") if guarantee.reason else (first,)
     assert guarantee.epsilon is not None
     percent = right_at_most(guarantee.epsilon, guarantee.delta or 0.0)
-    question = "which of two labels a record has" if guarantee.unit == "label" else "whether a record was used"
+    known, question = _QUESTIONS.get(guarantee.unit or "", _QUESTIONS["record"])
     sentences = (
-        f"An attacker who knows all other records and guesses {question} is right at most {percent:g} % of "
+        f"An attacker who knows all other {known} and guesses {question} is right at most {percent:g} % of "
         "the time; random guesses are right 50 % of the time.",
         f"Holds against: {guarantee.adversary}." if guarantee.adversary else "",
         guarantee.reason,

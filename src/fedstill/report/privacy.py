@@ -40,7 +40,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
         yield Text("No client released anything through a privacy mechanism.")
         return
     yield _table(spent, journal.last_message_times())
-    yield from _sums(spent, record.config["experiment"])
+    yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
 
 
 def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
@@ -65,7 +65,7 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
     return table
 
 
-def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any]) -> Iterator[Text]:
+def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
     units: tuple[Unit, ...] = ("record", "label")
     for unit in units:
@@ -77,7 +77,7 @@ def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any]) -> Iterator
         if totals:
             low, high = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
-            yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}")
+            yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}{limits}")
 
 
 def _number(epsilon: float) -> str:

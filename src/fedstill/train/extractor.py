@@ -1,6 +1,5 @@
 """Weights of a public feature extractor: from a file, from the cache, or by pretraining on public images."""
 
-import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,8 +7,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Literal
 
-import safetensors
-import safetensors.torch
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
@@ -20,7 +17,7 @@ from fedstill.models.patches import Patches
 from fedstill.records import Records
 from fedstill.settings import Settings
 from fedstill.train.contrastive import SimCLR, fingerprint
-from fedstill.weights import state
+from fedstill.weights import read, state
 
 __all__ = ["Extractor", "load", "save"]
 
@@ -142,22 +139,10 @@ def load(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    content = path.read_bytes()
-    if not content.startswith((b"PK", b"\x80")):  # neither a zip archive nor a pickle, as torch.save writes them
-        try:
-            return safetensors.torch.load(content)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"its format is neither safetensors nor torch's: {error}") from error
-    try:  # tensors and plain containers only: nothing in the file is run
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and its unpickler raise many kinds of errors on damaged and on foreign files
-        why = str(error).strip().split("\n")[0].split(". ")[0]
-        raise ValueError(f"torch can't read it as plain tensors: {why}") from error
-    if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
-        loaded = loaded["state_dict"]
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ValueError(f"it has a {type(loaded).__name__} that is not a state dict of names and tensors")
-    return dict(loaded)
+    found = read(path)
+    if isinstance(found, list):
+        raise ValueError("it has a list that is not a state dict of names and tensors")
+    return found
 
 
 def _checked(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

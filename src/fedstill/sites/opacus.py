@@ -1,0 +1,137 @@
+"""``fedstill privacy import``: the history of an Opacus accountant, added up by this library's accountant.
+
+The history is a list of (noise multiplier, sample rate, steps) of Gaussian noise on Poisson samples, where neighbours
+differ by one record that is added or removed: this library's event `Gaussian`. A site that trained on its records with
+Opacus can charge it to its ledger, whose budget is then smaller by it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Gt, Lt
+from pydantic import ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.privacy import accounting
+from fedstill.privacy.events import Gaussian
+from fedstill.privacy.ledger import BudgetExceeded, Entry
+from fedstill.report import guarantees
+from fedstill.settings import Settings
+from fedstill.sites.ledger import open_ledger
+from fedstill.sites.policy import SitePolicy
+from fedstill.weights import plain
+
+_CHECKPOINT = "privacy_accountant_state_dict"
+"""Name of the accountant's state in a checkpoint of Opacus's ``PrivacyEngine``."""
+_MECHANISMS = ("rdp", "prv", "gdp")
+"""Opacus's accountants; all of them have histories of the same form."""
+
+
+class Import(Settings):
+    """Add up the history of an Opacus accountant by privacy loss distributions, and charge it to a site's ledger."""
+
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    """Delta at which epsilon is stated."""
+    policy: Path | None = None
+    """A site's policy.toml, to whose ledger the history is charged, once."""
+
+    def run(self, place: Path) -> Iterator[Table | Text]:
+        """A table of the history and its epsilon; also the charge, if there is a policy.
+
+        Raises:
+            ValueError: the file has no history, or the site's ledger can't take it; one sentence.
+        """
+        events, name, content = read(place)
+        table = Table("noise, x clip", "sample rate", "steps", box=SIMPLE_HEAD)
+        for event in events:
+            table.add_row(f"{event.noise_multiplier:g}", f"{event.sampling:g}", f"{event.count:,}")
+        yield table
+        epsilon = accounting.epsilon(events, self.delta, "record")
+        yield Text(
+            f"epsilon {guarantees.round_up(epsilon)} at delta {self.delta:g}, composed by privacy loss distributions "
+            "(dp-accounting)",
+            style="bold",
+        )
+        yield Text("neighbours: one record is added or removed\nassumes: Poisson samples (Opacus's poisson_sampling)")
+        if self.policy is not None:
+            yield _charged(events, name, content, SitePolicy.read(self.policy))
+
+
+def read(place: Path) -> tuple[list[Gaussian], str, bytes]:
+    """The events of a history, the name of Opacus's accountant, and the file's content.
+
+    Args:
+        place: JSON or what ``torch.save`` made of ``accountant.state_dict()``, of a checkpoint of ``PrivacyEngine``, or
+            of the list itself.
+
+    Raises:
+        ValueError: the file can't be read or has no such history.
+    """
+    try:
+        content = place.read_bytes()
+        found = plain(content) if content.startswith((b"PK", b"\x80")) else json.loads(content)
+    except OSError as error:
+        raise ValueError(f"{place} can't be read ({error.strerror or error}); check the path") from error
+    except ValueError as error:
+        raise ValueError(f"{place} has no history ({error}); save accountant.state_dict() by torch or json") from error
+    if isinstance(found, Mapping):
+        found = found.get(_CHECKPOINT, found)
+    state: Mapping[str, Any] = found if isinstance(found, Mapping) else {"history": found}
+    history, name = state.get("history"), state.get("mechanism", "rdp")
+    if name not in _MECHANISMS:
+        raise ValueError(f"{place} has the mechanism {name!r:.40}; it must be one of {', '.join(_MECHANISMS)}")
+    if not isinstance(history, list | tuple) or not history:
+        raise ValueError(f"{place} has no history: a list of [noise multiplier, sample rate, steps] with an entry")
+    return [_event(place, number, each) for number, each in enumerate(history, start=1)], str(name), content
+
+
+def _event(place: Path, number: int, each: Any) -> Gaussian:
+    try:
+        noise, sampling, steps = each
+        if isinstance(steps, float) and steps == int(steps):
+            steps = int(steps)
+        return Gaussian(noise_multiplier=noise, sampling=sampling, count=steps)
+    except (TypeError, ValueError, OverflowError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ValueError(
+            f"{place}: entry {number} of the history is {each!r:.80}, not [noise multiplier above 0, sample rate in "
+            f"(0, 1], steps] ({why})"
+        ) from error
+
+
+def _charged(events: list[Gaussian], name: str, content: bytes, policy: SitePolicy) -> Text:
+    run = hashlib.sha256(content).hexdigest()[:32]
+    ledger = open_ledger(policy.ledger, run, delta=policy.delta, budget=policy.budget)
+    if ledger.entries:
+        raise ValueError(f"the ledger {policy.ledger} has this history already; it is charged once")
+    whole = accounting.rdp_filter(policy.budget, policy.delta) if policy.budget is not None else None
+    if whole is not None and not whole.allows(events):
+        raise ValueError(_too_much(policy))
+    try:
+        for index, event in enumerate(events):
+            ledger.charge(
+                Entry(
+                    exchange=0,
+                    step="imported",
+                    index=index,
+                    mechanism=f"Opacus ({name})",
+                    unit="record",
+                    event=event,
+                    theorem="Gaussian mechanism on Poisson samples, as the history of Opacus's accountant states it",
+                )
+            )
+    except BudgetExceeded as error:
+        raise ValueError(f"{_too_much(policy)} ({len(ledger.entries)} of {len(events)} entries are charged)") from error
+    return Text(f"charged to {policy.ledger}: {len(events)} entries; the site's budget is {policy.budget} in all")
+
+
+def _too_much(policy: SitePolicy) -> str:
+    return (
+        f"the history does not fit the budget of {policy.budget} at delta {policy.delta:g} that is left; answer no run "
+        "with these records, or raise the budget"
+    )

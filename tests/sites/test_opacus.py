@@ -1,0 +1,123 @@
+"""``fedstill privacy import``: the epsilon of an Opacus accountant's history, and its place in a site's ledger."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.cli import main
+from fedstill.privacy import accounting
+from fedstill.sites.ledger import create_ledger, open_ledger
+from fedstill.sites.opacus import read
+
+# opacus 1.6.0, delta 1e-5: epsilon by its PRVAccountant and by its RDPAccountant
+KNOWN = [
+    ([(1.1, 0.01, 500), (0.9, 0.02, 300)], 3.001202302024923, 3.477052740331913),
+    ([(5.0, 1.0, 60)], 7.339730803636356, 7.884406222420491),
+]
+
+
+def state(history: Any, mechanism: str = "rdp") -> Any:
+    return OrderedDict([("history", history), ("mechanism", mechanism)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("history", "prv", "rdp"), KNOWN)
+def test_epsilon_is_that_of_opacus_s_tighter_accountant(
+    history: Any, prv: float, rdp: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(state(history), tmp_path / "a.pt")
+    main(["privacy", "import", str(tmp_path / "a.pt"), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["tables"][0]["rows"][0][0] == f"{history[0][0]:g}"
+    epsilon = float(told["text"][0].split()[1])
+    # PRVAccountant adds its error, .01, to be on the safe side
+    assert prv - 0.011 <= epsilon <= prv + 0.005 < rdp
+
+
+@pytest.mark.parametrize("form", ["state", "checkpoint", "json", "list", "prv"])
+def test_every_form_is_the_same_history(form: str, tmp_path: Path) -> None:
+    history, place = KNOWN[0][0], tmp_path / "file"
+    if form == "json":
+        place.write_text(json.dumps(state(history)))
+    elif form == "list":
+        place.write_text(json.dumps(history))
+    elif form == "checkpoint":
+        torch.save({"module_state_dict": {}, "privacy_accountant_state_dict": state(history)}, place)
+    else:
+        torch.save(state(history, "prv" if form == "prv" else "rdp"), place)
+    events, name, _ = read(place)
+    assert [(e.noise_multiplier, e.sampling, e.count) for e in events] == history
+    assert name == ("prv" if form == "prv" else "rdp")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "no history: a list of"),
+        ({"mechanism": "rdp"}, "no history: a list of"),
+        (state([(1.0, 0.1, 1)], "laplace"), "the mechanism 'laplace'; it must be one of rdp, prv, gdp"),
+        (state([(1.0, 0.1, 1), (1.0, 1.5, 1)]), r"entry 2 of the history is \[1.0, 1.5, 1\].*less than or equal to 1"),
+        (state([(0.0, 0.1, 1)]), "entry 1 of the history is .*greater than or equal to 0.000000001"),
+        (state([(1.0, 0.1)]), "entry 1 of the history is .*not enough values"),
+        (state([3]), "entry 1 of the history is 3, not"),
+        (state([(1.0, 0.1, 2.5)]), "entry 1 of the history is .*integer"),
+    ],
+)
+def test_another_history_is_a_sentence(content: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.json")
+
+
+def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"history": tmp_path, "more": Path}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="torch can't read it as plain tensors"):
+        read(tmp_path / "a.pt")
+    (tmp_path / "b").write_text("{")
+    with pytest.raises(ValueError, match=r"has no history .*save accountant.state_dict\(\)"):
+        read(tmp_path / "b")
+    with pytest.raises(ValueError, match="can't be read"):
+        read(tmp_path / "c")
+    for words, sentence in ((["import"], "the file comes first"), (["import", "--delta", "1"], "the file comes first")):
+        with pytest.raises(SystemExit) as stop:
+            main(["privacy", *words])
+        assert stop.value.code == 2 and sentence in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["privacy", "import", "--help"])
+    assert stop.value.code == 0 and "--policy" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_site_s_budget_is_smaller_by_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('client = 0\ndata = "d"\nstate = "state"\nmethods = ["dp-fl"]\nbudget = 5.0\n')
+    create_ledger(tmp_path / "state" / "ledger")
+    history, place = KNOWN[0][0], tmp_path / "a.json"
+    place.write_text(json.dumps(state(history)))
+    main(["privacy", "import", str(place), "--policy", str(policy)])
+    assert "charged to" in capsys.readouterr().out
+    ledger = open_ledger(tmp_path / "state" / "ledger", "another run", delta=1e-5, budget=5.0)
+    kept = open_ledger(tmp_path / "state" / "ledger", "a", delta=1e-5, budget=5.0)
+    assert kept.entries == [] and ledger.entries == []
+    lines = (tmp_path / "state" / "ledger" / "ledger.jsonl").read_text().splitlines()
+    assert len(lines) == 2 and "Opacus (rdp)" in lines[0]
+
+    def refused() -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["privacy", "import", str(place), "--policy", str(policy)])
+        assert stop.value.code == 2
+        return capsys.readouterr().err
+
+    assert "has this history already; it is charged once" in refused()
+    # a history that the rest of the budget does not cover, though it alone would fit
+    limit = accounting.rdp_filter(5.0, 1e-5)
+    most = max(k for k in range(1, 100) if limit.allows(read(place)[0] * k))
+    place.write_text(json.dumps(state([(noise, rate, most * steps) for noise, rate, steps in history])))
+    assert limit.allows(read(place)[0])
+    assert "does not fit the budget of 5.0 at delta 1e-05 that is left" in refused()
+    place.write_text(json.dumps(state([(1.1, 0.5, 600)])))
+    assert "does not fit the budget" in refused()
