@@ -37,6 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "feddf": {"local": LOCAL, "distillation": {"epochs": 2}},
     "dense-published": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16, "fresh": True}},
     "dense": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
+    "co-boosting": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
     "fed-dafl": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "nz": 16}},
     "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
     "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
