@@ -40,6 +40,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "co-boosting": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
     "fed-dafl": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "nz": 16}},
     "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
+    "fens": {"local": LOCAL, "rounds": 2},
     "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
     "ldp-fedavg": {"rounds": 2, "local": LOCAL},
     "dp-fl": PRIVATE_ROUNDS,
