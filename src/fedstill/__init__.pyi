@@ -44,6 +44,7 @@ from fedstill.methods.dense_published import DensePublished as DensePublished
 from fedstill.methods.co_boosting import CoBoosting as CoBoosting
 from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
 from fedstill.methods.fed_adi import FedADI as FedADI
+from fedstill.methods.fedcvae import FedCVAE as FedCVAE
 from fedstill.methods.fens import FENS as FENS
 from fedstill.methods.afl import AFL as AFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
-from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, flattened, load_flat, rebuilt
+from fedstill.distill.flat import flattened, load_flat
+from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.protocol import state
 from fedstill.seeds import isolated, stream
 
@@ -55,7 +56,7 @@ def test_a_model_comes_back_from_one_vector_and_another_length_is_refused() -> N
     load_flat(second, flattened(first))
     for name, value in state(first).items():
         assert torch.equal(state(second)[name], value)
-    with pytest.raises(ValueError, match="a model of 3 values came; this client's has"):
+    with pytest.raises(ValueError, match="a model of 3 values came; the network here has"):
         load_flat(second, torch.zeros(3))
 
 

@@ -40,6 +40,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "co-boosting": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
     "fed-dafl": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "nz": 16}},
     "fed-adi": {**DATAFREE, "inversion": {"steps": 3, "batch_size": 16}},
+    "fedcvae": {
+        "aggregate": "distilled",
+        "local": {"epochs": 1},
+        "images": 60,
+        "distillation": {"epochs": 1},
+        "training": {"epochs": 2},
+    },
     "fens": {"local": LOCAL, "rounds": 2},
     "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
     "ldp-fedavg": {"rounds": 2, "local": LOCAL},

@@ -16,7 +16,7 @@ from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from fedstill.settings import Settings
-from fedstill.weights import load, state
+from fedstill.weights import load
 
 
 def aggregator(networks: int, num_classes: int, hidden: int) -> nn.Sequential:
@@ -53,21 +53,6 @@ def rebuilt(network: nn.Module, weights: Mapping[str, Tensor]) -> StackedModel:
     model = StackedModel([copy.deepcopy(network) for _ in range(count)], aggregator(count, classes, units // count))
     load(model, weights)
     return model
-
-
-def flattened(model: nn.Module) -> Float[Tensor, " values"]:
-    """All entries of the model's state as one float32 vector."""
-    return torch.cat([value.flatten().float() for value in state(model).values()])
-
-
-def load_flat(model: nn.Module, values: Float[Tensor, " values"]) -> None:
-    """Copy a vector of `flattened` into ``model``; a ValueError if its length is another."""
-    own = state(model)
-    sizes = [value.numel() for value in own.values()]
-    if sum(sizes) != len(values):
-        raise ValueError(f"a model of {len(values)} values came; this client's has {sum(sizes)}")
-    parts = values.split(sizes)  # type: ignore[no-untyped-call]
-    load(model, {name: part.view_as(like) for (name, like), part in zip(own.items(), parts, strict=True)})
 
 
 class ServerAdam(Settings):

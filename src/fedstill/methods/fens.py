@@ -18,7 +18,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, flattened, load_flat, rebuilt
+from fedstill.distill.flat import flattened, load_flat
+from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
