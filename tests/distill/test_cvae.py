@@ -79,6 +79,14 @@ def test_images_of_other_sizes_keep_theirs(shape: tuple[int, int, int]) -> None:
     assert model.decoder(with_class(mean, torch.tensor([0, 2]), 3)).shape == (2, *shape)
 
 
+def test_a_last_batch_of_one_image_can_be_trained_on() -> None:
+    records = bars(33)
+    with isolated(0):
+        model = CVAE(records.shape, 2, 3)
+    train_cvae(model, records, 1.0, Adam(epochs=1), stream(0))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
 def test_latents_are_normal_within_the_limit() -> None:
     z = truncated_normal(40_000, 2, 1.0, stream(0)).flatten()
     assert float(z.abs().max()) <= 1

@@ -89,6 +89,11 @@ class FedCVAE(Method):
         train_cvae(model, client.train, self.beta, self.local, client.rng("batches"))
         return Decoded(values=flattened(model.decoder), counts=client.train.class_counts())
 
+    @property
+    def first_reply(self) -> tuple[Any, ...]:
+        """Settings of the clients' training, on which their replies depend."""
+        return train_cvae, self.latents, self.beta, self.local
+
     def _cvae(self, like: Records, rng: torch.Generator) -> CVAE:
         with isolated(draw_seed(rng)):
             return CVAE(like.shape, like.num_classes, self.latents)

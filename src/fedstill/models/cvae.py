@@ -10,14 +10,16 @@ from torch.nn.functional import pad
 
 _BLOCK = 16
 """The four strided convolutions divide a side by this."""
+_LEAST = 32
+"""Smallest side inside the networks, so that a batch norm has several positions even in a batch of one image."""
 
 
 class Decoder(nn.Module):
     """Latents and a one-hot class, side by side, to the logits of pixels.
 
-    Linear to 64 channels of a sixteenth of the image's sides, which are rounded up to a multiple of 16, ReLU, four
-    transposed convolutions (4x4, stride 2) to 64, 32, 32 and c channels, after the first three a batch norm (eps 1e-3)
-    and ReLU; the edges are cut off. 120,961 parameters for 10 latents, 10 classes and 1x32x32.
+    Linear to 64 channels of a sixteenth of the image's sides, which are rounded up to a multiple of 16, at least 32,
+    ReLU, four transposed convolutions (4x4, stride 2) to 64, 32, 32 and c channels, after the first three a batch norm
+    (eps 1e-3) and ReLU; the edges are cut off. 120,961 parameters for 10 latents, 10 classes and 1x32x32.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, latents: int) -> None:
@@ -45,7 +47,8 @@ class CVAE(nn.Module):
     """Encoder and decoder; `forward` encodes.
 
     The encoder has four convolutions (4x4, stride 2) with 32, 32, 64 and 64 channels, each with a batch norm and ReLU,
-    and linear layers to 500 and ``2 latents`` values. Images are padded with black to a multiple of 16 a side.
+    and linear layers to 500 and ``2 latents`` values. Images are padded with black to a multiple of 16, at least 32, a
+    side.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, latents: int) -> None:
@@ -73,7 +76,7 @@ class CVAE(nn.Module):
 
 
 def _padded(size: int) -> int:
-    return -(-size // _BLOCK) * _BLOCK
+    return max(_LEAST, -(-size // _BLOCK) * _BLOCK)
 
 
 def _edge(size: int) -> int:
