@@ -144,3 +144,13 @@ def test_it_learns_digits_from_clients_that_share_no_class(aggregate: Any, digit
     model, fed = run(method, digits, tmp_path, clients=[(part, part[:5]) for part in order])  # type: ignore[arg-type]
     accuracy = fed.evaluate(model)
     assert accuracy is not None and accuracy > 0.5  # chance is 0.1; one client alone reaches 0.5 at most
+
+
+def test_the_distilled_form_leaves_the_global_generator_alone(digits: Any, tmp_path: Path) -> None:
+    method = FedCVAE(
+        aggregate="distilled", local=Adam(epochs=1), images=30, distillation=Adam(epochs=1), training=Adam(epochs=1)
+    )
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    run(method, digits, tmp_path, clients=2)
+    assert torch.equal(torch.get_rng_state(), before)

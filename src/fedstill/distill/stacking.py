@@ -15,6 +15,7 @@ from jaxtyping import Float
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
+from fedstill.seeds import isolated
 from fedstill.settings import Settings
 from fedstill.weights import load
 
@@ -50,7 +51,8 @@ def rebuilt(network: nn.Module, weights: Mapping[str, Tensor]) -> StackedModel:
     """A `StackedModel` from its state; ``network`` is one of its networks, with any weights."""
     count = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("networks."))
     classes, units = weights["head.2.weight"].shape
-    model = StackedModel([copy.deepcopy(network) for _ in range(count)], aggregator(count, classes, units // count))
+    with isolated(0):  # the random start is overwritten
+        model = StackedModel([copy.deepcopy(network) for _ in range(count)], aggregator(count, classes, units // count))
     load(model, weights)
     return model
 

@@ -10,6 +10,7 @@ Differs from the paper (docs/methods/fedcvae.md has the whole list):
 * the classifier is the run's model, and sees normalised images.
 """
 
+import copy
 from typing import Annotated, Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from typing_extensions import override
 from fedstill.distill.cvae import decoded, shares, train_cvae, train_decoder, truncated_normal, with_class
 from fedstill.distill.descent import to_bytes
 from fedstill.distill.flat import flattened, load_flat
-from fedstill.models.cvae import CVAE, Decoder
+from fedstill.models.cvae import CVAE
 from fedstill.protocol import Client, Federation, Method, Reply, step
 from fedstill.records import Records
 from fedstill.schema import Below
@@ -63,7 +64,7 @@ class FedCVAE(Method):
         size = len(flattened(one))
         decoders, counts = [], []
         for reply in fed.ask(self.train, exactly={"values": size}):  # (theta_k, p_k, n_k)
-            decoders.append(Decoder(one.shape, one.num_classes, one.latents).to(fed.device))
+            decoders.append(copy.deepcopy(one))
             load_flat(decoders[-1], reply.values)
             counts.append(reply.counts)
         if not sum(int(count.sum()) for count in counts):
