@@ -128,6 +128,7 @@ def test_a_decoder_learns_its_classes_and_a_second_one_learns_them_from_it() -> 
     assert before  # sampling restores the mode
 
 
+@pytest.mark.slow
 def test_only_the_decoder_leaves_the_client(digits: Any, tmp_path: Path) -> None:
     method = FedCVAE(local=Adam(epochs=1), images=40, training=Adam(epochs=1))
     _, fed = run(method, digits, tmp_path, clients=2)
@@ -146,6 +147,7 @@ def test_it_learns_digits_from_clients_that_share_no_class(aggregate: Any, digit
     assert accuracy is not None and accuracy > 0.5  # chance is 0.1; one client alone reaches 0.5 at most
 
 
+@pytest.mark.slow
 def test_the_distilled_form_leaves_the_global_generator_alone(digits: Any, tmp_path: Path) -> None:
     method = FedCVAE(
         aggregate="distilled", local=Adam(epochs=1), images=30, distillation=Adam(epochs=1), training=Adam(epochs=1)

@@ -178,6 +178,7 @@ def test_a_step_on_formed_images_follows_the_gradient_of_the_stored_pixels(digit
     assert float((moved - start.detach()).abs().max()) > 0.02
 
 
+@pytest.mark.slow
 def test_networks_trained_on_real_images_learn_them(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     records, nets = two_classes(digits), list[nn.Module]()
 

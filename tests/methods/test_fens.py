@@ -17,6 +17,7 @@ from fedstill.train.sgd import SGD
 METHOD: dict[str, Any] = {"local": SGD(lr=0.05, batch_size=32), "rounds": 1}
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_records_waits_for_the_aggregator(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_a_tenth_of_the_records_waits_for_the_aggregator(
         assert sorted(trained.labels.tolist()) == sorted(own.labels[rest].tolist())
 
 
+@pytest.mark.slow
 def test_models_start_apart(digits: Any, tmp_path: Path) -> None:
     local = SGD(lr=1e-12, batch_size=10_000)
     model, _ = run(FENS(local=local, rounds=1), digits, tmp_path, clients=2)
