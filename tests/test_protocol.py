@@ -182,6 +182,7 @@ def test_methods_with_a_model_of_their_own_rebuild_it() -> None:
         "afl",
         "fedcgs",
         "gh-ofl",
+        "fens",
     }
 
 
