@@ -11,7 +11,8 @@ small() {
         "--$1.matching.augment $ALL --$1.training.augment $ALL $2"
 }
 fedstill compare once=fedgm four=fedgm long=fedgm cutmix=fedgm \
-    --data cifar10 --limit 2000 --partition classes:1 --clients 10 --model convnet:width=16 --seeds 0 1 2 --workers 0 --out runs/cifar10-formation \
+    --data cifar10 --limit 2000 --partition classes:1 --clients 10 --model convnet:width=16 --seeds 0 1 2 \
+    --workers 0 --out runs/cifar10-formation \
     $(small once "--once.training.epochs 60") $(small four "--four.training.epochs 60") --four.matching.formation 2 \
     $(small long "--long.training.epochs 120") \
     $(small cutmix "--cutmix.training.epochs 60") --cutmix.matching.formation 2 --cutmix.training.cutmix 0.5
