@@ -184,6 +184,7 @@ def test_methods_with_a_model_of_their_own_rebuild_it() -> None:
         "gh-ofl",
         "fedpft",
         "safle",
+        "fens",
     }
 
 

@@ -41,8 +41,11 @@ from fedstill.methods.fedrd_records import FedRDRecords as FedRDRecords
 from fedstill.methods.feddf import FedDF as FedDF
 from fedstill.methods.dense import Dense as Dense
 from fedstill.methods.dense_published import DensePublished as DensePublished
+from fedstill.methods.co_boosting import CoBoosting as CoBoosting
 from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
 from fedstill.methods.fed_adi import FedADI as FedADI
+from fedstill.methods.fedcvae import FedCVAE as FedCVAE
+from fedstill.methods.fens import FENS as FENS
 from fedstill.methods.afl import AFL as AFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP as FedCGSP

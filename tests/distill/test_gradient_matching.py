@@ -70,7 +70,7 @@ def test_vectors_count_only_where_the_distance_looks_at_them() -> None:
 
 
 def test_an_unknown_distance_is_refused() -> None:
-    with pytest.raises(ValueError, match="'l1' is unknown; use 'grouped', 'mse' or 'cos'"):
+    with pytest.raises(ValueError, match="'l1' is unknown; use 'grouped', 'mse', 'cos' or 'convolutions'"):
         gradient_distance(gradients("g"), gradients("h"), "l1")  # type: ignore[arg-type]
 
 
@@ -155,3 +155,10 @@ def test_average_pooling_is_that_of_torch() -> None:
 def test_images_too_small_for_the_depth_are_refused() -> None:
     with pytest.raises(ValueError, match="depth=4 halves images of 8x8 pixels to nothing; use depth=3"):
         ConvNet((1, 8, 8), 10, depth=4)
+
+
+def test_the_distance_of_convolutions_leaves_out_everything_else() -> None:
+    one, other = ([torch.randn(4, 2, 3, 3), torch.randn(4), torch.randn(5, 4)] for _ in range(2))
+    assert gradient_distance(one, other, "convolutions") == ((one[0] - other[0]) ** 2).sum()
+    with pytest.raises(ValueError, match="'convolutions' needs a network with convolutions"):
+        gradient_distance(one[1:], other[1:], "convolutions")

@@ -4,9 +4,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedstill.data.sources import DataSet
 from fedstill.distill import synthesis
+from fedstill.distill.formation import unfold
 from fedstill.distill.gradient_matching import match
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.models import build
@@ -36,6 +38,8 @@ def changed(**values: object) -> GradientMatching:
         changed(init="noise", choose="random", augment="none", anneal=False),
         changed(init="real", steps=3, nets=2, interval=2, distance="mse"),
         changed(lr=10.0, distance="cos"),
+        changed(formation=2, distance="convolutions"),
+        changed(formation=2, init="noise", steps=2, nets=2, train_on="real", net_epochs=2),
     ],
 )
 def test_images_are_bytes_of_the_clients_classes(digits: DataSet, settings: GradientMatching) -> None:
@@ -155,3 +159,36 @@ def test_published_constants() -> None:
     paper = GradientMatching.published(10)
     assert (paper.nets, paper.steps, paper.lr * 10, paper.batch_size) == (300, 100, 0.01, 128)
     assert (paper.interval, paper.init, paper.choose) == (10, "representatives", "representatives")
+
+
+def test_a_step_on_formed_images_follows_the_gradient_of_the_stored_pixels(digits: DataSet) -> None:
+    records = two_classes(digits)
+    settings = changed(formation=2, nets=1, choose="random", augment="none", batch_size=10_000, anneal=False, lr=0.005)
+    made = synthesise(records, new_net, 1, changed(**{**settings.model_dump(), "lr": 1e-12}), stream(0))
+    start = made.pixels().requires_grad_()
+    net, held = new_net(0), unfold(start, 2)
+    assert held.shape == (8, 1, 8, 8)
+    real, labels = [records.of_class(c).inputs() for c in (3, 7)], [3, 7]
+    synthetic = [records.normalisation.apply(part) for part in held.split(4)]
+    _, by_input = match(net, real, synthetic, labels)
+    (gradient,) = torch.autograd.grad(synthetic, start, by_input)
+    expected = (start.detach() - 0.005 * 4 * gradient).clamp(0, 1)  # ipc 1, four images in each
+    moved = synthesise(records, new_net, 1, settings, stream(0)).pixels()
+    assert float((moved - expected).abs().max()) < 2 / 255  # both are rounded to bytes
+    assert float((moved - start.detach()).abs().max()) > 0.02
+
+
+@pytest.mark.slow
+def test_networks_trained_on_real_images_learn_them(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, nets = two_classes(digits), list[nn.Module]()
+
+    def counted(index: int) -> nn.Module:
+        nets.append(new_net(index))
+        return nets[-1]
+
+    settings = changed(nets=1, steps=3, net_epochs=10, net_lr=0.1, train_on="real", init="noise", batch_size=32)
+    synthesise(records, counted, 1, settings, stream(0))
+    with torch.no_grad():
+        loss = cross_entropy(nets[0](records.inputs()), records.labels)
+        before = cross_entropy(new_net(0)(records.inputs()), records.labels)
+    assert loss < 0.5 * before

@@ -44,8 +44,8 @@ PRIVATE = {
 }
 """The methods that guarantee something by default, and what they protect."""
 LASTING = (
-    "real fedgm feddm fedd3 fedrd fedrd-records feddf dense dense-published fed-dafl fed-adi fedgm-records fedd-p "
-    "fedauxfdp fedaux-f"
+    "real fedgm feddm fedd3 fedrd fedrd-records feddf dense dense-published co-boosting fed-dafl fed-adi fedgm-records "
+    "fedd-p fedcvae fedauxfdp fedaux-f"
 ).split()
 """The methods whose server trains for many epochs at a time."""
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
@@ -378,7 +378,8 @@ def test_fedrd_wants_its_own_network(digits: DataSet, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", [name for name in SMALL if methods.find(name).__name__ not in small.MODELS])
 def test_models_of_the_users_own_work(name: str, digits: DataSet, tmp_path: Path) -> None:
     model, _ = run(make(name), digits, tmp_path, model="own_model:mlp")
-    assert type(getattr(model, "trunk", model)).__name__ == "Sequential"
+    network = getattr(model, "networks", [getattr(model, "trunk", model)])[0]
+    assert type(network).__name__ == "Sequential"
 
 
 @pytest.mark.parametrize("name", ["fedavg-p", "fedauxfdp", "fedaux-f", "fedaux", "fedgm-records"], scope="module")

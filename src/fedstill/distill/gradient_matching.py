@@ -12,10 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-Distance = Literal["grouped", "mse", "cos"]
+Distance = Literal["grouped", "mse", "cos", "convolutions"]
 """Distance between gradients, by `gradient_distance`."""
 _EPS = 1e-6
 _CHUNK = 16
+_CONVOLUTION = 4
+"""Dimensions of a convolution's weights."""
 
 
 def gradient_distance(
@@ -26,6 +28,7 @@ def gradient_distance(
     * "grouped": every tensor of two or more dimensions as a matrix with one row per output unit, sum over tensors and
       rows r of ``1 - <g_r, h_r> / (|g_r| |h_r| + 1e-6)``; vectors (biases, normalisation) count 0. Formula of DC.
     * "mse": ``sum (g - h)^2`` over all entries of all tensors.
+    * "convolutions": the same of the weights of convolutions only, as in IDC (arXiv:2205.14959).
     * "cos": ``1 - <g, h> / (|g| |h| + 1e-6)`` of all entries as one vector.
 
     Raises:
@@ -35,12 +38,18 @@ def gradient_distance(
     if kind == "grouped":
         terms = [_rowwise(g.flatten(1), h.flatten(1)) for g, h in pairs if g.dim() > 1]
         return torch.stack(terms).sum()
-    if kind == "mse":
+    if kind == "convolutions":
+        pairs = [(g, h) for g, h in pairs if g.dim() == _CONVOLUTION]
+        if not pairs:
+            raise ValueError(
+                "distance='convolutions' needs a network with convolutions; take 'grouped', 'mse' or 'cos'"
+            )
+    if kind in ("mse", "convolutions"):
         return torch.stack([(g - h).square().sum() for g, h in pairs]).sum()
     if kind == "cos":
         one, other = (torch.cat([t.flatten() for t in side])[None] for side in (synthetic, real))
         return _rowwise(one, other)
-    raise ValueError(f"distance={kind!r} is unknown; use 'grouped', 'mse' or 'cos'")
+    raise ValueError(f"distance={kind!r} is unknown; use 'grouped', 'mse', 'cos' or 'convolutions'")
 
 
 def _rowwise(g: Float[Tensor, "rows d"], h: Float[Tensor, "rows d"]) -> Float[Tensor, ""]:
@@ -50,8 +59,12 @@ def _rowwise(g: Float[Tensor, "rows d"], h: Float[Tensor, "rows d"]) -> Float[Te
 
 
 def matched_parameters(model: nn.Module, kind: Distance) -> list[nn.Parameter]:
-    """The parameters whose gradients `gradient_distance` compares: for "grouped" all but vectors, else all."""
-    return [p for p in model.parameters() if p.requires_grad and (kind != "grouped" or p.dim() > 1)]
+    """The parameters whose gradients `gradient_distance` compares.
+
+    For "grouped" all but vectors, for "convolutions" the weights of convolutions, else all.
+    """
+    least = {"grouped": 2, "convolutions": _CONVOLUTION}.get(kind, 0)
+    return [p for p in model.parameters() if p.requires_grad and p.dim() >= least]
 
 
 def real_gradient(

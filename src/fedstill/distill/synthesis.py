@@ -12,10 +12,11 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Ge, Lt
 from jaxtyping import Float
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedstill.distill import formation
 from fedstill.distill.gradient_matching import Distance, match
 from fedstill.distill.representatives import choose
 from fedstill.records import Records
@@ -35,9 +36,15 @@ class GradientMatching(Settings):
     net_lr: PositiveFloat = 0.01
     """Learning rate of these passes (plain SGD)."""
     distance: Distance = "grouped"
-    """Distance between gradients: "grouped" cosine by output unit, "mse" or "cos" of all parameters."""
+    """Distance between gradients: "grouped" cosine by output unit, "mse" or "cos" of all parameters, or
+    "convolutions", the squared error of convolutions."""
+    formation: PositiveInt = 1
+    """Smaller images side by side in a stored image, in both directions: 2 for four images in the bytes of one, each
+    reduced to half the height and width and enlarged before use."""
+    train_on: Literal["synthetic", "real"] = "synthetic"
+    """Records of the passes between matching steps: all synthetic images, or a batch of each class's real ones."""
     lr: PositiveFloat = 0.01
-    """Learning rate of the pixels, which lie in [0, 1]; multiplied by the number of a class's images (ipc)."""
+    """Learning rate of the pixels, which lie in [0, 1]; multiplied by the number of a class's images, as used."""
     anneal: bool = True
     """Reduce the pixels' learning rate to 0 along half a cosine over all matching steps."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
@@ -71,6 +78,16 @@ class GradientMatching(Settings):
         )
 
 
+def _single(settings: GradientMatching) -> GradientMatching:
+    if settings.formation > 1:
+        raise ValueError(f"formation is {settings.formation}, but this method's images hold one each; leave it out")
+    return settings
+
+
+SingleFormation = Annotated[GradientMatching, AfterValidator(_single)]
+"""Settings of a synthesis whose stored images are used as they are."""
+
+
 def synthesise(
     records: Records,
     new_net: Callable[[int], nn.Module],
@@ -84,13 +101,14 @@ def synthesise(
         records: the client's records.
         new_net: gives random network 0, 1, ... ``settings.nets - 1``; the same sequence at all clients makes their
             images fit the same networks.
-        ipc: number of images of a class.
+        ipc: number of stored images of a class; with ``formation`` N, each holds N^2.
         settings: settings of the fit.
         rng: draws batches, first images and augmentations (a CPU generator).
 
     Raises:
-        ValueError: ``records`` is empty.
+        ValueError: ``records`` is empty, or ``formation`` does not divide the images' sides.
     """
+    formation.check_divides(settings.formation, records.shape)
     if len(records) == 0:
         raise ValueError("0 records have no classes to synthesise; leave this client out or give it records")
     labels = [int(c) for c in torch.unique(records.labels)]
@@ -107,13 +125,16 @@ def synthesise(
             if settings.choose == "random" or (index * settings.steps + step) % settings.interval == 0:
                 batches = [_real_batch(part, net, settings, rng) for part in own]
             transforms = [augment.draw(rng) for _ in own]
-            gradient = _pixel_gradient(net, records, images, batches, labels, transforms, settings.distance)
+            gradient = _pixel_gradient(net, records, images, batches, labels, transforms, settings)
             velocity.mul_(settings.momentum).add_(gradient)  # S <- S - eta_S v, v <- mu v + grad_S D
             done = (index * settings.steps + step) / (settings.nets * settings.steps)
-            factor = ipc * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
+            factor = ipc * settings.formation**2 * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
             images.sub_(velocity, alpha=settings.lr * factor).clamp_(0, 1)
             if step + 1 < settings.steps:
-                _train(net, records, images, labels, settings)
+                if settings.train_on == "real":
+                    _train_on_real(net, own, labels, settings, rng)
+                else:
+                    _train(net, records, images, labels, settings)
     assert images is not None
     return Records(
         (images.flatten(0, 1) * 255).round().to(torch.uint8),
@@ -130,13 +151,14 @@ def _pixel_gradient(
     batches: Sequence[Float[Tensor, "n c h w"]],
     labels: Sequence[int],
     transforms: Sequence[Callable[[Tensor], Tensor]],
-    distance: Distance,
+    settings: GradientMatching,
 ) -> Float[Tensor, "k m c h w"]:
     """Gradient of the matching loss by the pixels, through augmentation and normalisation."""
     pixels = images.detach().requires_grad_()
-    synthetic = [transform(records.normalisation.apply(x)) for transform, x in zip(transforms, pixels, strict=True)]
+    used = [formation.unfold(x, settings.formation) for x in pixels]
+    synthetic = [transform(records.normalisation.apply(x)) for transform, x in zip(transforms, used, strict=True)]
     real = [transform(x) for transform, x in zip(transforms, batches, strict=True)]
-    _, by_input = match(net, real, synthetic, labels, distance)
+    _, by_input = match(net, real, synthetic, labels, settings.distance)
     (gradient,) = torch.autograd.grad(synthetic, pixels, by_input)
     return gradient
 
@@ -149,15 +171,16 @@ def _real_batch(part: Records, net: nn.Module, settings: GradientMatching, rng: 
 
 def _first_images(part: Records, net: nn.Module, ipc: int, settings: GradientMatching, rng: torch.Generator) -> Tensor:
     """``(ipc, c, h, w)`` pixels; if the class has fewer records, the rest starts as noise."""
-    noise = torch.randn(ipc, *part.shape, generator=rng) / 4 + 0.5
+    count = ipc * settings.formation**2
+    noise = torch.randn(count, *part.shape, generator=rng) / 4 + 0.5
     images = noise.clamp_(0, 1).to(part.images.device)
     if settings.init != "noise":
         if settings.init == "real":
-            index = _random(part, ipc, rng)
+            index = _random(part, count, rng)
         else:
-            index = choose(part, net, ipc, rng, pool=settings.pool)
+            index = choose(part, net, count, rng, pool=settings.pool)
         images[: len(index)] = part.pixels(index)
-    return images
+    return formation.fold(images, settings.formation)
 
 
 def _random(part: Records, count: int, rng: torch.Generator) -> Tensor:
@@ -172,10 +195,24 @@ def _train(
     settings: GradientMatching,
 ) -> None:
     """Take one step a pass: theta <- theta - eta_theta grad CE(S), with all synthetic images in one batch."""
-    inputs = records.normalisation.apply(images.flatten(0, 1))
-    targets = torch.tensor(labels, device=images.device).repeat_interleave(images.shape[1])
-    parameters: list[Tensor] = [p for p in net.parameters() if p.requires_grad]
+    inputs = records.normalisation.apply(formation.unfold(images.flatten(0, 1), settings.formation))
+    targets = torch.tensor(labels, device=images.device).repeat_interleave(len(inputs) // len(labels))
     for _ in range(settings.net_epochs):
-        gradients = torch.autograd.grad(functional.cross_entropy(net(inputs), targets), parameters)
-        with torch.no_grad():
-            torch._foreach_add_(parameters, list(gradients), alpha=-settings.net_lr)
+        _step(net, inputs, targets, settings.net_lr)
+
+
+def _train_on_real(
+    net: nn.Module, own: Sequence[Records], labels: Sequence[int], settings: GradientMatching, rng: torch.Generator
+) -> None:
+    """Take one step a pass on a batch of each class's real images, newly drawn (IDC)."""
+    for _ in range(settings.net_epochs):
+        batches = [part.inputs(_random(part, settings.batch_size, rng)) for part in own]
+        targets = torch.tensor(labels).repeat_interleave(torch.tensor([len(batch) for batch in batches]))
+        _step(net, torch.cat(batches), targets.to(batches[0].device), settings.net_lr)
+
+
+def _step(net: nn.Module, inputs: Tensor, targets: Tensor, lr: float) -> None:
+    parameters: list[Tensor] = [p for p in net.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(functional.cross_entropy(net(inputs), targets), parameters)
+    with torch.no_grad():
+        torch._foreach_add_(parameters, list(gradients), alpha=-lr)

@@ -49,6 +49,7 @@ class Teachers:
 
     Attributes:
         networks: the teachers.
+        weights: weights of the teachers in the mean, of which one at least is positive; None weighs all alike.
 
     Networks of one architecture can run as one, with stacked weights. On a CPU that is slow, because of grouped
     convolutions: one forward and backward pass for 64 images takes, relative to running the networks one after another
@@ -58,13 +59,19 @@ class Teachers:
     """
 
     def __init__(
-        self, networks: Sequence[nn.Module], *, average: Average = "logits", stacked: bool | None = None
+        self,
+        networks: Sequence[nn.Module],
+        *,
+        average: Average = "logits",
+        weights: Float[Tensor, " m"] | None = None,
+        stacked: bool | None = None,
     ) -> None:
         """Make teachers of networks without gradients.
 
         Args:
             networks: at least 1, from images to logits, all on one device.
             average: the outputs that D is the mean of.
+            weights: as the attribute; the tensor itself is used, so a later change of its values counts.
             stacked: whether networks of one architecture run as one; None chooses by device. Networks that can't be
                 stacked, as their code branches on values, run one after another.
 
@@ -74,7 +81,7 @@ class Teachers:
         if not networks:
             raise ValueError("there are 0 teachers to learn from; at least 1 is needed")
         self.networks = [_frozen(network) for network in networks]
-        self._average = average
+        self._average, self.weights = average, weights
         device = next((p.device for p in networks[0].parameters()), torch.device("cpu"))
         self._groups = _by_architecture(self.networks)
         self._stacks: dict[int, _Stack] = {}
@@ -96,7 +103,9 @@ class Teachers:
         return self.averaged(self.each(x))
 
     def averaged(self, each: Float[Tensor, "n m classes"]) -> Float[Tensor, "n classes"]:
-        """D(x) from every teacher's logits: ``mean_k f_k(x)``, or ``log mean_k s(f_k(x))``."""
+        """D(x) from every teacher's logits: ``mean_k f_k(x)``, or ``log mean_k s(f_k(x))``; the mean has `weights`."""
+        if self.weights is not None:
+            return weighted(each, self.weights, self._average)
         if self._average == "logits":
             return each.mean(1)
         return each.log_softmax(2).logsumexp(1) - math.log(each.shape[1])
@@ -137,6 +146,16 @@ class Teachers:
                 del self._stacks[index]
                 return outputs
         return [_run_network(self.networks[k], x, with_bn) for k in self._groups[index]]
+
+
+def weighted(
+    each: Float[Tensor, "n m classes"], weights: Float[Tensor, " m"], average: Average = "logits"
+) -> Float[Tensor, "n classes"]:
+    """``sum_k w_k f_k(x) / sum_k w_k`` of logits, or the log of this mean of probabilities; differentiable in both."""
+    share = (weights / weights.sum())[:, None]
+    if average == "logits":
+        return (each * share).sum(1)
+    return (each.softmax(2) * share).sum(1).clamp_min(torch.finfo(each.dtype).tiny).log()
 
 
 class _Stack:

@@ -36,13 +36,15 @@ class DataFreeSettings(Settings):
     """Number of latest epochs whose images the student is trained on in every epoch."""
 
 
-def ensemble(fed: Federation, models: Models, settings: DataFreeSettings) -> Teachers:
+def ensemble(fed: Federation, models: Models, settings: DataFreeSettings, weights: Tensor | None = None) -> Teachers:
     """The ensemble D of the clients' models. Logits that are not finite are refused: they would only spoil the images.
+
+    ``weights`` are the models' weights, as in `Teachers`.
 
     Raises:
         Diverged: a model has logits that are not finite.
     """
-    teachers = Teachers(models.networks, average=settings.average)
+    teachers = Teachers(models.networks, average=settings.average, weights=weights)
     pixels = torch.linspace(0, 1, math.prod(fed.like.shape), device=fed.device)
     with torch.no_grad():
         each = teachers.each(fed.like.normalisation.apply(pixels.view(1, *fed.like.shape)))[0]

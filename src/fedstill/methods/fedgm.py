@@ -19,6 +19,7 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
+from fedstill.distill.formation import check_divides, unfolded
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.methods.surrogate import ImageSet, image_reply, random_net, train_on, union
 from fedstill.protocol import Client, Federation, Method, step
@@ -29,7 +30,7 @@ class FedGM(Method):
     """One upload of synthetic images whose gradients match those of the real images."""
 
     ipc: PositiveInt = 10
-    """Synthetic images of every class that a client has."""
+    """Synthetic images of every class that a client has; with --matching.formation 2 each holds four."""
     matching: GradientMatching = GradientMatching()
     """Settings of a client's synthesis."""
     training: CondensedTraining = CondensedTraining()
@@ -39,7 +40,8 @@ class FedGM(Method):
     def server(self, fed: Federation) -> nn.Module:
         images = union(fed, fed.ask(self.distil, at_most={"n": self.ipc * fed.num_classes}))  # S = S_1 u ... u S_K
         fed.show("synthetic", images)
-        return train_on(fed, images, self.training)
+        check_divides(self.matching.formation, images.shape)
+        return train_on(fed, unfolded(images, self.matching.formation), self.training)
 
     @step
     def distil(self, client: Client) -> ImageSet:

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from fedstill import schema
 from fedstill.distill import relabelling
-from fedstill.distill.synthesis import GradientMatching, synthesise
+from fedstill.distill.synthesis import GradientMatching, SingleFormation, synthesise
 from fedstill.methods.label_sets import ClassWeighting, RandomisedSet, TaggedSet, image_set, randomiser, tag, weigh
 from fedstill.methods.surrogate import random_net, train_on, union
 from fedstill.privacy.released import map_released
@@ -44,7 +44,7 @@ class FedGMLabels(Method):
     """Randomise real labels before distilling, or the labels of distilled images, which protects nothing."""
     ipc: PositiveInt = 10
     """Synthetic images of every class that a client sends."""
-    matching: GradientMatching = GradientMatching()
+    matching: SingleFormation = GradientMatching()
     """Settings of a client's synthesis."""
     training: CondensedTraining = CondensedTraining()
     """The server's training, of the prior and of the final model."""

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from fedstill.records import Records
 from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
+from fedstill.train.cutmix import CutMix
 from fedstill.train.epochs import Epochs
+from fedstill.train.loop import Augment, Loss, cross_entropy
 from fedstill.train.sgd import SGD
 
 
@@ -31,6 +33,8 @@ class CondensedTraining(Settings):
     augment: Strategy = "color_crop_cutout_scale_rotate"
     """Operations of DSA, joined by "_", from color, crop, cutout, flip, scale, rotate, one drawn for every batch with
     parameters for each image; or "none"."""
+    cutmix: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Share of the batches in which each image gets a rectangle of another one (CutMix), as in IDC; 0 for none."""
 
     def fit(
         self,
@@ -53,4 +57,9 @@ class CondensedTraining(Settings):
             epochs=self.epochs,
             milestones=(self.epochs // 2 + 1,),
         )
-        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch, checkpoint=checkpoint)
+        augment: Augment = DSA(self.augment)
+        loss: Loss = cross_entropy
+        if self.cutmix:
+            mix = CutMix(self.cutmix, augment)
+            augment, loss = mix.augment, mix.loss
+        return sgd.fit(model, records, rng, augment=augment, loss=loss, on_epoch=on_epoch, checkpoint=checkpoint)

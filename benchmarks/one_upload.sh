@@ -1,0 +1,22 @@
+#!/bin/sh
+# Methods whose clients upload once, with the same networks and records: FedAvg, DENSE, Co-Boosting, FENS, FedCVAE.
+#
+#     sh benchmarks/one_upload.sh                 # digits: 18 + 6 runs, about 15 minutes of a core
+#
+# Five clients of a capped Dirichlet split, ten local epochs. DENSE and Co-Boosting have the same number of images and
+# steps at the server; "-p" is the mean of probabilities. Stopped and started again, it goes on where it was.
+set -eu
+OUT=runs/digits-one-upload
+SETTING="--data digits --partition dirichlet-capped:0.3 --clients 5 --model convnet:width=16,depth=2,norm=batch"
+SETTING="$SETTING --seeds 0 1 2 --workers 0"
+epochs() { echo "--$1.epochs 25 --$1.generation.steps 10 --$1.generation.batch-size 128 --$1.generation.ngf 16"; }
+server() { echo "--$1.local.epochs 10 --$1.start mean $(epochs "$1")"; }
+decoders() { echo "--$1.local.epochs 10 --$1.images 1000"; }
+
+fedstill compare fedavg dense dense-p=dense co-boosting co-boosting-p=co-boosting fens $SETTING --out "$OUT" \
+    --fedavg.rounds 1 --fedavg.local.epochs 10 --fedavg.local.batch-size 128 \
+    $(server dense) $(server dense-p) --dense-p.average probabilities \
+    $(server co-boosting) $(server co-boosting-p) --co-boosting-p.average probabilities \
+    --fens.local.epochs 10 --fens.rounds 200
+fedstill compare fedcvae fedcvae-kd=fedcvae $SETTING --out "$OUT" \
+    $(decoders fedcvae) $(decoders fedcvae-kd) --fedcvae-kd.aggregate distilled --fedcvae-kd.truncation 1

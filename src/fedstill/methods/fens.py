@@ -1,0 +1,146 @@
+"""FENS: clients upload models once; then they train, in rounds of a few kilobytes, an aggregator of all their outputs.
+
+Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, "Revisiting ensembling in one-shot federated
+learning", NeurIPS 2024 (arXiv:2411.07182), section 3.
+
+Differs from the paper (docs/methods/fens.md has the whole list):
+
+* models cross as 32-bit floats; the authors quantise them to 8 bits;
+* a client's model is that of its last epoch; the authors' code takes the best on validation records;
+* all clients have the run's architecture.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float32
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill.distill.flat import flattened, load_flat
+from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
+from fedstill.distill.teachers import Teachers
+from fedstill.evaluate import outputs
+from fedstill.methods.averaging import weighted_mean
+from fedstill.methods.uploads import ensemble_accuracies
+from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
+from fedstill.records import Examples
+from fedstill.seeds import draw_seed, isolated
+from fedstill.settings import Share
+from fedstill.train.sgd import SGD
+
+
+class Trained(Reply):
+    """A client's model."""
+
+    weights: State
+
+
+class Prepared(Reply):
+    """Number of a client's records for the aggregator."""
+
+    num_records: Count
+
+
+class Head(Reply):
+    """The aggregator's weights, or their change: two linear layers."""
+
+    first: Float32[Tensor, "units inputs"]
+    first_bias: Float32[Tensor, " units"]
+    second: Float32[Tensor, "classes units"]
+    second_bias: Float32[Tensor, " classes"]
+
+
+class HeadUpdate(Head):
+    """The change of the aggregator's weights, and the number of records behind it."""
+
+    num_records: Count
+
+
+class FENS(Method):
+    """An ensemble of all clients' models whose aggregator is trained by the clients."""
+
+    local: SGD = SGD(batch_size=128, epochs=200)
+    """A client's training of its own model, from a random start of its own."""
+    proxy: Share = 0.1
+    """Share of a client's records that its model is not trained on, for the aggregator."""
+    rounds: PositiveInt = 500
+    """Rounds of the aggregator's training."""
+    hidden: PositiveInt = 2
+    """The aggregator's hidden units for each model (d)."""
+    update: SGD = SGD(lr=1.0, momentum=0.0, batch_size=128, max_steps=1)
+    """A client's training of the aggregator in one round."""
+    optimiser: ServerAdam = ServerAdam()
+    """The server's step on the clients' mean change."""
+
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        networks = []
+        for reply in fed.ask(self.train):  # phase 1: one upload of every client's model
+            networks.append(fed.new_model())
+            load(networks[-1], reply.weights)
+        with isolated(draw_seed(fed.rng("aggregator"))):
+            head = aggregator(len(networks), fed.num_classes, self.hidden).to(fed.device)
+        stack = torch.stack([flattened(network) for network in networks])
+        fed.ask(self.prepare, models=stack)
+        weights = state(head)  # live tensors of the aggregator
+        moments = first_moments(weights)
+        sizes = {"inputs": len(networks) * fed.num_classes, "units": len(networks) * self.hidden}
+        for round in fed.rounds(self.rounds, head, moments):  # phase 2: FedAdam on the aggregator alone
+            replies = fed.ask(self.improve, exactly=sizes, head=Head(**_fields(weights)))
+            change = weighted_mean((reply.num_records, _named(reply)) for reply in replies)
+            self.optimiser.step(weights, moments, change)
+            if round.number == self.rounds:
+                others = ensemble_accuracies(fed, Teachers(networks), None)
+                round.log(accuracy=fed.evaluate(StackedModel(networks, head)), **others)
+        return StackedModel(networks, head)
+
+    @step
+    def train(self, client: Client) -> Trained:
+        """Set a random share of the records aside, and train a model on the others."""
+        order = torch.randperm(len(client.train), generator=client.rng("proxy")).to(client.train.labels.device)
+        count = max(1, int(self.proxy * len(order)))
+        client.state["proxy"] = order[:count].clone()
+        model = client.new_model(draw=1 + client.id)
+        rest = order[count:] if len(order) > count else order  # a single record serves both
+        self.local.fit(model, client.train[rest], client.rng("batches"))
+        return Trained(weights=state(model))
+
+    @step
+    def prepare(self, client: Client, models: Float32[Tensor, "models values"]) -> Prepared:
+        """Compute the logits of all models for the records set aside."""
+        records = client.train[client.state["proxy"]]
+        logits = []
+        for values in models:
+            model = client.new_model()
+            load_flat(model, values)
+            logits.append(torch.cat(outputs(model, records)))
+        client.state["logits"] = torch.cat(logits, 1)
+        return Prepared(num_records=len(records))
+
+    @step
+    def improve(self, client: Client, head: Head) -> HeadUpdate:
+        """Take a step of SGD on the aggregator, from its current weights."""
+        records, logits = client.train[client.state["proxy"]], client.state["logits"]
+        model = aggregator(logits.shape[1] // records.num_classes, records.num_classes, self.hidden).to(client.device)
+        before = _named(head)
+        load(model, before)
+        self.update.fit(model, Examples(logits, records.labels), client.rng("batches"))
+        change = {name: value - before[name].to(value) for name, value in state(model).items()}
+        return HeadUpdate(**_fields(change), num_records=len(records))
+
+    @override
+    def rebuild(self, network: nn.Module, weights: Any) -> nn.Module:
+        return rebuilt(network, weights)
+
+
+_NAMES = {"first": "0.weight", "first_bias": "0.bias", "second": "2.weight", "second_bias": "2.bias"}
+
+
+def _fields(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {field: tensors[name].detach().clone() for field, name in _NAMES.items()}
+
+
+def _named(head: Head) -> dict[str, Tensor]:
+    return {name: getattr(head, field) for field, name in _NAMES.items()}

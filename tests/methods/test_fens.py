@@ -1,0 +1,54 @@
+"""FENS against its protocol: which records train what, and what one round of the aggregator does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import run
+from torch import nn
+
+from fedstill.distill.stacking import StackedModel
+from fedstill.engines.client_state import last_state
+from fedstill.methods.fens import FENS
+from fedstill.protocol import state
+from fedstill.train.sgd import SGD
+
+METHOD: dict[str, Any] = {"local": SGD(lr=0.05, batch_size=32), "rounds": 1}
+
+
+@pytest.mark.slow
+def test_a_tenth_of_the_records_waits_for_the_aggregator(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    fit = SGD.fit
+
+    def watched(self: SGD, model: nn.Module, records: Any, rng: Any, **options: Any) -> int:
+        seen.append(records)
+        return fit(self, model, records, rng, **options)
+
+    monkeypatch.setattr(SGD, "fit", watched)
+    model, _ = run(FENS(**METHOD), digits, tmp_path, clients=2)
+    assert isinstance(model, StackedModel)
+    for k, part in enumerate(torch.arange(len(digits.train)).tensor_split(2)):
+        own = digits.train[part]
+        proxy = last_state(tmp_path / "clients", k)["proxy"]
+        assert len(proxy) == len(own) // 10
+        trained, aggregated = seen[k], seen[2 + k]
+        assert len(trained) == len(own) - len(proxy)
+        assert torch.equal(aggregated.labels, own.labels[proxy])
+        logits = torch.cat([network.eval()(own[proxy].inputs()) for network in model.networks], 1)
+        torch.testing.assert_close(aggregated.inputs(), logits.detach(), rtol=1e-4, atol=1e-4)  # batches of other sizes
+        rest = torch.ones(len(own), dtype=torch.bool)
+        rest[proxy] = False
+        assert sorted(trained.labels.tolist()) == sorted(own.labels[rest].tolist())
+
+
+@pytest.mark.slow
+def test_models_start_apart(digits: Any, tmp_path: Path) -> None:
+    local = SGD(lr=1e-12, batch_size=10_000)
+    model, _ = run(FENS(local=local, rounds=1), digits, tmp_path, clients=2)
+    assert isinstance(model, StackedModel)
+    first, second = (state(network) for network in model.networks)
+    assert not torch.allclose(next(iter(first.values())), next(iter(second.values())))
