@@ -1,11 +1,12 @@
 """A deployment's server: its folder with settings, certificates, roster and Flower's files."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,8 +47,11 @@ class ServerSettings(Settings):
     @field_validator("host")
     @classmethod
     def _host(cls, value: str) -> str:
-        if not value or not all(c.isascii() and (c.isalnum() or c in ".-:") for c in value) or len(value) > 253:
-            raise ValueError("it must be a host name or an IP address, without a port")
+        try:
+            return str(ip_address(value))
+        except ValueError:
+            if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", value):
+                raise ValueError("it must be a host name or an IP address, without a port") from None
         return value
 
 
