@@ -72,14 +72,14 @@ class Walk:
     Args:
         root: an empty folder.
         source: the folder ``src`` of the fedstill that is tried.
-        changes: further replacements in the page's text.
+        changes: further replacements in the page's text, which come first.
     """
 
     def __init__(self, root: Path, source: Path, changes: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.srv = root / "srv"
-        self.changes = {HOST: "localhost", "/srv/": f"{self.srv}/", "/absolute/path": str(root / "server")}
-        self.changes |= changes or {}
+        self.changes = {**(changes or {}), HOST: "localhost", "/srv/": f"{self.srv}/"}
+        self.changes |= {"/absolute/path": str(root / "server")}
         self.typed: list[str] = []
         self.written = 0
         self.services: list[subprocess.Popen[bytes]] = []
@@ -173,7 +173,7 @@ class Walk:
                 start_new_session=True,
             )  # fmt: skip
         self.services.append(service)
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900  # a busy machine is no mistake of the page
         while not (CONNECTED in log.read_text() if "node" in what else self._listens()):
             if service.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"{what} does not start: {log.read_text()[-4000:]}")

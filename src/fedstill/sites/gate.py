@@ -51,7 +51,7 @@ def app(inner: str, authority: Path) -> Starlette:
 
     async def forward(request: Request) -> Response:
         path = request.scope["raw_path"].decode("latin-1")  # as it was sent, before anything is decoded
-        if request.method != "POST" or request.scope["query_string"] or not _PATH.match(path):
+        if request.method != "POST" or request.scope["query_string"] or not _PATH.fullmatch(path):
             return PlainTextResponse("only Flower's interface for sites is served here\n", 403)
         size = request.headers.get("content-length", "")
         if not (size.isascii() and size.isdecimal()) or int(size[:20]) > _LARGEST:
