@@ -243,6 +243,7 @@ def outcome(made: Server, flower: Path, states: str, *output: str) -> tuple[list
     return shown, ""
 
 
+@pytest.mark.slow
 def test_a_run_s_own_lines_are_shown_and_its_end_is_told(made: Server, flower: Path) -> None:
     lines = ("Using SuperLink: here", "\x1b[92mINFO \x1b[0m:      Start", "asking 2 clients", "accuracy 57 %")
     done = "finished:completed finished:completed"
@@ -252,6 +253,7 @@ def test_a_run_s_own_lines_are_shown_and_its_end_is_told(made: Server, flower: P
     assert f'roster="{made.roster}"' in call and f'out="{settings["out"]}"' in call
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_gives_its_sentence_and_no_trace(made: Server, flower: Path) -> None:
     failed = ("asking 2 clients", f"{FAILED}only 1 of 2 clients replied", "ERROR: ServerApp raised an exception",
               "Traceback (most recent call last):", "  File ...", "TooFewReplies: only 1 of 2")  # fmt: skip
@@ -262,12 +264,14 @@ def test_a_run_that_fails_gives_its_sentence_and_no_trace(made: Server, flower: 
     assert reason == "the run ended as finished:failed; repeat the command to resume"
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_is_taken_up_without_repetition(made: Server, flower: Path) -> None:
     states = "running running finished:completed finished:completed"
     assert outcome(made, flower, states, "one", "two") == (["one", "two"], "")
     assert sum(line.startswith("log ") for line in (flower / "calls").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_an_interruption_stops_the_run(made: Server, flower: Path) -> None:
     (flower / "states").write_text("running")
     (flower / "output").write_text("one\n")
@@ -281,6 +285,7 @@ def test_an_interruption_stops_the_run(made: Server, flower: Path) -> None:
     assert (flower / "calls").read_text().splitlines()[-1] == "stop 77 server"
 
 
+@pytest.mark.slow
 def test_the_command_says_how_the_run_ended(made: Server, flower: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (flower / "states").write_text("finished:failed")
     (flower / "output").write_text(f"{FAILED}client 0 is away\n")
@@ -308,6 +313,7 @@ def test_keys_are_registered_at_this_server(made: Server, flower: Path, tmp_path
 # ------------------------------------------------------------------------------------------------- files for services
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_the_units(made: Server, tmp_path: Path) -> None:
     (tmp_path / units.SITE).write_text(units.site(tmp_path, on_cpu=True))
