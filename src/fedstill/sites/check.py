@@ -14,6 +14,9 @@ from fedstill.data import sources
 from fedstill.report import privacy
 from fedstill.runs.folder import RunFolder
 
+_PATIENCE = 600.0
+"""Seconds to wait for the two sites: a busy machine may lose sight of them for a while."""
+
 
 def check(folder: Path | None = None) -> Iterator[Any]:
     """Run a deployment of two sites on this machine, over TLS with keys; yields lines to print.
@@ -40,15 +43,15 @@ def check(folder: Path | None = None) -> Iterator[Any]:
             yield f"site {client}: {len(own)} records, a policy that allows fedavg-p up to epsilon 1.3"
         task = {"data": "digits", "clients": 2, "model": "scattering", "public": "noise=200", "noise": "entropy"}
         method = {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 32}}
-        run = here.run("first", {"method": "fedavg-p", **task, "fedavg-p": method})
-        status = here.finish(run)
+        run = here.run("first", {"method": "fedavg-p", **task, "fedavg-p": method}, _PATIENCE)
+        status = here.finish(run, 2 * _PATIENCE)
         out = folder / "runs" / "first"
         if status != "finished:completed" or not RunFolder(out).is_finished:
             raise RuntimeError(f"the run ended as {status}: {here.output(run)[-2000:]}\nsee {folder / 'logs'}")
         yield f"run: {status}, one upload from each site"
         yield from privacy.show(out)
-        again = here.run("second", {"method": "fedavg-p", **task, "seed": 1, "fedavg-p": method})
-        here.finish(again)
+        again = here.run("second", {"method": "fedavg-p", **task, "seed": 1, "fedavg-p": method}, _PATIENCE)
+        here.finish(again, 2 * _PATIENCE)
         if "nothing was released" not in (output := here.output(again)):
             raise RuntimeError(f"the sites did not refuse a second run that exceeds their budgets: {output[-2000:]}")
         yield "both sites refused a second run, which would exceed their budgets"
