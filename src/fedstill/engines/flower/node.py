@@ -31,7 +31,7 @@ _HOST = "127.0.0.1"
 _POLL = 0.2
 """Seconds between two questions for a task."""
 _SUPERNODE = (  # it ends with this process, even if that is killed
-    "import os; from flwr.supercore.app_utils import start_parent_process_monitor as watch; watch(os.getppid()); "
+    "from fedstill.engines.flower.parent import end_with_parent; end_with_parent(); "
     "from flwr.supernode.cli import flower_supernode; flower_supernode()"
 )
 
