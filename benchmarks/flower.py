@@ -253,7 +253,9 @@ def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory() as folder, loopback(Path(folder)) as here:
         for client in range(clients):
-            here.add_site(client, data, methods=["flower:Idle"], own_code=True, unprotected=True, simulated_noise=True)
+            here.add_site(
+                client, data, methods=["flower:Idle"], own_code=["flower:Idle"], unprotected=True, simulated_noise=True
+            )
             here.start_site(client)
         task = {"data": "digits", "clients": clients, "model": "convnet:width=8,depth=2"}
         method = {"size": options.mib << 20}

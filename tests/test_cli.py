@@ -44,7 +44,10 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, deploy, privacy"),
+        (
+            ["fly"],
+            "there is no command 'fly'; choose run, compare, report, methods, data, server, site, deploy",
+        ),
         (["run", "fedsum"], "there is no method 'fedsum'; did you mean fedgm? (all: fedstill methods)"),
         (["run", "xyz"], "there is no method 'xyz'; choose fedavg, fedprox"),
         (["compare", "fedagv"], "there is no method 'fedagv'; did you mean fedavg?"),
@@ -312,7 +315,7 @@ def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> N
 HELPED = [
     "", "run", "run fedgm", "run fedkadp", "run fedauxfdp", "run --extend", "compare", "compare fedavg fedgm", "report",
     "methods", "data", "data list", "data show", "privacy", "privacy plan", "privacy RUN", "attack", "attack RUN",
-    "attack RUN uploads", "deploy", "deploy site", "deploy app", "deploy check",
+    "attack RUN uploads", "deploy", "deploy check", "server", "server init", "server run", "site", "site init",
 ]  # fmt: skip
 
 
@@ -378,7 +381,7 @@ def test_help_reads_every_other_settings_class_too() -> None:
 
 @pytest.mark.parametrize(
     "words", ["run fedgm --help", "compare fedavg fedgm --help", "methods", "methods --json", "data list",
-              "attack --help", "privacy plan --help", "deploy site --help"]
+              "attack --help", "privacy plan --help", "site init --help", "server init --help", "server run --help"]
 )  # fmt: skip
 def test_static_text_needs_no_torch(words: str) -> None:
     code = (

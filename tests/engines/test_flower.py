@@ -220,6 +220,14 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
     assert all(map(is_sentence, caplog.messages))
 
 
+def test_a_client_that_is_met_in_the_last_moment_is_not_called_missing(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid({1: content(b"mine", client=0)})
+    sites = apps.SiteTransport(grid, "terms", 1, wait=0.0)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "fedstill"):
+        assert list(sites.exchange(b"what?", [0], lambda _: None)) == [(0, b"mine", None)]
+    assert caplog.messages == []
+
+
 def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """Node 1 was there first and claims to be client 0, node 3 is in no list; node 2 is client 0."""
     grid = Grid({node: content(f"{node}".encode(), client=0) for node in (1, 3, 2)})

@@ -1,8 +1,11 @@
 """What a site's node takes from Flower, of which Flower promises nothing."""
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
@@ -54,3 +57,23 @@ def test_a_supernode_in_process_isolation_starts_no_program() -> None:
     above = [line for line in lines[:started] if line.startswith("    if ") or line.startswith("    with ")]
     assert above[-1].strip() == "if isolation == ISOLATION_MODE_SUBPROCESS:"
     assert lines[started].startswith("        ")
+
+
+STUBBORN = """
+import os, signal, time
+from fedstill.engines.flower.parent import end_with_parent
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a SuperNode whose server is away
+end_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(1000)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+@pytest.mark.slow
+def test_a_program_of_flower_s_ends_after_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        assert psutil.wait_procs([child], timeout=120)[1] == []

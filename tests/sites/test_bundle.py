@@ -56,6 +56,6 @@ def test_a_zip_bomb_is_not_blown_up() -> None:
 
 
 def test_the_app_folder_is_what_is_checked(tmp_path: Path) -> None:
-    from fedstill.sites import setup
+    from fedstill.sites import server
 
-    assert (setup.app(tmp_path) / "pyproject.toml").read_text() == OWN
+    assert (server.init(tmp_path, {"host": "localhost"}).app / "pyproject.toml").read_text() == OWN

@@ -25,7 +25,7 @@ from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run  # noqa: E402
 from fedstill.experiment.task import share_out  # noqa: E402
-from fedstill.sites.certificates import certificates, site_key  # noqa: E402
+from fedstill.sites import setup  # noqa: E402
 from fedstill.sites.ledger import create_ledger  # noqa: E402
 from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
 
@@ -175,8 +175,8 @@ def test_a_superlink_that_is_killed_costs_no_answer(here: Loopback) -> None:
     folder = here.folder / "runs" / name / "journal" / "000000-update"
     here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", PATIENCE)
     kept = {f.name: f.read_bytes() for f in folder.glob("*.reply")}
-    here.stop("superlink", signal.SIGKILL)
-    here.superlink()
+    here.stop("server", signal.SIGKILL)
+    here.start_server()
     assert here.finish(first, PATIENCE) == "finished:failed"
     out = completed(here, here.run(name, probe(misbehave={3: "nap"})), name)
     again = {f.name: f.read_bytes() for f in folder.glob("*.reply")}
@@ -206,8 +206,8 @@ def test_a_site_s_refusal_reaches_the_server_and_nothing_else_does(here: Loopbac
 def test_wrong_keys_and_plaintext_are_not_let_in(here: Loopback) -> None:
     stranger = here.folder / "site-7"
     stranger.mkdir()
-    site_key(stranger / "site.key")
     (stranger / "policy.toml").write_text(NO_POLICY)
+    setup.join(stranger, here.server.invite(7, None))
     here.start_site(7)
     here.wait_for(lambda: here.processes["site-7"].poll() is not None, "the stranger to give up", PATIENCE)
     assert here.processes.pop("site-7").returncode != 0
@@ -216,7 +216,7 @@ def test_wrong_keys_and_plaintext_are_not_let_in(here: Loopback) -> None:
     here.start("plaintext", [*words, "--host", "127.0.0.1", "--port", "0"])
     here.wait_for(lambda: here.processes["plaintext"].poll() is not None, "the plaintext client to give up", PATIENCE)
     assert here.processes.pop("plaintext").returncode != 0
-    nodes = json.loads(here.flwr("supernode", "list", "here", "--format", "json").stdout)["nodes"]
+    nodes = json.loads(here.server.flwr("supernode", "list", "server", "--format", "json").stdout)["nodes"]
     assert sum(node["status"] == "online" for node in nodes) <= SITES
 
 
@@ -365,11 +365,11 @@ def test_a_budget_for_one_release_pays_for_one_whenever_the_site_is_killed(every
 
 @thorough
 def test_an_expired_certificate_is_noticed_by_the_site(tmp_path: Path) -> None:
-    with loopback(tmp_path, certificates(tmp_path / "old", days=-1)) as here:
+    with loopback(tmp_path, days=-1) as here:
         place = here.folder / "site-0"
         place.mkdir()
-        site_key(place / "site.key")
-        (place / "policy.toml").write_text(NO_POLICY)
+        (place / "policy.toml").write_text(NO_POLICY.replace("7", "0"))
+        setup.join(place, here.server.invite(0, None))
         here.start_site(0)
         here.wait_for(lambda: here.processes["site-0"].poll() is not None, "the site to give up", PATIENCE)
         assert here.processes.pop("site-0").returncode != 0

@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 
 from fedstill.data.sources import DataSet  # noqa: E402
-from fedstill.sites import bundle  # noqa: E402
+from fedstill.sites import bundle, submit  # noqa: E402
 from fedstill.sites.certificates import site_key  # noqa: E402
 from fedstill.sites.loopback import Loopback, free_port, loopback  # noqa: E402
 
@@ -100,8 +100,9 @@ def plain_node(here: Loopback) -> None:
     place = here.folder / "plain"
     place.mkdir()
     key = site_key(place / "site.key")
-    here.flwr("supernode", "register", key, "here", "--format", "json")
-    words = ["flower-supernode", "--root-certificates", here.certs.authority, "--superlink", f"127.0.0.1:{here.port}"]
+    here.server.flwr("supernode", "register", key, "server", "--format", "json")
+    words = ["flower-supernode", "--root-certificates", here.server.certificates.authority]
+    words += ["--superlink", f"127.0.0.1:{here.port}"]
     words += ["--auth-supernode-private-key", place / "site.key", "--host", "127.0.0.1", "--port", str(free_port())]
     here.start("plain", words, {"WHO": "plain", "FLWR_HOME": str(place / "flower")})
 
@@ -109,14 +110,14 @@ def plain_node(here: Loopback) -> None:
 def test_no_line_of_a_rogue_bundle_runs_at_a_site(digits: DataSet, tmp_path: Path) -> None:
     with loopback(tmp_path / "here") as here:
         place = here.add_site(0, digits.train[torch.arange(100)], methods=["fedavg-p"], budget=4.0)
-        here.start_site(0, WHO="site", FLWR_HOME=str(place / "flower"))
+        here.start_site(0, WHO="site")
         plain_node(here)
         for name in ("site-0", "plain"):
             here.wait_for(lambda: "SuperNode ID" in here.log(name), name)  # noqa: B023
         ran: dict[str, set[str]] = {}
         for kind in KINDS:
             marks = tmp_path / f"marks-{KINDS.index(kind)}"
-            run = here.submit(rogue(kind, marks, tmp_path / f"rogue-{KINDS.index(kind)}"))
+            run = submit.submit(here.server, {}, rogue(kind, marks, tmp_path / f"rogue-{KINDS.index(kind)}"))
             here.finish(run, 400)
             assert "the site runs fedstill's own app only" in here.output(run), here.output(run)[-2000:]
             ran[kind] = {line.split()[0] for line in marks.read_text().splitlines()} if marks.exists() else set()

@@ -9,37 +9,119 @@ import torch
 
 from fedstill import wire
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.sites import roster
+from fedstill.sites import limited_records, roster
 from fedstill.sites.certificates import site_key
 
 
 class Flwr:
-    """Registers keys like Flower, under the numbers 100, 101, ..."""
+    """Registers keys like Flower, under the numbers 100, 101, ...; it never takes a key twice."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
+        self.keys: list[str] = []
+        self.gone: list[int] = []
 
     def __call__(self, *words: str) -> str:
         self.calls.append(words)
-        return json.dumps({"node-id": 99 + len(self.calls)})
+        if words[0] == "unregister":
+            self.gone.append(int(words[1]))
+            return json.dumps({"success": True, "node-id": int(words[1])})
+        key = Path(words[1]).read_text()
+        if key in self.keys:
+            return "Error: Public key already in use."
+        self.keys.append(key)
+        return json.dumps({"node-id": str(99 + len(self.keys))})
 
 
-def test_a_key_is_registered_once_for_one_client(tmp_path: Path) -> None:
-    place, flwr = tmp_path / "roster.toml", Flwr()
-    keys = [site_key(tmp_path / f"{name}.key") for name in "abc"]
-    roster.add(place, 1, keys[0], "main", flwr, None)
-    roster.add(place, 0, keys[1], "main", flwr, 500)
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty roster."""
+    roster.write(tmp_path / "roster.toml", roster.Roster())
+    return tmp_path / "roster.toml"
+
+
+def keys_of(folder: Path, *names: str) -> list[str]:
+    return [site_key(folder / f"{name}.key").read_text() for name in names]
+
+
+def test_a_key_is_registered_once_for_one_client(place: Path, tmp_path: Path) -> None:
+    flwr, keys = Flwr(), keys_of(tmp_path, *"abc")
+    for client, limit in ((1, None), (0, 500), (2, None)):
+        roster.invite(place, client, limit)
+    roster.accept(place, 1, keys[0], flwr)
+    roster.accept(place, 0, f"{keys[1].strip()} someone@hospital\n", flwr)
     members = roster.read(place)
     assert [(m.client, m.node, m.max_records) for m in members.values()] == [(0, 101, 500), (1, 100, None)]
-    assert members[1].key == " ".join(keys[0].read_text().split()[:2])
+    assert members[1].key == " ".join(keys[0].split()[:2])
     with pytest.raises(ValueError, match="is client 1's already; a key is one client"):
-        roster.add(place, 2, keys[0], "main", flwr, None)
-    with pytest.raises(ValueError, match="has client 1 already"):
-        roster.add(place, 1, keys[2], "main", flwr, None)
+        roster.accept(place, 2, keys[0], flwr)
+    with pytest.raises(ValueError, match="client 1 has another key already; --replace"):
+        roster.accept(place, 1, keys[2], flwr)
+    with pytest.raises(ValueError, match="client 3 is not invited"):
+        roster.accept(place, 3, keys[2], flwr)
+    assert roster.accept(place, 1, keys[0], flwr) == members[1]  # again, by mistake
     assert len(flwr.calls) == 2  # Flower was not asked
-    with pytest.raises(ValueError, match="Flower does not register .*: no"):
-        roster.add(place, 2, keys[2], "main", lambda *_: "no", None)
+    with pytest.raises(ValueError, match="Flower does not register the key: 'no'"):
+        roster.accept(place, 2, keys[2], lambda *_: "no")
     assert roster.read(place) == members
+    assert [entry.client for entry in roster.load(place).invited] == [2]
+    assert not list(tmp_path.glob(".site*"))
+
+
+def test_an_invitation_may_change_the_limit_of_a_member(place: Path, tmp_path: Path) -> None:
+    roster.invite(place, 0, 500)
+    roster.accept(place, 0, keys_of(tmp_path, "a")[0], Flwr())
+    roster.invite(place, 0, None)
+    assert roster.read(place)[0].max_records == 500
+    roster.invite(place, 0, 600)
+    assert roster.read(place)[0].max_records == 600
+    assert roster.load(place).invited == ()
+
+
+def test_a_new_key_takes_the_place_of_the_old_one(place: Path, tmp_path: Path) -> None:
+    flwr, keys = Flwr(), keys_of(tmp_path, *"ab")
+    roster.invite(place, 0, 500)
+    before = roster.accept(place, 0, keys[0], flwr)
+    after = roster.accept(place, 0, keys[1], flwr, replace=True)
+    assert roster.read(place) == {0: after}
+    assert (before.node, after.node, after.max_records) == (100, 101, 500)
+    assert flwr.gone == [100]
+    with pytest.raises(ValueError, match="was removed, and Flower never takes it again; 'fedstill site rekey'"):
+        roster.accept(place, 0, keys[0], flwr, replace=True)
+
+
+def test_a_site_that_left_comes_back_with_a_new_key(place: Path, tmp_path: Path) -> None:
+    flwr, keys = Flwr(), keys_of(tmp_path, *"ab")
+    roster.invite(place, 4, None)
+    roster.accept(place, 4, keys[0], flwr)
+    roster.remove(place, 4, flwr)
+    assert roster.read(place) == {}
+    assert flwr.gone == [100]
+    with pytest.raises(ValueError, match="has no client 4"):
+        roster.remove(place, 4, flwr)
+    with pytest.raises(ValueError, match="client 4 is not invited"):
+        roster.accept(place, 4, keys[1], flwr)
+    roster.invite(place, 4, None)
+    with pytest.raises(ValueError, match="was removed"):
+        roster.accept(place, 4, keys[0], flwr)
+    assert roster.accept(place, 4, keys[1], flwr).node == 101
+
+
+def test_a_client_that_flower_keeps_is_in_no_run_all_the_same(place: Path, tmp_path: Path) -> None:
+    flwr = Flwr()
+    roster.invite(place, 0, None)
+    roster.accept(place, 0, keys_of(tmp_path, "a")[0], flwr)
+    with pytest.raises(ValueError, match="in no run any more, but Flower did not unregister its node 100: 'down'"):
+        roster.remove(place, 0, lambda *_: "down")
+    assert roster.read(place) == {}
+
+
+@pytest.mark.parametrize("text", ["", "ssh-rsa AAAA", "ecdsa-sha2-nistp384 AAAA", "x" * 5000, "\0", "-----BEGIN"])
+def test_what_is_no_key_is_a_sentence(text: str, place: Path) -> None:
+    roster.invite(place, 0, None)
+    with pytest.raises(ValueError, match="is not a public key of OpenSSH") as error:
+        roster.accept(place, 0, text, Flwr())
+    assert len(str(error.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -74,7 +156,7 @@ def test_more_records_than_a_client_may_have_are_refused() -> None:
     by_class = wire.pack({"counts": torch.tensor([300, 300])}, {"fields": {}})
     replies = [claiming(500), claiming(501), claiming(2**40), claiming(2**40), by_class, b"none"]
     limits = dict.fromkeys((0, 1, 2, 4, 5), 500)
-    arrivals = list(roster.LimitedRecords(Canned(replies), limits).exchange(b"", range(6), lambda _: None))
+    arrivals = list(limited_records.LimitedRecords(Canned(replies), limits).exchange(b"", range(6), lambda _: None))
     assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True]
     assert arrivals[1].failure == "it claims 501 records; its limit is 500 (max_records)"
     assert arrivals[1].reply == replies[1]  # it crossed, so its bytes count

@@ -10,6 +10,7 @@ from fedstill.cli.inspect import attack, data, list_methods, privacy
 from fedstill.cli.publish import publish
 from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
+from fedstill.cli.server import server
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -29,7 +30,9 @@ commands:
   attack RUN [ATTACK]         infer training records from a run
   attack --updates FOLDER     infer them from saved gradients or weights
   publish RUN                 write the model for plain PyTorch, with a card
-  deploy site | app | check   set up real clients over TLS on Flower, or try it
+  server COMMAND              set up and run the server of real sites
+  site COMMAND                set up and run a real site
+  deploy check                try a server and two sites on this machine
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
 fedstill --version prints the version.
@@ -94,12 +97,20 @@ def _dispatch(words: list[str]) -> None:
     command(words[1:])
 
 
+def _site(words: list[str]) -> None:
+    from fedstill.cli.site_service import site
+
+    site(words)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": run_one,
     "compare": compare,
     "report": report,
     "methods": list_methods,
     "data": data,
+    "server": server,
+    "site": _site,
     "deploy": deployment,
     "privacy": privacy,
     "attack": attack,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -244,39 +244,6 @@ def parse_settings(program: str, words: Sequence[str], settings: S) -> tuple[S, 
     about = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
     changed, form = parser.parse(program, about, words, [Section(settings), Section(Format(), title="output")])
     return changed, form
-
-
-def parse_site(program: str, words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """The folder and the flags of ``fedstill deploy site FOLDER``, with absolute paths of data."""
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        raise ValueError(f"the site's folder comes first: {program} FOLDER --client 0 --data PATH --methods fedavg-p")
-    base = _policy(words)
-    flags = words if words[0].startswith("-") else words[1:]
-    about = "Write a site's policy.toml and make its ledger, in a folder without a policy."
-    (parsed,) = parser.parse(f"{program} FOLDER", about, flags, site_sections(words))
-    if parsed.methods == base.methods:
-        raise ValueError("--methods is empty; name the allowed methods or steps, as --methods fedavg-p fedgm.distil")
-    if not parsed.data.expanduser().exists():
-        raise ValueError(f"--data is {str(parsed.data)!r}, which does not exist; give the file or folder of records")
-    changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
-    policy = {"client": parsed.client, "state": parsed.state, **changed, "data": parsed.data.expanduser().resolve()}
-    public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
-    return Path(words[0]), {**policy, **({"public": public} if public else {})}
-
-
-def site_sections(words: Sequence[str]) -> list[Section]:
-    """The flags of ``fedstill deploy site``."""
-    return [Section(_policy(words), title="settings of the policy")]
-
-
-def _policy(words: Sequence[str]) -> Any:
-    required = {"client": 0, "data": Path("data"), "state": Path("state"), "methods": ("none",)}
-    if asks_help(words) or not words:
-        with suppress(LookupError):
-            return declared("fedstill.sites.policy:SitePolicy")(**required)
-    from fedstill.sites.policy import SitePolicy
-
-    return SitePolicy(**required)
 
 
 def _word(label: str) -> str:

@@ -1,85 +1,173 @@
-"""Certificates and keys for a trial deployment on this machine."""
+"""Certificates of a server, by an authority of its own, and keys of sites."""
 
 import datetime
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fedstill import files
 
 HOST = "127.0.0.1"
-"""Address of the certificate."""
+"""This machine's own address, which every server certificate covers: the SuperLink's programs connect to it."""
+_AUTHORITY_DAYS = 3650
+_PEM = serialization.Encoding.PEM
 
 
-class Certificates(NamedTuple):
-    """Files of a certificate authority, and of a server with its certificate and key."""
+class Certificates:
+    """The files of an authority and of the server's certificate.
 
-    authority: Path
-    certificate: Path
-    key: Path
+    Args:
+        folder: their folder, which `add_authority` makes.
 
+    Attributes:
+        authority: certificates of all authorities that sites trust, the newest last.
+        authority_key: private key of the newest authority.
+        certificate: the server's certificate.
+        key: the server's private key.
+    """
 
-def certificates(folder: Path, *, days: float = 7.0) -> Certificates:
-    """Make an authority and a certificate for this machine's loopback address, valid for ``days`` days."""
-    now = datetime.datetime.now(datetime.UTC)
-    start, end = now - datetime.timedelta(days=30), now + datetime.timedelta(days=days)
-    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    def __init__(self, folder: Path) -> None:
+        self.authority = folder / "ca.crt"
+        self.authority_key = folder / "ca.key"
+        self.certificate = folder / "server.crt"
+        self.key = folder / "server.key"
 
-    def named(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-
-    def builder(name: str, key: Any) -> x509.CertificateBuilder:
-        return x509.CertificateBuilder(
-            issuer_name=named("fedstill loopback"),
-            subject_name=named(name),
-            public_key=key.public_key(),
-            serial_number=x509.random_serial_number(),
-            not_valid_before=start,
-            not_valid_after=end,
+    def add_authority(self) -> None:
+        """Make a new authority, beside earlier ones, which sites go on to trust; the certificate stays as it is."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+        name = _named(f"fedstill authority {x509.random_serial_number() % 10**8:08d}")
+        certificate = (
+            _builder(name, name, key, _AUTHORITY_DAYS)
+            .add_extension(x509.BasicConstraints(True, 0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
         )
+        before = self.authority.read_bytes() if self.authority.exists() else b""
+        _secret(self.authority_key, _private(key, serialization.PrivateFormat.PKCS8))
+        files.write_bytes(self.authority, before, certificate.public_bytes(_PEM))
 
-    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-    root = (
-        builder("fedstill loopback", authority)
-        .add_extension(x509.BasicConstraints(True, 0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA256())
-    )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
-    server = (
-        builder("localhost", own)
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(False, None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA256())
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    files = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    files.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    _secret(
-        files.key,
-        own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
-    return files
+    def sign(self, hosts: Sequence[str], days: float) -> None:
+        """Make the server's key and certificate, signed by the newest authority; earlier ones are dropped.
+
+        Args:
+            hosts: names and IP addresses of the server, besides those of this machine.
+            days: days for which it is valid.
+
+        Raises:
+            ValueError: the authority's key is missing or is not that of the newest authority; one sentence.
+        """
+        issuer = x509.load_pem_x509_certificates(self.authority.read_bytes())[-1]
+        try:
+            signer = serialization.load_pem_private_key(self.authority_key.read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{self.authority_key} can't be read ({error}); bring the authority's key back") from error
+        if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
+            raise ValueError(f"{self.authority_key} is not the key of the last certificate in {self.authority}")
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([_general(host) for host in dict.fromkeys((*hosts, "localhost", HOST))])
+        certificate = (
+            _builder(_named(hosts[0]), issuer.subject, key, days)
+            .add_extension(names, critical=False)
+            .add_extension(x509.BasicConstraints(False, None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+            .sign(signer, hashes.SHA256())
+        )
+        _secret(self.key, _private(key, serialization.PrivateFormat.PKCS8))
+        files.write_bytes(self.certificate, certificate.public_bytes(_PEM))
+        files.write_bytes(self.authority, issuer.public_bytes(_PEM))
+
+
+def expiry(place: Path) -> datetime.datetime:
+    """The time at which the last certificate of a file expires."""
+    return x509.load_pem_x509_certificates(place.read_bytes())[-1].not_valid_after_utc
+
+
+def check_authority(text: str) -> None:
+    """Check a text with the certificates of authorities.
+
+    Raises:
+        ValueError: it has none, or another certificate; one sentence.
+    """
+    try:
+        found = x509.load_pem_x509_certificates(text.encode())
+        authorities = [c.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for c in found]
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise ValueError(f"its authority is no certificate in PEM: {error}") from error
+    if not all(authorities):
+        raise ValueError("its authority is a certificate that may not sign others")
 
 
 def site_key(place: Path) -> Path:
     """Make a site's key pair as `ssh-keygen -t ecdsa` does, and return the path of the public key."""
     key = ec.generate_private_key(ec.SECP384R1())
-    openssh = serialization.PrivateFormat.OpenSSH
-    _secret(place, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+    _secret(place, _private(key, serialization.PrivateFormat.OpenSSH))
     public = place.with_name(f"{place.name}.pub")
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
-    )
+    openssh = serialization.PublicFormat.OpenSSH
+    files.write_bytes(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh) + b"\n")
     return public
 
 
+def read_public(text: str) -> str:
+    """A site's public key in the format of OpenSSH, without its comment.
+
+    Raises:
+        ValueError: the text is no such key; one sentence.
+    """
+    words = text.split()
+    try:
+        key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
+    except Exception as error:  # whatever a library raises for a stranger's text
+        raise ValueError(f"{text.strip()[:60]!r} is not a public key of OpenSSH (the line 'ecdsa-sha2-...')") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ValueError("the public key is not of the kind ecdsa-sha2-nistp384, which 'fedstill site init' makes")
+    return " ".join(words[:2])
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _builder(name: x509.Name, issuer: x509.Name, key: Any, days: float) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    return x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=name,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=min(now, end) - datetime.timedelta(hours=1),  # clocks differ
+        not_valid_after=end,
+    )
+
+
+def _private(key: Any, form: serialization.PrivateFormat) -> bytes:
+    content: bytes = key.private_bytes(_PEM, form, serialization.NoEncryption())
+    return content
+
+
 def _secret(place: Path, content: bytes) -> None:
-    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}{files.PART}")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, place)

@@ -1,4 +1,4 @@
-"""``fedstill deploy node``: a real site's node, at which only the code installed there runs."""
+"""``fedstill site serve``: a real site's node, at which only the code installed there runs."""
 
 import os
 import subprocess
@@ -7,28 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill import extras
+from fedstill.sites import setup
 from fedstill.sites.policy import SitePolicy
 
 _PROGRAM = "from fedstill.sites import launcher; launcher.main()"
 
 
-def serve(folder: Path, options: Sequence[str]) -> int:
+def serve(folder: Path, options: Sequence[str] = ()) -> int:
     """Run the node of the site in ``folder`` until it ends, and return its exit code.
 
     Args:
-        folder: the folder that ``fedstill deploy site`` made.
-        options: options of ``flower-supernode``: address and certificate of the server, the site's key.
+        folder: the folder that ``fedstill site init`` made.
+        options: further options of ``flower-supernode``.
 
     Raises:
-        ValueError: the policy is invalid, or Flower is not installed; one sentence.
+        ValueError: the policy is invalid, the site has no server, or Flower is not installed; one sentence.
     """
-    place = folder.resolve() / "policy.toml"
+    place = folder.resolve() / setup.POLICY
     policy = SitePolicy.read(place)
+    _, connection = setup.connection(folder)
     try:  # a late import, as its packages are optional
         from fedstill.engines.flower.node import run_node
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {extras.install('flower')}") from error
     os.umask(0o077)
+    os.environ["FLWR_HOME"] = str(folder.resolve() / "flower")  # a service may have no home
 
     def launch(address: str, token: str) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-P", "-c", _PROGRAM, str(place), address, str(os.getpid())]
@@ -38,4 +41,4 @@ def serve(folder: Path, options: Sequence[str]) -> int:
         program.stdin.close()
         return program
 
-    return run_node(options, launch, policy.messages_at_a_time)
+    return run_node([*connection, *options], launch, policy.messages_at_a_time)

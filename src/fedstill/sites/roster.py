@@ -1,128 +1,199 @@
 """The server's roster: which key is which client, its node at Flower, and the most records that it may claim.
 
-A roster is a TOML file with one table for each client, which `add` writes when it registers the key::
+A roster is a TOML file with one table for each client, which `accept` writes when it registers the key::
 
     [[site]]
     client = 0
     key = "ecdsa-sha2-nistp384 AAAA..."
     node = 1234567890
     max_records = 5000
+
+Tables ``[[invited]]`` have the clients whose key has not come yet, tables ``[[left]]`` the keys that were removed, as
+Flower never registers such a key again.
 """
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import tomli_w
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
-from typing_extensions import override
 
-from fedstill import files, schema, wire
-from fedstill.engines.transport import Arrival, Transport
+from fedstill import files
 from fedstill.experiment import config
 from fedstill.settings import Settings
+from fedstill.sites.certificates import read_public
 
 Flwr = Callable[..., str]
-"""Runs the command ``flwr`` with some words, and returns its output."""
+"""Runs ``flwr supernode`` with some words at the server, and returns its output."""
 
 
-class Member(Settings):
-    """A client of the roster."""
+class Invited(Settings):
+    """A client whose key is not known yet."""
 
     client: NonNegativeInt
     """Number of the client."""
-    key: str
-    """Its public key, in the format of OpenSSH, without a comment."""
-    node: NonNegativeInt
-    """Flower's id of the node with this key."""
     max_records: PositiveInt | None = None
     """Largest number of records that its replies may claim; None for no limit."""
 
 
-class _Roster(Settings):
+class Member(Invited):
+    """A client of the roster."""
+
+    key: str
+    """Its public key, in the format of OpenSSH, without a comment."""
+    node: NonNegativeInt
+    """Flower's id of the node with this key."""
+
+
+class Left(Settings):
+    """A key that was removed."""
+
+    client: NonNegativeInt
+    """Number that its client had."""
+    key: str
+    """The key, as in `Member`."""
+
+
+class Roster(Settings):
+    """Content of a roster's file."""
+
     site: tuple[Member, ...] = ()
+    invited: tuple[Invited, ...] = ()
+    left: tuple[Left, ...] = ()
+
+    def of(self, client: int) -> Member | None:
+        """The member with this number."""
+        return next((member for member in self.site if member.client == client), None)
 
 
-def read(place: Path) -> dict[int, Member]:
-    """The members of a roster, by client.
+def load(place: Path) -> Roster:
+    """The content of a roster's file.
 
     Raises:
         ValueError: the file is no roster, or two members have the same client, key or node; one sentence.
     """
     try:
-        members = _Roster(**tomllib.loads(place.read_text())).site
+        roster = Roster(**tomllib.loads(place.read_text()))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"the roster {str(place)!r} can't be read as TOML: {error}") from error
     except ValidationError as error:
         raise ValueError(f"the roster {str(place)!r} is invalid: {config.sentence(error)}") from error
     for name in ("client", "key", "node"):
-        values = [getattr(member, name) for member in members]
+        values = [getattr(member, name) for member in roster.site]
         if twice := [value for value in values if values.count(value) > 1]:
-            raise ValueError(f"the roster {str(place)!r} has the {name} {schema.short(twice[0])} twice")
-    return {member.client: member for member in members}
+            raise ValueError(f"the roster {str(place)!r} has the {name} {repr(twice[0])[:80]} twice")
+    return roster
 
 
-def add(place: Path, client: int, public_key: Path, connection: str, flwr: Flwr, max_records: int | None) -> Member:
-    """Register a site's public key at Flower, and add it to the roster, which is made if it does not exist.
+def read(place: Path) -> dict[int, Member]:
+    """The members of a roster, by client; errors as of `load`."""
+    return {member.client: member for member in load(place).site}
+
+
+def write(place: Path, roster: Roster) -> None:
+    """Write a roster's file, sorted by client."""
+    tables = {
+        name: [entry.model_dump(exclude_none=True) for entry in sorted(entries, key=lambda entry: entry.client)]
+        for name, entries in (("site", roster.site), ("invited", roster.invited), ("left", roster.left))
+        if entries
+    }
+    files.write_bytes(place, tomli_w.dumps(tables).encode())
+
+
+def invite(place: Path, client: int, max_records: int | None) -> None:
+    """Note that a client is invited; one that is a member stays one, with its new limit if one is given."""
+    roster = load(place)
+    if (member := roster.of(client)) is not None:
+        limit = member.max_records if max_records is None else max_records
+        others = (other for other in roster.site if other.client != client)
+        write(place, roster.model_copy(update={"site": (*others, member.model_copy(update={"max_records": limit}))}))
+        return
+    others_invited = (entry for entry in roster.invited if entry.client != client)
+    invited = Invited(client=client, max_records=max_records)
+    write(place, roster.model_copy(update={"invited": (*others_invited, invited)}))
+
+
+def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bool = False) -> Member:
+    """Register an invited client's public key at Flower, and make it a member.
+
+    Args:
+        place: the roster's file.
+        client: number of the client.
+        public_key: the key, as a line of OpenSSH.
+        flwr: runs ``flwr supernode``.
+        replace: whether the client may have another key already, which is then removed.
 
     Raises:
-        ValueError: the roster has the client or the key already, or Flower does not register the key; one sentence.
+        ValueError: the client is not invited, the key is another's or was removed, or Flower does not register it; one
+            sentence.
     """
-    members = read(place) if place.exists() else {}
-    words = public_key.read_text().split()
-    key = " ".join(words[:2])
-    if len(words) < 2 or not words[0].startswith("ecdsa-sha2-"):
-        raise ValueError(f"{public_key} is not a public key of ssh-keygen -t ecdsa")
-    if client in members:
-        raise ValueError(f"the roster {str(place)!r} has client {client} already; remove it first to change its key")
-    if owner := [member.client for member in members.values() if member.key == key]:
-        raise ValueError(f"the key {public_key} is client {owner[0]}'s already; a key is one client")
-    output = flwr("supernode", "register", str(public_key), connection, "--name", f"site-{client}", "--format", "json")
+    roster, key = load(place), read_public(public_key)
+    before = roster.of(client)
+    invited = next((entry for entry in roster.invited if entry.client == client), before)
+    if invited is None:
+        raise ValueError(f"client {client} is not invited; first 'fedstill server invite FOLDER {client}'")
+    if owner := [member.client for member in roster.site if member.key == key]:
+        if owner == [client] and before is not None:
+            return before
+        raise ValueError(f"this key is client {owner[0]}'s already; a key is one client")
+    if any(left.key == key for left in roster.left):
+        raise ValueError("this key was removed, and Flower never takes it again; 'fedstill site rekey' makes a new one")
+    if before is not None and not replace:
+        raise ValueError(f"client {client} has another key already; --replace removes that and registers this one")
+    file = place.with_name(f".site-{client}.pub")
+    files.write_bytes(file, f"{key}\n".encode())
+    try:
+        output = flwr("register", str(file), "--name", f"site-{client}", "--format", "json")
+    finally:
+        file.unlink()
     try:
         node = int(json.loads(output)["node-id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"Flower does not register {public_key}: {schema.clean(output, 500)}") from error
-    members[client] = Member(client=client, key=key, node=node, max_records=max_records)
-    tables = [member.model_dump(exclude_none=True) for _, member in sorted(members.items())]
-    files.write_bytes(place, tomli_w.dumps({"site": tables}).encode())
-    return members[client]
+        remedy = "; 'fedstill site rekey' makes another key" if "already in use" in output else ""
+        raise ValueError(f"Flower does not register the key: {output.strip()[:500]!r}{remedy}") from error
+    member = Member(client=client, key=key, node=node, max_records=invited.max_records)
+    update = {
+        "site": (*(other for other in roster.site if other.client != client), member),
+        "invited": tuple(entry for entry in roster.invited if entry.client != client),
+        "left": (*roster.left, *([] if before is None else [Left(client=client, key=before.key)])),
+    }
+    write(place, roster.model_copy(update=update))  # from here on no run asks the earlier node
+    if before is not None:
+        _unregister(before, flwr)
+    return member
 
 
-class LimitedRecords(Transport):
-    """A transport that refuses replies which claim more records than their client may have.
+def remove(place: Path, client: int, flwr: Flwr) -> None:
+    """Remove a client: no run asks it any more, and its key can never be registered again.
 
-    Args:
-        inner: the connection to the clients.
-        limits: the largest number of each client that has a limit.
+    Raises:
+        ValueError: there is no such client, or Flower does not unregister its key; one sentence.
     """
-
-    def __init__(self, inner: Transport, limits: Mapping[int, int]) -> None:
-        self._inner = inner
-        self._limits = limits
-
-    @override
-    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        for arrival in self._inner.exchange(request, clients, sent):
-            limit = self._limits.get(arrival.client)
-            claimed = 0 if limit is None else _records(arrival)
-            if limit is not None and claimed > limit:
-                reason = f"it claims {claimed:,} records; its limit is {limit:,} (max_records)"
-                yield arrival._replace(failure=reason)
-            else:
-                yield arrival
-
-    @override
-    def close(self) -> None:
-        self._inner.close()
+    roster = load(place)
+    member = roster.of(client)
+    if member is None and client not in [entry.client for entry in roster.invited]:
+        raise ValueError(f"the roster {str(place)!r} has no client {client}")
+    left = () if member is None else (Left(client=client, key=member.key),)
+    update = {
+        "site": tuple(other for other in roster.site if other.client != client),
+        "invited": tuple(entry for entry in roster.invited if entry.client != client),
+        "left": (*roster.left, *left),
+    }
+    write(place, roster.model_copy(update=update))
+    if member is not None:
+        _unregister(member, flwr)
 
 
-def _records(arrival: Arrival) -> int:
-    """The number of records that a reply claims, as one number or by class; 0 for a malformed reply."""
+def _unregister(member: Member, flwr: Flwr) -> None:
+    output = flwr("unregister", str(member.node), "--format", "json")
     try:
-        tensors, header = wire.unpack(arrival.reply)
-        by_class = tensors.get("counts")
-        number = header.get("fields", {}).get("num_records", 0)
-        return max(int(number), 0 if by_class is None else int(by_class.sum(dtype=by_class.dtype)))
-    except (schema.Refused, AttributeError, TypeError, ValueError, OverflowError, RuntimeError):
-        return 0  # the server's other checks refuse it
+        done = json.loads(output)["success"] is True
+    except (ValueError, KeyError, TypeError):
+        done = False
+    if not done:
+        raise ValueError(
+            f"client {member.client}'s earlier key is in no run any more, but Flower did not unregister its node "
+            f"{member.node}: {output.strip()[:500]!r}"
+        )

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedstill import schema
 from fedstill.engines.run_spec import RunSpec
+from fedstill.engines.server import TooFewReplies
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport
 from fedstill.experiment import config, extend
@@ -19,7 +20,8 @@ from fedstill.experiment.run import run
 from fedstill.experiment.task import client_data, share_out
 from fedstill.runs.folder import RunFolder
 from fedstill.sites import roster
-from fedstill.sites.roster import LimitedRecords
+from fedstill.sites.limited_records import LimitedRecords
+from fedstill.sites.server import FAILED
 
 Config = Mapping[str, Any]
 log = logging.getLogger("fedstill")
@@ -37,10 +39,19 @@ def serve(connect: Callable[..., Transport], settings: Config) -> None:
             ``file``: ``extend``, a finished run, and ``clients``, its new number of sites.
 
     Raises:
-        ValueError: a setting is missing or invalid.
+        ValueError, TooFewReplies, OSError: a setting is missing or invalid, or the run failed; the reason has been
+            printed in one sentence, after `FAILED`.
     """
     if not log.handlers:
         log.addHandler(logging.StreamHandler(sys.stdout))
+    try:
+        _serve(connect, settings)
+    except (ValueError, OSError, TooFewReplies) as error:
+        print(f"{FAILED}{' '.join(str(error).split())}", flush=True)  # for `fedstill server run`; Flower prints a trace
+        raise
+
+
+def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     job = _job(settings)
     experiment = job.experiment
     wait = float(settings.get("wait", 600.0))
@@ -81,7 +92,7 @@ def _members(settings: Config, clients: int) -> tuple[dict[int, int] | None, dic
     if not text:
         raise ValueError(
             "--run-config has neither roster nor nodes, so any registered key could answer for any client; give "
-            'roster="/path/roster.toml" (fedstill deploy register), or nodes="any" to believe every node'
+            'roster="/path/roster.toml" (as fedstill server run does), or nodes="any" to believe every node'
         )
     return (None if text == "any" else _nodes(text, clients)), limits
 
@@ -122,7 +133,7 @@ def number(node: Config, settings: Config) -> int:
     """
     if "partition-id" in node:
         return int(node["partition-id"])
-    raise ValueError("the node is not of a simulation; start a real site's node with 'fedstill deploy node'")
+    raise ValueError("the node is not of a simulation; start a real site's node with 'fedstill site serve'")
 
 
 def answer(node: Config, settings: Config, client: int, spec: str, request: bytes) -> bytes:

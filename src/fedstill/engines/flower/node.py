@@ -30,7 +30,10 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 _HOST = "127.0.0.1"
 _POLL = 0.2
 """Seconds between two questions for a task."""
-_SUPERNODE = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
+_SUPERNODE = (  # it ends with this process, even if that is killed
+    "from fedstill.engines.flower.parent import end_with_parent; end_with_parent(); "
+    "from flwr.supernode.cli import flower_supernode; flower_supernode()"
+)
 
 
 def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Popen[bytes]], at_a_time: int) -> int:

@@ -1,0 +1,22 @@
+"""The program that runs a SuperLink, and ends with the process that started it."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from flwr.superlink.cli import flower_superlink
+
+from fedstill.engines.flower.parent import end_with_parent
+
+_PROGRAM = "from fedstill.engines.flower import superlink; superlink.main()"
+
+
+def start(options: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a SuperLink with options of ``flower-superlink``."""
+    return subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM, *options], env=dict(environment))
+
+
+def main() -> None:
+    """Run the SuperLink; the words are its options."""
+    end_with_parent()
+    flower_superlink()

@@ -1,0 +1,127 @@
+"""Files for the programs that run a server or a site for years: units of systemd, a site of nginx."""
+
+import getpass
+import sys
+from pathlib import Path
+
+from fedstill.sites.certificates import HOST
+
+SERVER = "fedstill-server.service"
+"""Name of a server's unit."""
+SITE = "fedstill-site.service"
+"""Name of a site's unit."""
+LARGEST_MB = 64
+"""Size in MiB of the largest request that reaches the SuperLink; Flower cuts messages into smaller pieces."""
+PATHS = "^/v1/fleet/[a-z-]+$"
+"""Paths of Flower's interface for sites."""
+
+_UNIT = """\
+# cp {folder}/{name} /etc/systemd/system/ && systemctl enable --now {short}
+[Unit]
+Description=fedstill: {what}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User={user}
+ExecStart="{python}" -m fedstill {command} "{folder}"
+Restart=always
+RestartSec=15
+TimeoutStopSec=60
+UMask=0077
+Environment=FEDSTILL_CACHE={folder}/cache
+WorkingDirectory={folder}
+# of all folders it can write this one only; a run's --out has to be in it
+ReadWritePaths="{folder}"
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+PrivateDevices={private_devices}
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+RestrictSUIDSGID=yes
+LockPersonality=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_NGINX = """\
+# A server block for nginx: include it in the block http {{ }}. Sites reach {host}:{port}; all paths but those of
+# Flower's interface for sites are refused. The SuperLink listens on {inner} only.
+server {{
+    listen {listen}:{port} ssl;
+    server_name {host};
+    ssl_certificate {certificates}/server.crt;
+    ssl_certificate_key {certificates}/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    client_max_body_size {largest}m;
+    proxy_read_timeout 300s;
+
+    location / {{
+        # the request as it was sent, before nginx decodes it: what the SuperLink would see
+        if ($request_uri !~ "{paths}") {{
+            return 403;
+        }}
+        if ($request_method != POST) {{
+            return 403;
+        }}
+        proxy_pass https://{inner};
+        proxy_http_version 1.1;
+        proxy_ssl_trusted_certificate {certificates}/ca.crt;
+        proxy_ssl_verify on;
+        proxy_ssl_name localhost;
+    }}
+}}
+"""
+
+
+def check_folder(folder: Path) -> None:
+    """Check that these files can name a folder.
+
+    Raises:
+        ValueError: it has a space or another character with a meaning there.
+    """
+    if unfit := [c for c in str(folder) if not c.isprintable() or c in " \"\\%$;{}'#"]:
+        raise ValueError(
+            f"the folder {str(folder)!r} has {unfit[0]!r}, which systemd or nginx would not take as it stands; "
+            "choose another folder"
+        )
+
+
+def server(folder: Path) -> str:
+    """The systemd unit of the server in a folder."""
+    return _unit(folder, SERVER, "server of a federation", "server start", private_devices=True)
+
+
+def site(folder: Path, *, on_cpu: bool) -> str:
+    """The systemd unit of the site in a folder."""
+    return _unit(folder, SITE, "site of a federation", "site serve", private_devices=on_cpu)
+
+
+def _unit(folder: Path, name: str, what: str, command: str, *, private_devices: bool) -> str:
+    return _UNIT.format(
+        folder=folder,
+        name=name,
+        short=name.removesuffix(".service"),
+        what=what,
+        user=getpass.getuser(),
+        python=sys.executable.replace("%", "%%"),
+        command=command,
+        private_devices="yes" if private_devices else "no",
+    )
+
+
+def nginx(*, host: str, bind: str, port: int, inner_port: int, certificates: Path) -> str:
+    """The server block of nginx for a server."""
+    return _NGINX.format(
+        host=host,
+        listen=f"[{bind}]" if ":" in bind else bind,
+        port=port,
+        inner=f"{HOST}:{inner_port}",
+        certificates=certificates,
+        largest=LARGEST_MB,
+        paths=PATHS,
+    )

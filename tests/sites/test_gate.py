@@ -1,0 +1,207 @@
+"""The door of a server: what sites need passes, everything else is refused, by fedstill's own proxy and by nginx's."""
+
+import http.client
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+import uvicorn  # noqa: E402
+from starlette.applications import Starlette  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import Response  # noqa: E402
+from starlette.routing import Route  # noqa: E402
+
+from fedstill.sites import gate, server, service  # noqa: E402
+from fedstill.sites.loopback import free_port  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+REFUSED = [
+    ("POST", "/v1/control/start-run"),
+    ("POST", "/v1/control/register-node"),
+    ("POST", "/v1/runtime/pull-app-inputs"),
+    ("POST", "/"),
+    ("GET", "/v1/fleet/get-run"),
+    ("DELETE", "/v1/fleet/get-run"),
+    ("POST", "/v1/fleet/"),
+    ("POST", "/v1/fleet"),
+    ("POST", "/v1/fleet/get-run/"),
+    ("POST", "/v1/fleet/get-run?to=/v1/control/start-run"),
+    ("POST", "/v1/fleet/../control/start-run"),
+    ("POST", "/v1/fleet/..%2fcontrol/start-run"),
+    ("POST", "/v1/fleet/%2e%2e/control/start-run"),
+    ("POST", "/v1/control/../fleet/get-run"),
+    ("POST", "/v1/control/start-run/../../fleet/get-run"),
+    ("POST", "//v1/control/start-run"),
+    ("POST", "/v1/fleet//control"),
+    ("POST", "/V1/FLEET/get-run"),
+    ("POST", "/v1/fleet/get-run%0a"),
+    ("POST", "/v1/fleet/get-run%00"),
+    ("POST", "/v1/fleet/get-run;x"),
+    ("POST", "/docs"),
+    ("POST", "/openapi.json"),
+    ("OPTIONS", "*"),
+]
+
+
+class Inside:
+    """A stand-in for the SuperLink, which notes what reaches it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, bytes, str | None]] = []
+        self.status = 200
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.body()
+        path = request.scope["raw_path"].decode("latin-1")
+        self.seen.append((request.method, path, body, request.headers.get("flwr-public-key")))
+        return Response(body[::-1], self.status, {"x-flower": "yes"})
+
+
+Doors = tuple[Inside, int, Path]
+
+
+def in_thread(running: uvicorn.Server, port: int) -> threading.Thread:
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    until = time.monotonic() + 60
+    while not service.listens(port):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return thread
+
+
+def stopped(running: uvicorn.Server, thread: threading.Thread) -> None:
+    running.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module", params=["fedstill", "nginx"])
+def doors(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Inside, int, Path]]:
+    """What is inside, the port of a door to it, and the authority."""
+    folder = tmp_path_factory.mktemp("gate")
+    ports = {"port": free_port(), "inner_port": free_port()}
+    made = server.init(folder / "server", {"host": "localhost", "bind": "127.0.0.1", "proxy": request.param, **ports})
+    places = made.certificates
+    inside = Inside()
+    every = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"]
+    link = gate.server(
+        Starlette(routes=[Route("/{path:path}", inside.answer, methods=every)]),
+        bind="127.0.0.1", port=ports["inner_port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    inner = in_thread(link, ports["inner_port"])
+    url, program = f"https://127.0.0.1:{ports['inner_port']}", None
+    door = gate.server(
+        gate.app(url, places.authority),
+        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    outer = None
+    if request.param == "fedstill":
+        outer = in_thread(door, ports["port"])
+    else:
+        if (nginx := shutil.which("nginx")) is None:
+            stopped(link, inner)
+            pytest.skip("nginx is not installed")
+        program = start_nginx(nginx, made, folder)
+    yield inside, ports["port"], places.authority
+    if outer is not None:
+        stopped(door, outer)
+    stopped(link, inner)
+    if program is not None:
+        program.terminate()
+        program.wait()
+
+
+def start_nginx(nginx: str, made: server.Server, folder: Path) -> subprocess.Popen[bytes]:
+    own = "".join(f"{name}_temp_path {folder}/{name};\n" for name in
+                  ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))  # fmt: skip
+    (folder / "nginx.conf").write_text(
+        f"pid {folder}/nginx.pid;\nerror_log stderr;\nevents {{}}\n"
+        f"http {{\naccess_log off;\n{own}include {made.folder}/nginx.conf;\n}}\n"
+    )
+    words = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", "daemon off; master_process off;"]
+    subprocess.run([*words[:-1], "daemon off;", "-t"], check=True, capture_output=True)
+    program = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not service.listens(made.settings.port):
+        assert program.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    return program
+
+
+def ask(port: int, authority: Path, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    context = ssl.create_default_context(cafile=str(authority))
+    connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=60)
+    connection.request(method, path, body, {"flwr-public-key": "me", **headers})
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
+
+
+def test_what_sites_need_passes_with_its_bytes_and_signature(doors: Doors) -> None:
+    inside, port, authority = doors
+    for body in (b"", b"abc", bytes(range(256)) * 2**14):
+        inside.seen.clear()
+        assert ask(port, authority, "POST", "/v1/fleet/pull-messages", body) == (200, body[::-1])
+        assert inside.seen == [("POST", "/v1/fleet/pull-messages", body, "me")]
+    inside.status = 401
+    assert ask(port, authority, "POST", "/v1/fleet/activate-node")[0] == 401
+    inside.status = 200
+
+
+@pytest.mark.parametrize(("method", "path"), REFUSED)
+def test_everything_else_is_refused(method: str, path: str, doors: Doors) -> None:
+    inside, port, authority = doors
+    inside.seen.clear()
+    status, _ = ask(port, authority, method, path)
+    assert 400 <= status < 500
+    assert inside.seen == []
+
+
+def test_a_request_above_the_limit_is_refused_before_it_is_read(doors: Doors) -> None:
+    inside, port, authority = doors
+    inside.seen.clear()
+    context = ssl.create_default_context(cafile=str(authority))
+    with (
+        socket.create_connection(("localhost", port), timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as door,
+    ):
+        door.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n")
+        assert b" 413 " in door.recv(100)
+    assert inside.seen == []
+
+
+def test_a_client_without_tls_gets_nothing(doors: Doors) -> None:
+    inside, port, _ = doors
+    inside.seen.clear()
+    with socket.create_connection(("localhost", port), timeout=60) as plain:
+        plain.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")
+        try:
+            assert b" 200 " not in plain.recv(1000)
+        except ConnectionError:
+            pass
+    assert inside.seen == []
+
+
+def test_a_superlink_that_is_away_is_a_bad_gateway(tmp_path: Path) -> None:
+    ports = {"port": free_port(), "inner_port": free_port()}
+    places = server.init(tmp_path / "server", {"host": "localhost", **ports}).certificates
+    door = gate.server(
+        gate.app(f"https://127.0.0.1:{ports['inner_port']}", places.authority),
+        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    outer = in_thread(door, ports["port"])
+    assert ask(ports["port"], places.authority, "POST", "/v1/fleet/get-run")[0] == 502
+    stopped(door, outer)

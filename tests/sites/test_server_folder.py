@@ -1,0 +1,351 @@
+"""A server's folder and its commands, without a SuperLink."""
+
+import datetime
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+
+from fedstill.cli import main
+from fedstill.sites import invitation, roster, server, service, submit, units
+from fedstill.sites.certificates import site_key
+from fedstill.sites.server import FAILED, Server
+from fedstill.sites.submit import RunFlags
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Server:
+    return server.init(tmp_path / "server", {"host": "fl.example.org"})
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedstill: ") and error.count("\n") == 1, error
+    return error
+
+
+def test_a_server_is_made_with_secrets_that_only_its_user_reads(made: Server) -> None:
+    assert stat.S_IMODE(made.folder.stat().st_mode) == 0o700
+    keys = {place.name: stat.S_IMODE(place.stat().st_mode) for place in made.folder.rglob("*.key")}
+    assert keys == {"ca.key": 0o600, "server.key": 0o600}
+    certificate = x509.load_pem_x509_certificate(made.certificates.certificate.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    now = datetime.datetime.now(datetime.UTC)
+    assert certificate.not_valid_before_utc < now < certificate.not_valid_after_utc
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "--host is missing"),
+        (("--host", "fl.example.org:9443"), "it must be a host name or an IP address, without a port"),
+        (("--host", "a b"), "it must be a host name or an IP address, without a port"),
+        (("--host", "x; return 200"), "it must be a host name"),
+        (("--host", "a", "--port", "0"), "--port is 0"),
+        (("--host", "a", "--port", "9444"), "--port and --inner-port are both 9444"),
+        (("--host", "a", "--bind", "everywhere"), "--bind is 'everywhere'"),
+        (("--host", "a", "--proxy", "apache"), "--proxy is 'apache'"),
+        (("--host", "a", "--days", "0"), "--days is 0"),
+    ],
+)
+def test_a_wrong_flag_makes_no_server(
+    flags: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refusal(capsys, "server", "init", str(tmp_path / "s"), *flags)
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_address_of_ipv6_has_brackets_where_a_port_follows(tmp_path: Path) -> None:
+    made = server.init(tmp_path / "six", {"host": "2001:DB8::1", "bind": "::"})
+    assert made.address == "[2001:db8::1]:9443"
+    assert invitation.read(made.invite(0, None)).address == made.address
+    assert "listen [::]:9443 ssl" in (made.folder / "nginx.conf").read_text()
+
+
+@pytest.mark.parametrize("name", ["with space", 'a"b', "a;b", "a$b", "a%b"])
+def test_a_folder_that_units_cannot_name_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "choose another folder" in refusal(capsys, "server", "init", str(tmp_path / name), "--host", "a")
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("status nowhere", "nowhere is no folder of a server; make one with 'fedstill server init'"),
+        ("start", "the server's folder comes first"),
+        ("strat FOLDER", "there is no command 'server strat'; did you mean start?"),
+        ("invite FOLDER", "no client is named"),
+        ("invite FOLDER one", "CLIENT is 'one'; it must be a whole number"),
+        ("invite FOLDER 0 --records", "--records needs a value"),
+        ("invite FOLDER 0 --records 0", "--records is 0"),
+        ("invite FOLDER 0 --record 5", "there is no flag --record"),
+        ("accept FOLDER 0", "usage: fedstill server accept"),
+        ("accept FOLDER 0 key", "the server does not run"),
+        ("remove FOLDER 0", "the server does not run"),
+        ("run FOLDER", "give an experiment file, or --extend"),
+        ("run FOLDER nowhere.yaml", "--out is missing"),
+        ("run FOLDER nowhere.yaml --out x", "nowhere.yaml"),
+        ("run FOLDER pyproject.toml --out x --clients 3", "--clients goes with --extend"),
+        ("run FOLDER pyproject.toml --out x", "the server does not run"),
+        ("run FOLDER pyproject.toml --out x --wait -1", "--wait is -1"),
+        ("init FOLDER --host a", "exists already"),
+    ],
+)
+def test_a_wrong_word_is_a_sentence(
+    words: str, sentence: str, made: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert sentence in refusal(capsys, "server", *words.replace("FOLDER", str(made.folder)).split())
+
+
+def test_settings_of_a_server_that_are_wrong_are_a_sentence(made: Server) -> None:
+    for text, sentence in [("port = ", "can't be read as TOML"), ("port = 1", "is invalid"), ("\0", "can't be read")]:
+        (made.folder / "server.toml").write_text(text)
+        with pytest.raises(ValueError, match=sentence):
+            Server(made.folder)
+
+
+def test_the_state_of_a_server_that_does_not_run(made: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    made.invite(1, 500)
+    main(["server", "status", str(made.folder), "--json"])
+    state = json.loads(capsys.readouterr().out)
+    assert (state["running"], state["invited"], state["sites"], state["runs"]) == (False, [1], [], [])
+    assert state["certificate_days"] in (364, 365)
+    main(["server", "status", str(made.folder)])
+    assert "client 1: invited, its key has not been accepted yet" in capsys.readouterr().out
+    main(["server", "stop", str(made.folder)])
+    assert "does not run" in capsys.readouterr().out
+
+
+def trusts(authority: str, made: Server) -> bool:
+    """Whether a client with this authority accepts the server's certificate."""
+    client, inner = ssl.create_default_context(cadata=authority), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inner.load_cert_chain(made.certificates.certificate, made.certificates.key)
+    ours, theirs = socket.socketpair()
+    buffers = [ssl.MemoryBIO() for _ in range(4)]
+    one = client.wrap_bio(buffers[0], buffers[1], server_hostname="fl.example.org")
+    other = inner.wrap_bio(buffers[2], buffers[3], server_side=True)
+    ours.close()
+    theirs.close()
+    done = [False, False]
+    for _ in range(10):
+        for number, end in enumerate((one, other)):
+            try:
+                end.do_handshake()
+                done[number] = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return False
+        buffers[2].write(buffers[1].read())
+        buffers[0].write(buffers[3].read())
+    return all(done)
+
+
+def test_a_new_authority_cuts_no_site_off(made: Server) -> None:
+    def invited() -> str:
+        return invitation.read(made.invite(0, None)).authority
+
+    first = invited()
+    assert trusts(first, made)
+    server.renew(made, authority=False)
+    assert trusts(first, made) and invited() == first
+    server.renew(made, authority=True)
+    both = invited()
+    assert trusts(first, made) and trusts(both, made)  # sites of before, and those that have joined again
+    server.renew(made, authority=False)
+    last = invited()
+    assert not trusts(first, made) and trusts(both, made) and trusts(last, made)
+    assert len(x509.load_pem_x509_certificates(last.encode())) == 1
+    other = server.init(made.folder.parent / "other", {"host": "fl.example.org"})
+    assert not trusts(last, other)
+
+
+def test_a_renewal_without_the_authority_s_key_is_a_sentence(made: Server) -> None:
+    key = made.certificates.authority_key
+    before = made.certificates.certificate.read_bytes()
+    key.rename(key.with_suffix(".away"))
+    with pytest.raises(ValueError, match="bring the authority's key back"):
+        server.renew(made, authority=False)
+    shutil.copy(made.certificates.key, key)
+    with pytest.raises(ValueError, match="is not the key of the last certificate"):
+        server.renew(made, authority=False)
+    assert made.certificates.certificate.read_bytes() == before
+
+
+def test_a_certificate_that_has_expired_is_shown(made: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    made.certificates.sign(["fl.example.org"], -1)
+    main(["server", "status", str(made.folder)])
+    assert "certificate: EXPIRED" in capsys.readouterr().out
+
+
+FLWR = """#!{python}
+import sys, time, pathlib
+words = sys.argv[1:]
+place = pathlib.Path({folder!r})
+with (place / "calls").open("a") as file:
+    print(*words, file=file)
+if words[0] == "run":
+    print('{{"run-id": "77"}}')
+elif words[0] == "log":
+    print((place / "output").read_text(), end="")
+elif words[0] == "list":
+    states = (place / "states").read_text().split()
+    (place / "states").write_text(" ".join(states[1:] or states))
+    print('{{"runs": [{{"status": "' + states[0] + '"}}]}}')
+"""
+
+
+@pytest.fixture
+def flower(made: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command ``flwr`` that says what the files beside it say, at a server that seems to run."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "flwr").write_text(FLWR.format(python=sys.executable, folder=str(folder)))
+    (folder / "flwr").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    monkeypatch.setattr(Server, "environment", environment)
+    monkeypatch.setenv("PATH", environment["PATH"])
+    monkeypatch.setattr(service, "is_running", lambda _: True)
+    monkeypatch.setattr(submit, "_POLL", 0.0)
+    return folder
+
+
+def outcome(made: Server, flower: Path, states: str, *output: str) -> tuple[list[str], str]:
+    """The lines shown, and the reason of a failure."""
+    (flower / "states").write_text(states)
+    (flower / "output").write_text("".join(f"{line}\n" for line in output))
+    file = made.folder / "run.yaml"
+    file.write_text("method: fedavg\n")
+    shown: list[str] = []
+    try:
+        submit.run(made, file, RunFlags(out=made.folder / "out"), shown.append)
+    except submit.Ended as error:
+        return shown, str(error)
+    return shown, ""
+
+
+@pytest.mark.slow
+def test_a_run_s_own_lines_are_shown_and_its_end_is_told(made: Server, flower: Path) -> None:
+    lines = ("Using SuperLink: here", "\x1b[92mINFO \x1b[0m:      Start", "asking 2 clients", "accuracy 57 %")
+    done = "finished:completed finished:completed"
+    assert outcome(made, flower, done, *lines) == (["asking 2 clients", "accuracy 57 %"], "")
+    settings = submit.settings_of(made, made.folder / "run.yaml", RunFlags(out=made.folder / "out"))
+    (call, *_) = (flower / "calls").read_text().splitlines()
+    assert f'roster="{made.roster}"' in call and f'out="{settings["out"]}"' in call
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_gives_its_sentence_and_no_trace(made: Server, flower: Path) -> None:
+    failed = ("asking 2 clients", f"{FAILED}only 1 of 2 clients replied", "ERROR: ServerApp raised an exception",
+              "Traceback (most recent call last):", "  File ...", "TooFewReplies: only 1 of 2")  # fmt: skip
+    assert outcome(made, flower, "finished:failed", *failed) == (["asking 2 clients"], "only 1 of 2 clients replied")
+    lost = ("ERROR: ServerApp raised an exception", "Traceback (most recent call last):", "KeyError: 'x'")
+    shown, reason = outcome(made, flower, "finished:failed", *lost)
+    assert shown == list(lost)  # fedstill's own mistake: everything is shown
+    assert reason == "the run ended as finished:failed; repeat the command to resume"
+
+
+@pytest.mark.slow
+def test_a_stream_that_breaks_is_taken_up_without_repetition(made: Server, flower: Path) -> None:
+    states = "running running finished:completed finished:completed"
+    assert outcome(made, flower, states, "one", "two") == (["one", "two"], "")
+    assert sum(line.startswith("log ") for line in (flower / "calls").read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_an_interruption_stops_the_run(made: Server, flower: Path) -> None:
+    (flower / "states").write_text("running")
+    (flower / "output").write_text("one\n")
+    (made.folder / "run.yaml").write_text("method: fedavg\n")
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        submit.run(made, made.folder / "run.yaml", RunFlags(out=made.folder / "out"), interrupt)
+    assert (flower / "calls").read_text().splitlines()[-1] == "stop 77 server"
+
+
+@pytest.mark.slow
+def test_the_command_says_how_the_run_ended(made: Server, flower: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (flower / "states").write_text("finished:failed")
+    (flower / "output").write_text(f"{FAILED}client 0 is away\n")
+    (made.folder / "run.yaml").write_text("method: fedavg\n")
+    words = ["server", "run", str(made.folder), str(made.folder / "run.yaml"), "--out", str(made.folder / "out")]
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "fedstill: client 0 is away\n"
+    (flower / "states").write_text("finished:completed")
+    main(words)
+    assert str(made.folder / "out") in capsys.readouterr().out
+
+
+def test_keys_are_registered_at_this_server(made: Server, flower: Path, tmp_path: Path) -> None:
+    made.invite(0, None)
+    key = site_key(tmp_path / "site.key").read_text()
+    with pytest.raises(ValueError, match="Flower does not register the key"):
+        roster.accept(made.roster, 0, key, made.supernode)
+    (call,) = (flower / "calls").read_text().splitlines()
+    assert call.split()[:2] == ["supernode", "register"]
+    assert call.split()[3:] == ["server", "--name", "site-0", "--format", "json"]
+
+
+# ------------------------------------------------------------------------------------------------- files for services
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_units(made: Server, tmp_path: Path) -> None:
+    (tmp_path / units.SITE).write_text(units.site(tmp_path, on_cpu=True))
+    for place in (made.folder / units.SERVER, tmp_path / units.SITE):
+        done = subprocess.run(["systemd-analyze", "verify", str(place)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    broken = tmp_path / "broken.service"
+    broken.write_text(units.site(tmp_path, on_cpu=True).replace("ProtectSystem=strict", "ProtectSystm=strict"))
+    assert subprocess.run(["systemd-analyze", "verify", str(broken)], capture_output=True, text=True).stderr
+
+
+def test_a_unit_may_write_its_folder_only(tmp_path: Path) -> None:
+    text = units.site(tmp_path, on_cpu=True)
+    settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    assert settings["ExecStart"].split()[1:] == ["-m", "fedstill", "site", "serve", f'"{tmp_path}"']
+    assert settings["ReadWritePaths"] == f'"{tmp_path}"'
+    assert (settings["ProtectSystem"], settings["UMask"], settings["Restart"]) == ("strict", "0077", "always")
+    assert settings["Environment"] == f"FEDSTILL_CACHE={tmp_path}/cache"
+    assert "PrivateDevices=no" in units.site(tmp_path, on_cpu=False)  # a GPU is a device
+
+
+def test_containers_run_as_a_plain_user_on_a_file_system_that_is_read_only() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert set(services) == {"server", "site"}
+    for each in services.values():
+        assert each["read_only"] is True and each["cap_drop"] == ["ALL"]
+        assert [mount for mount in each["volumes"] if not mount.endswith(":ro") and ":/state" not in mount] == []
+        assert (DEPLOY / each["build"]["context"] / each["build"]["dockerfile"]).is_file()
+    assert services["server"]["ports"] == ["9443:9443"]
+    assert "ports" not in services["site"]
+    lines = [line.split() for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
+    assert [words[1] for words in lines if words[0] == "USER"] == ["${USER_ID}"]
+    copied = [word for words in lines if words[0] == "COPY" for word in words[1:-1]]
+    assert [name for name in copied if not (DEPLOY.parent / name).exists()] == []
+    assert [words[1:] for words in lines if words[0] == "ENTRYPOINT"] == [['["fedstill"]']]

@@ -1,0 +1,197 @@
+"""``fedstill site init`` and its like: mistakes are told at once, and what a policy lets out is said in plain words."""
+
+import stat
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedstill.cli import main
+from fedstill.sites import invitation, node, roster, server, setup
+from fedstill.sites.policy import SitePolicy
+
+
+@pytest.fixture(scope="module")
+def invite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An invitation of client 3."""
+    made = server.init(tmp_path_factory.mktemp("invite") / "server", {"host": "fl.example.org"})
+    return made.invite(3, None)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Records of two classes."""
+    place = tmp_path / "data.npz"
+    np.savez(place, x_train=np.zeros((60, 8, 8, 1), np.uint8), y_train=np.arange(60) % 2)
+    return place
+
+
+def site_init(folder: Path, invite: Path, data: Path, *flags: str) -> None:
+    main(["site", "init", str(folder), "--invite", str(invite), "--data", str(data), *flags])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedstill: ") and error.count("\n") == 1, error
+    return error
+
+
+BUDGET = ("--methods", "fedavg-p", "--budget", "4")
+
+
+def test_a_site_is_made_in_one_command(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "site"
+    site_init(folder, invite, data, *BUDGET)
+    text = capsys.readouterr().out
+    assert "client 3 of fl.example.org:9443" in text
+    assert invitation.fingerprint(invite) in text
+    assert "with privacy noise, charged to the budget" in text
+    assert "all runs together: epsilon 4 at delta 1e-05" in text
+    assert "WITHOUT PROTECTION" not in text and "warning" not in text
+    assert setup.public_key(folder) in text
+    policy = SitePolicy.read(folder / "policy.toml")
+    assert (policy.client, policy.budget, policy.methods) == (3, 4.0, ("fedavg-p",))
+    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in (".", "state", "state/ledger", "site.key")}
+    assert modes == {".": 0o700, "state": 0o700, "state/ledger": 0o700, "site.key": 0o600}
+    address, options = setup.connection(folder)
+    assert address == "fl.example.org:9443"
+    assert options[-1] == str(folder / "site.key")
+    assert (folder / "ca.crt").read_text() == invitation.read(invite).authority
+    assert str(folder) in (folder / "fedstill-site.service").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--methods", "fedavgp", "--budget", "4"), "there is no method 'fedavgp' (methods); did you mean fedavg-p?"),
+        (
+            ("--methods", "fedgm.distill", "--budget", "4"),
+            "has no step 'distill' (methods); did you mean distil?",
+        ),
+        (("--methods", "mine:Own", "--budget", "4"), "there is no method 'mine:Own'"),
+        (("--methods", "fedavg-p"), "the site's policy has no budget, so nothing is released (budget)"),
+        (("--methods", "fedavg", "--budget", "4"), "allows no unprotected field, such as"),
+        ((*BUDGET, "--device", "foo"), "device is 'foo'; it must be cpu or cuda"),
+        ((*BUDGET, "--device", "mps"), "device is 'mps'; it must be cpu or cuda"),
+        ((*BUDGET, "--public", "c100", "/nowhere"), "the public data 'c100' are in /nowhere, which does not exist"),
+        ((*BUDGET, "--delta", "0.9"), "delta is 0.9; with 60 records it must be below 0.017"),
+        ((*BUDGET, "--delta", "2"), "it must be less than 1"),
+        ((*BUDGET, "--budget", "-1"), "it must be greater than 0"),
+        ((*BUDGET, "--min-records", "61"), "the site has 60 records; with fewer than 61 it answers nothing"),
+        ((*BUDGET, "--own-code", "no.such:Thing"), "own_code has 'no.such:Thing', which can't be imported"),
+        ((*BUDGET, "--own-code", "mine.py:Thing"), "a site runs code of installed packages only"),
+        (("--budget", "4"), "--methods is empty"),
+        ((*BUDGET, "--data", "/etc"), "the site's records can't be read"),
+        ((*BUDGET, "--data", "/nowhere"), "--data is '/nowhere', which does not exist"),
+        ((*BUDGET, "--client", "1"), "there is no flag --client"),
+        ((*BUDGET, "--invite", "/nowhere"), "/nowhere is no invitation"),
+    ],
+)
+def test_a_mistake_is_told_at_once_and_can_be_mended(
+    flags: tuple[str, ...], sentence: str, invite: Path, data: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = tmp_path / "site"
+    words = ("site", "init", str(folder), "--invite", str(invite), "--data", str(data), *flags)
+    assert sentence in refusal(capsys, *words)
+    assert not (folder / "policy.toml").exists() and not (folder / "site.key").exists()
+    site_init(folder, invite, data, *BUDGET)  # the same folder
+
+
+def test_what_may_be_meant_is_a_warning(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--methods", "fedavg", "fedavg-p", "--unprotected", "--budget", "1e9", "--min-records", "1")
+    site_init(tmp_path / "site", invite, data, *flags)
+    text = capsys.readouterr().out
+    assert "warning: THE SERVER CAN GET THE RECORDS" in text
+    assert "warning: a budget of epsilon 1e+09 protects little" in text
+    assert "warning: min_records is 1" in text
+    assert "fedavg, step update: " in text and "WITHOUT PROTECTION" in text
+
+
+def test_a_changed_policy_is_checked_again(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "site"
+    site_init(folder, invite, data, *BUDGET)
+    place = folder / "policy.toml"
+    place.write_text(place.read_text().replace("fedavg-p", "fedauxfdp"))
+    capsys.readouterr()
+    main(["site", "check", str(folder)])
+    assert "fedauxfdp, step" in capsys.readouterr().out
+    place.write_text(place.read_text().replace("fedauxfdp", "fedaux-x"))
+    assert "there is no method 'fedaux-x'" in refusal(capsys, "site", "check", str(folder))
+    assert "is a site already" in refusal(
+        capsys, "site", "init", str(folder), "--invite", str(invite), "--data", str(data), *BUDGET
+    )
+
+
+def test_a_new_key_and_a_new_authority_leave_the_rest(invite: Path, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    site_init(folder, invite, data, *BUDGET)
+    before = {name: (folder / name).read_bytes() for name in ("policy.toml", "site.key", "state/ledger/ledger.key")}
+    first = setup.public_key(folder)
+    main(["site", "rekey", str(folder)])
+    assert setup.public_key(folder) != first
+    assert (folder / "site.key.old").read_bytes() == before["site.key"]
+    assert stat.S_IMODE((folder / "site.key.old").stat().st_mode) == 0o600
+    second = setup.public_key(folder)
+    made = server.init(tmp_path / "other", {"host": "other.example.org", "port": 1234})
+    main(["site", "join", str(folder), "--invite", str(made.invite(3, None))])
+    assert setup.connection(folder)[0] == "other.example.org:1234"
+    assert setup.public_key(folder) == second
+    for name in ("policy.toml", "state/ledger/ledger.key"):
+        assert (folder / name).read_bytes() == before[name]
+
+
+def test_an_invitation_of_another_client_or_of_nobody_is_refused(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, bad = tmp_path / "site", tmp_path / "bad.toml"
+    site_init(folder, invite, data, *BUDGET)
+    capsys.readouterr()
+    text = invite.read_text()
+    for changed, sentence in [
+        (text.replace("client = 3", "client = 4"), "is for client 4; the policy"),
+        (text.replace("fl.example.org:9443", "fl.example.org"), "it must be HOST:PORT"),
+        (text.replace("fl.example.org:9443", "--insecure x:1"), "it must be HOST:PORT"),
+        (text.replace("fl.example.org:9443", "a:99999"), "it must be HOST:PORT"),
+        (text.replace("BEGIN CERT", "BEGIN CART"), "is no invitation"),
+        (text + "extra = 1\n", "extra is not a setting here"),
+        ("x" * 2_000_000, "it has more than 1,048,576 bytes"),
+        ("\0", "is no invitation"),
+    ]:
+        bad.write_text(changed)
+        assert sentence in refusal(capsys, "site", "join", str(folder), "--invite", str(bad)), changed[:100]
+    assert setup.connection(folder)[0] == "fl.example.org:9443"
+
+
+def test_a_node_without_a_server_or_with_an_open_key_does_not_start(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "site"
+    setup.site(folder, {"client": 3, "data": str(data), "state": "state", "methods": ["fedavg-p"]})
+    assert "'fedstill site join" in refusal(capsys, "site", "serve", str(folder))
+    setup.join(folder, invite)
+    (folder / "site.key").chmod(0o640)
+    with pytest.raises(ValueError, match="others than its owner can read"):
+        node.serve(folder)
+
+
+def test_an_invitation_has_no_secret(tmp_path: Path) -> None:
+    made = server.init(tmp_path / "server", {"host": "fl.example.org"})
+    text = made.invite(0, 500).read_text()
+    secrets = [place for place in made.folder.rglob("*") if place.is_file() and place.stat().st_mode & 0o077 == 0]
+    assert {place.name for place in secrets} >= {"ca.key", "server.key"}
+    for line in "".join(place.read_text() for place in secrets).splitlines():
+        assert line.startswith("-----") or line not in text
+    assert tomllib.loads(text).keys() == {"client", "address", "authority"}
+    assert roster.load(made.roster).invited[0].max_records == 500
