@@ -52,7 +52,7 @@ def one(name: str, settings: dict[str, Any], task: dict[str, Any], engine: str, 
         folder = Path(place) / "run"
         method = name.partition("#")[0]
         job = Job(experiment, method, methods.find(method)(**settings), folder)
-        return digest(folder, dict(run(job)))
+        return digest(folder, run(job).summary)
 
 
 def table() -> dict[str, dict[str, Any]]:

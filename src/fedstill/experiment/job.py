@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -89,8 +91,11 @@ class Job:
 
         Files that these import are not part of it.
         """
-        builders = {model: own_builder(model) for model in (self.experiment.model, *self.experiment.models)}
-        own = {place: code for place, code in builders.items() if code is not None} | {self.name: type(self.method)}
+        own: dict[str, Callable[..., Any]] = {self.name: type(self.method)}
+        for model in (self.experiment.model, *self.experiment.models):
+            with suppress(ValueError):  # a model that is missing is named when it is built
+                if (builder := own_builder(model)) is not None:
+                    own[model] = builder
         return {place: digest for place, code in own.items() if (digest := source_digest(code)) is not None}
 
 
