@@ -4,21 +4,21 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstill.data import cache
+from fedstill.data import cache, texts, vectors
 from fedstill.data.decode import Split
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.partition import local_test_split
-from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz
+from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
 from fedstill.lookup import suggestion
 from fedstill.records import Normalisation, Records
 from fedstill.seeds import numpy_stream
@@ -48,6 +48,8 @@ class DataSet:
     fingerprint: str
     measured: tuple[str, ...] = ()
     """Facts of the task that were computed from the train records, in words, and so are not public."""
+    constant: str = ""
+    """A column of vectors that has one value in all train records, in words, if there is one: it has no scale."""
 
 
 def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
@@ -60,25 +62,27 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
        ``/``;
     3. a path to a folder of parquet files in the hub's layout (``train-*.parquet``, ``test-*.parquet``), to a folder
        that ``datasets``' ``save_to_disk`` wrote, to a folder of images (``train/<class>/*``, ``test/<class>/*``; see
-       `fedstill.data.image_folder`) or to an ``.npz`` file with ``x_train, y_train, x_test, y_test`` as Keras names
-       them (uint8, ``(n, h, w)`` or ``(n, h, w, c)``);
+       `fedstill.data.image_folder`), to a parquet file, or to an ``.npz`` file with ``x_train, y_train, x_test,
+       y_test`` as Keras names them (images, uint8 ``(n, h, w)`` or ``(n, h, w, c)``; or vectors ``(n, d)``);
     4. the Hugging Face hub: the known name's id, or ``owner/name`` itself.
 
     Without a test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out, always the
-    same records. Without a known normalisation, it is computed from the pixels of the train split (a constant channel
-    gets a standard deviation of 1).
+    same records. Without a known normalisation, it is computed from the train split, by channel or by column (a
+    constant one gets a standard deviation of 1).
 
     Args:
         name_or_path: a known name, a path or a hub id.
         cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
-        ValueError: there are no such data, or they are not equally sized 8-bit images with classes ``0 .. C-1`` that
-            each occur in the train split.
+        ValueError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
+            length, with classes ``0 .. C-1`` that each occur in the train split.
     """
     source = _find(name_or_path)
     folder = (cache_dir or cache.default_folder()) / source.folder
     entry, fingerprint = cache.cached(folder, source.state, lambda: _entry(source))
+    if "mean" not in entry.facts:
+        raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
     class_names = tuple(entry.facts["class_names"])
     normalisation = Normalisation(tuple(entry.facts["mean"]), tuple(entry.facts["std"]))
     train, test = (
@@ -93,9 +97,11 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
     columns = {name: entry.arrays[f"column-{i}"] for i, name in enumerate(entry.facts["columns"])}
     known = source.known
     numbered = class_names == tuple(map(str, range(len(class_names))))  # up to the largest label
-    found = {"normalisation": known is None or known.normalisation is None, "number of classes": not known and numbered}
+    scale = "scale" if train.are_vectors else "normalisation"
+    found = {scale: known is None or known.normalisation is None, "number of classes": not known and numbered}
     measured = tuple(name for name, is_measured in found.items() if is_measured)
-    return DataSet(source.name, train, test, class_names, columns, fingerprint, measured)
+    constant = str(entry.facts.get("constant", ""))
+    return DataSet(source.name, train, test, class_names, columns, fingerprint, measured, constant)
 
 
 load_data = load
@@ -106,8 +112,8 @@ class Part(NamedTuple):
     """One site's records of a task; classes may be absent.
 
     Attributes:
-        train: images ``(n, channels, height, width)`` and labels ``(n,)`` of the train split.
-        test: images and labels of the test split; empty if there is none.
+        train: images ``(n, channels, height, width)`` or vectors ``(n, d)``, and labels ``(n,)``, of the train split.
+        test: the same of the test split; empty if there is none.
         class_names: names of the classes; empty if the source has none.
     """
 
@@ -128,6 +134,8 @@ def load_part(path: str, *, cache_dir: Path) -> Part:
     """
     source = _find(path)
     entry, _ = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
+    if "train-images" not in entry.arrays:
+        raise ValueError(f"the records of {path!r} are texts; turn them into vectors with --features")
     splits = ((entry.arrays[f"{split}-images"], entry.arrays[f"{split}-labels"]) for split in ("train", "test"))
     train, test = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in splits)
     return Part(train, test, tuple(entry.facts["class_names"]))
@@ -143,12 +151,11 @@ def _part(source: "_Source") -> cache.CacheEntry:
 
 
 def _arrays(train: Split, test: Split) -> dict[str, np.ndarray]:
-    return {
-        "train-images": train.images,
-        "train-labels": train.labels,
-        "test-images": test.images,
-        "test-labels": test.labels,
-    }
+    arrays: dict[str, np.ndarray] = {}
+    for name, split in (("train", train), ("test", test)):
+        arrays |= texts.packed(split.images.tolist(), name) if split.texts else {f"{name}-images": split.images}
+        arrays[f"{name}-labels"] = split.labels
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -177,15 +184,18 @@ def _find(name: str) -> _Source:
     candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
     path = next((path.resolve() for path in candidates if name and path.exists()), None)
     if path is not None:
-        read = partial(read_npz, path) if path.is_file() else partial(read_folder, path, known)
+        if path.is_file():
+            read = partial(read_parquet if path.suffix == ".parquet" else read_npz, path)
+        else:
+            read = partial(read_folder, path, known)
         state = f"{known} {_files_state(path)}" + (f" {_FOLDERS}" if path.is_dir() else "")
         return _Source(name if known else path.stem, str(path), state, read, known)
     hub = known.hub if known else name
     if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
         raise ValueError(
             f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
-            f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, an .npz file or a "
-            f"Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
+            f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, a .parquet or .npz "
+            f"file or a Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
         )
     return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name), known)
 
@@ -217,15 +227,17 @@ def _entry(source: _Source) -> cache.CacheEntry:
     class_names = train.class_names or (source.known.class_names if source.known else ())
     class_names = class_names or tuple(str(label) for label in range(max(0, train.labels.max()) + 1))
     _check(train, test, class_names, source.name)
-    normalisation = (source.known and source.known.normalisation) or _normalisation(train.images)
+    if train.texts:
+        scaled: dict[str, Any] = {}
+    elif train.images.ndim == 2:
+        normalisation, columns = vectors.scale(train.images)
+        constant = vectors.column_name(columns[0], train.features) if columns else ""
+        scaled = {**asdict(normalisation), "constant": constant}
+    else:
+        scaled = asdict((source.known and source.known.normalisation) or _normalisation(train.images))
     return cache.CacheEntry(
         arrays=_arrays(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
-        facts={
-            "class_names": list(class_names),
-            "mean": list(normalisation.mean),
-            "std": list(normalisation.std),
-            "columns": list(train.columns),
-        },
+        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
     )
 
 
@@ -256,15 +268,22 @@ def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -
             f"the test split of {name!r} names its classes {', '.join(test.class_names[:5])}..., the train split "
             f"{', '.join(class_names[:5])}...; give both the same classes in the same order"
         )
-    if train.images.shape[1:] != test.images.shape[1:]:
+    if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
         raise ValueError(
-            f"the test images of {name!r} are {_size(test)}, but the train images are {_size(train)} (channels x "
-            "height x width); convert them to one size"
+            f"the test records of {name!r} are {_size(test)}, but the train records are {_size(train)}; convert them "
+            "to one size"
+        )
+    if train.features != test.features:
+        differing = next(a for a, b in zip(train.features, test.features, strict=True) if a != b)
+        raise ValueError(
+            f"the train split of {name!r} has the column {differing!r} where the test split has another; give both the "
+            "same columns in the same order"
         )
 
 
 def _size(split: Split) -> str:
-    return " x ".join(map(str, split.images.shape[1:]))
+    kind = {4: "images of", 2: "vectors of", 1: "texts"}[split.images.ndim]
+    return f"{kind} {' x '.join(map(str, split.images.shape[1:]))}".strip()
 
 
 def _normalisation(images: NDArray[np.uint8]) -> Normalisation:

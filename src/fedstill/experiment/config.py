@@ -24,12 +24,13 @@ class Experiment(Settings):
     """The task of a run, and its resources."""
 
     data: str = "mnist"
-    """Data set: a known name (see `fedstill data list`), a folder, a .npz file or a Hugging Face id."""
-    mean: tuple[Annotated[float, Ge(0), Le(1)], ...] = ()
-    """Mean of each channel's pixels in [0, 1], or one number for all; for data without a known normalisation, so that
-    none is computed from private pixels (which would end the guarantee)."""
+    """Data set: a known name (see `fedstill data list`), a folder, a .parquet or .npz file or a Hugging Face id."""
+    mean: tuple[float, ...] = ()
+    """Mean of each channel's pixels in [0, 1], or of each column of vectors, or one number for all; for data without a
+    known normalisation, so that none is computed from private records (which would end the guarantee)."""
     std: tuple[PositiveFloat, ...] = ()
-    """Standard deviation of each channel's pixels, or one number for all; 0.25 with a mean of 0.5 suits most images."""
+    """Standard deviation of each channel or column, or one number for all; 0.25 with a mean of 0.5 suits most
+    images."""
     num_classes: PositiveInt | None = None
     """Number of classes of data whose classes are numbers, so that it is not read off private labels."""
     partition: str = "iid"

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill import seeds
-from fedstill.data import partition, public, shards, sources
+from fedstill.data import partition, public, shards, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.experiment.config import Experiment
 from fedstill.records import Normalisation, Records
@@ -53,6 +53,7 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
     given = data is not None or experiment.mean or experiment.std or experiment.num_classes
     source = loaded.train if given else experiment.data
     if not share:
+        _check_scale(loaded)
         return Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source)
     labels, test = loaded.train.labels.numpy(), loaded.test
     rows = np.arange(len(labels))
@@ -71,6 +72,10 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
             raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
         order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
         public_records, rows = np.sort(rows[order[:number]]), np.sort(rows[order[number:]])
+    if "scale" in loaded.measured and experiment.public is not None:
+        loaded = _scaled_by_public(experiment, loaded, public_records)
+        source, test = loaded.train, replace(test, normalisation=loaded.train.normalisation)
+    _check_scale(loaded)
     _warn_of_mixing(experiment, loaded.columns)
     split = partition.split(
         experiment.partition,
@@ -96,16 +101,19 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     Raises:
         ValueError: they don't fit the records; one sentence.
     """
-    channels, measured = data.train.shape[0], set(data.measured)
+    columns, measured = data.train.shape[0], set(data.measured)
     mean, std = experiment.mean, experiment.std
     if mean or std:
-        if not all(len(values) in (1, channels) for values in (mean, std)):
+        what = "vectors have {} columns" if data.train.are_vectors else "images have {} channels"
+        if not all(len(values) in (1, columns) for values in (mean, std)):
             raise ValueError(
-                f"--mean has {len(mean)} numbers and --std {len(std)}, but images have {channels} channels; give both, "
-                f"one number or {channels} each"
+                f"--mean has {len(mean)} numbers and --std {len(std)}, but {what.format(columns)}; give both, "
+                f"one number or {columns} each"
             )
-        normalisation = Normalisation(*(values * (channels // len(values)) for values in (mean, std)))
-        measured -= {"normalisation"}
+        if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
+            raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
+        normalisation = Normalisation(*(values * (columns // len(values)) for values in (mean, std)))
+        measured -= {"normalisation", "scale"}
     else:
         normalisation = data.train.normalisation
     names, count = data.class_names, experiment.num_classes
@@ -116,7 +124,41 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
         measured -= {"number of classes"}
     train, test = (Records(r.images, r.labels, len(names), normalisation) for r in (data.train, data.test))
     left = tuple(name for name in data.measured if name in measured)
-    return replace(data, train=train, test=test, class_names=names, measured=left)
+    constant = "" if mean or std else data.constant
+    return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
+
+
+def _scaled_by_public(experiment: Experiment, data: sources.DataSet, held: shards.Indices | None) -> sources.DataSet:
+    """``data`` with the mean and the standard deviation of each column of the public records.
+
+    Raises:
+        ValueError: the public records are generated, so their scale says nothing, or have a constant column.
+    """
+    assert experiment.public is not None
+    if held is not None:
+        values = data.train.images[torch.from_numpy(held)]
+    elif experiment.public.startswith("noise"):
+        return data
+    else:
+        values = public.load(experiment.public, data.train.shape, data.train.normalisation).images
+    normalisation, constant = vectors.scale(values.numpy())
+    train, test = (replace(records, normalisation=normalisation) for records in (data.train, data.test))
+    name = f"{vectors.column_name(constant[0], ())} of the public records" if constant else ""
+    left = tuple(name for name in data.measured if name != "scale")
+    return replace(data, train=train, test=test, measured=left, constant=name)
+
+
+def _check_scale(data: sources.DataSet) -> None:
+    """Refuse a measured scale of a column that is constant.
+
+    Raises:
+        ValueError: there is such a column.
+    """
+    if data.constant:
+        raise ValueError(
+            f"{data.constant} has the same value in all records, so it has no scale; drop the column, or give a scale "
+            "with --mean and --std"
+        )
 
 
 def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -> None:

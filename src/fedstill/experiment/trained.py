@@ -21,7 +21,7 @@ class Trained(nn.Module):
 
     Attributes:
         network: the run's final model.
-        shape: channels, height and width of an image.
+        shape: channels, height and width of an image, or the length of a vector.
         class_names: name of each class; its number if the data set has no names.
         normalisation: mean and standard deviation of each channel, which the forward pass applies.
     """
@@ -36,17 +36,21 @@ class Trained(nn.Module):
         self.normalisation = normalisation
         self.eval()
 
-    def forward(self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+    def forward(self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n ..."]) -> Float[Tensor, "n classes"]:
         """Compute logits.
 
         Args:
-            images: uint8, or floats in [0, 1]; not normalised.
+            images: uint8, or floats in [0, 1]; or vectors ``(n, d)``. They are not normalised.
 
         Raises:
             ValueError: images have another shape or type; one sentence.
         """
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
-            raise ValueError(f"images have shape {tuple(images.shape)}; this model takes (n, {str(self.shape)[1:]}")
+        if images.ndim < 2 or tuple(images.shape[1:]) != self.shape:
+            wanted = ", ".join(map(str, self.shape))
+            raise ValueError(f"records have shape {tuple(images.shape)}; this model takes (n, {wanted})")
+        if len(self.shape) == 1:
+            outputs: Tensor = self.network(self._normalisation.apply(images.float()))
+            return outputs
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}; they must be uint8, or floats in [0, 1]")
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
@@ -70,8 +74,7 @@ def load_model(folder: str | Path) -> Trained:
 
 
 def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
-    channels, height, width = (int(size) for size in header["shape"])
-    shape, class_names = (channels, height, width), tuple(map(str, header["class_names"]))
+    shape, class_names = tuple(map(int, header["shape"])), tuple(map(str, header["class_names"]))
     with seeds.isolated(0):
         network = models.build(header["model"], shape, len(class_names))
     if own := method.own(network):

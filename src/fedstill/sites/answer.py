@@ -130,7 +130,8 @@ class SiteData:
         spec = self._spec
         if tuple(images.shape[1:]) != spec.shape:
             site_shape, run_shape = (" x ".join(map(str, shape)) for shape in (images.shape[1:], spec.shape))
-            raise schema.Refused(f"the site's images are {site_shape}, the run's are {run_shape}")
+            kind = "vectors" if images.ndim == 2 else "images"
+            raise schema.Refused(f"the site's {kind} are {site_shape}, the run's are {run_shape}")
         if len(labels) and int(labels.max()) >= len(table):
             raise schema.Refused(f"the site has the class {int(labels.max())}; the run has {len(table)} classes")
         return Records(images, table[labels], spec.num_classes, spec.normalisation)

@@ -8,7 +8,7 @@ from annotated_types import Ge, Lt
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
 from fedstill.train.epochs import Epochs
@@ -35,12 +35,12 @@ class CondensedTraining(Settings):
     def fit(
         self,
         model: nn.Module,
-        records: Records,
+        records: Records | Examples,
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
     ) -> int:
-        """Train ``model`` in place on ``records``, with the arguments and the result of `SGD.fit`.
+        """Train ``model`` in place on ``records``, with the arguments and the result of `SGD.fit`; no DSA for vectors.
 
         The learning rate falls after epoch ``floor(epochs / 2) + 1``, as in DC, which runs one epoch more with a tenth
         of this learning rate.
@@ -53,4 +53,5 @@ class CondensedTraining(Settings):
             epochs=self.epochs,
             milestones=(self.epochs // 2 + 1,),
         )
-        return sgd.fit(model, records, rng, augment=DSA(self.augment), on_epoch=on_epoch, checkpoint=checkpoint)
+        augment = DSA(self.augment if records.inputs(slice(0, 1)).ndim == 4 else "none")
+        return sgd.fit(model, records, rng, augment=augment, on_epoch=on_epoch, checkpoint=checkpoint)
