@@ -24,26 +24,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import torch
 from annotated_types import Gt, Lt
-from jaxtyping import AbstractArray, AbstractDtype, Integer
+from jaxtyping import AbstractArray, Integer
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedstill.privacy.released import Released
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
-    Vectors = Float
-else:
-
-    class Vectors(AbstractDtype):
-        """Type of vectors in a message: ``Vectors[Tensor, "n columns"]`` is float32, or float16 for half the bytes."""
-
-        dtypes = ("float16", "float32")
 
 
 class Refused(ValueError):

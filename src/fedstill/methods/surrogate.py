@@ -4,18 +4,26 @@ Records are images, or vectors.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import AbstractDtype, Float32, UInt8
 from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.protocol import Client, Federation, Labels, Records, Reply
 from fedstill.records import Examples, Trainable
-from fedstill.schema import Vectors
 from fedstill.settings import Settings
 from fedstill.train.condensation import CondensedTraining
+
+if TYPE_CHECKING:
+    from jaxtyping import Float as Vectors
+else:
+
+    class Vectors(AbstractDtype):
+        """Type of vectors in a message: ``Vectors[Tensor, "n columns"]`` is float32, or float16 for half the bytes."""
+
+        dtypes = ("float16", "float32")
 
 
 class ImageSet(Reply):
