@@ -400,13 +400,13 @@ def own(data_root):
 @pytest.fixture
 def decodings(monkeypatch):
     calls = []
-    original = sources._entry
+    original = sources.complete
 
-    def counted(source):
-        calls.append(source.name)
-        return original(source)
+    def counted(train, test, name, known):
+        calls.append(name)
+        return original(train, test, name, known)
 
-    monkeypatch.setattr(sources, "_entry", counted)
+    monkeypatch.setattr(sources, "complete", counted)
     return calls
 
 
@@ -475,8 +475,8 @@ def test_a_build_that_was_killed_leaves_nothing_in_the_way(own, decodings):
 
 
 def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, monkeypatch):
-    counted = sources._entry
-    monkeypatch.setattr(sources, "_entry", lambda source: (time.sleep(0.3), counted(source))[1])
+    counted = sources.complete
+    monkeypatch.setattr(sources, "complete", lambda source: (time.sleep(0.3), counted(source))[1])
     with ThreadPoolExecutor(4) as pool:
         loaded = list(pool.map(lambda _: load("own").fingerprint, range(4)))
     assert len(set(loaded)) == 1 and decodings == ["own"]

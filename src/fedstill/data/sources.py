@@ -4,24 +4,21 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fedstill.data import cache, texts, vectors
-from fedstill.data.decode import Split
+from fedstill.data import cache
+from fedstill.data.completion import arrays_of, complete
 from fedstill.data.names import KNOWN, Known
-from fedstill.data.partition import local_test_split
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
 from fedstill.lookup import suggestion
 from fedstill.records import Normalisation, Records
-from fedstill.seeds import numpy_stream
 
 _FOLDERS = 2
 """Version of the readers of folders: increased if the same folder gives other records or columns than before."""
@@ -80,9 +77,18 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
     """
     source = _find(name_or_path)
     folder = (cache_dir or cache.default_folder()) / source.folder
-    entry, fingerprint = cache.cached(folder, source.state, lambda: _entry(source))
+    entry, fingerprint = cache.cached(folder, source.state, lambda: complete(*source.read(), source.name, source.known))
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
+    return data_set(entry, fingerprint, source.name, source.known)
+
+
+load_data = load
+"""The name of `load` in the package `fedstill`."""
+
+
+def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known | None = None) -> DataSet:
+    """The data set of a cache entry of images or vectors (`fedstill.data.completion.complete`)."""
     class_names = tuple(entry.facts["class_names"])
     normalisation = Normalisation(tuple(entry.facts["mean"]), tuple(entry.facts["std"]))
     train, test = (
@@ -94,18 +100,13 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
         )
         for split in ("train", "test")
     )
-    columns = {name: entry.arrays[f"column-{i}"] for i, name in enumerate(entry.facts["columns"])}
-    known = source.known
+    columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts["columns"])}
     numbered = class_names == tuple(map(str, range(len(class_names))))  # up to the largest label
     scale = "scale" if train.are_vectors else "normalisation"
     found = {scale: known is None or known.normalisation is None, "number of classes": not known and numbered}
-    measured = tuple(name for name, is_measured in found.items() if is_measured)
+    measured = tuple(fact for fact, is_measured in found.items() if is_measured)
     constant = str(entry.facts.get("constant", ""))
-    return DataSet(source.name, train, test, class_names, columns, fingerprint, measured, constant)
-
-
-load_data = load
-"""The name of `load` in the package `fedstill`."""
+    return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant)
 
 
 class Part(NamedTuple):
@@ -147,15 +148,7 @@ def _part(source: "_Source") -> cache.CacheEntry:
         raise ValueError(f"{source.location!r} has the class {train.labels.min()}; classes are counted from 0")
     test = test or train.take(np.empty(0, np.int64))
     names = train.class_names or (source.known.class_names if source.known else ())
-    return cache.CacheEntry(arrays=_arrays(train, test), facts={"class_names": list(names)})
-
-
-def _arrays(train: Split, test: Split) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    for name, split in (("train", train), ("test", test)):
-        arrays |= texts.packed(split.images.tolist(), name) if split.texts else {f"{name}-images": split.images}
-        arrays[f"{name}-labels"] = split.labels
-    return arrays
+    return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)})
 
 
 @dataclass(frozen=True)
@@ -217,82 +210,3 @@ def _files_state(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     lines = (f"{file.relative_to(path)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _entry(source: _Source) -> cache.CacheEntry:
-    """Read a source, add a test split, class names and normalisation if it lacks them, and check it."""
-    train, test = source.read()
-    if test is None:
-        train, test = _hold_out(train)
-    class_names = train.class_names or (source.known.class_names if source.known else ())
-    class_names = class_names or tuple(str(label) for label in range(max(0, train.labels.max()) + 1))
-    _check(train, test, class_names, source.name)
-    if train.texts:
-        scaled: dict[str, Any] = {}
-    elif train.images.ndim == 2:
-        normalisation, columns = vectors.scale(train.images)
-        constant = vectors.column_name(columns[0], train.features) if columns else ""
-        scaled = {**asdict(normalisation), "constant": constant}
-    else:
-        scaled = asdict((source.known and source.known.normalisation) or _normalisation(train.images))
-    return cache.CacheEntry(
-        arrays=_arrays(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
-        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
-    )
-
-
-def _hold_out(split: Split) -> tuple[Split, Split]:
-    """The fixed, class-stratified 80/20 split of data without a test split."""
-    rng = numpy_stream(0, "data", "held-out test split")
-    indices = np.arange(len(split.labels))
-    train, test = local_test_split(indices, fraction=0.2, rng=rng, labels=split.labels)
-    return split.take(train), split.take(test)
-
-
-def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -> None:
-    for split, what in ((train, "train"), (test, "test")):
-        wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(class_names)))
-        if len(wrong):
-            raise ValueError(
-                f"record {wrong[0]} of the {what} split of {name!r} has the class {split.labels[wrong[0]]}, but "
-                f"classes are 0..{len(class_names) - 1}; correct it or drop the record"
-            )
-    absent = np.flatnonzero(np.bincount(train.labels, minlength=len(class_names)) == 0)
-    if len(absent):
-        raise ValueError(
-            f"class {absent[0]} ({class_names[absent[0]]}) of {name!r} has 0 train records, but each class needs at "
-            "least 1; add records, or leave the class out and number the others from 0"
-        )
-    if test.class_names and test.class_names != train.class_names:
-        raise ValueError(
-            f"the test split of {name!r} names its classes {', '.join(test.class_names[:5])}..., the train split "
-            f"{', '.join(class_names[:5])}...; give both the same classes in the same order"
-        )
-    if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
-        raise ValueError(
-            f"the test records of {name!r} are {_size(test)}, but the train records are {_size(train)}; convert them "
-            "to one size"
-        )
-    if train.features != test.features:
-        differing = next(a for a, b in zip(train.features, test.features, strict=True) if a != b)
-        raise ValueError(
-            f"the train split of {name!r} has the column {differing!r} where the test split has another; give both the "
-            "same columns in the same order"
-        )
-
-
-def _size(split: Split) -> str:
-    kind = {4: "images of", 2: "vectors of", 1: "texts"}[split.images.ndim]
-    return f"{kind} {' x '.join(map(str, split.images.shape[1:]))}".strip()
-
-
-def _normalisation(images: NDArray[np.uint8]) -> Normalisation:
-    """Exact mean and standard deviation of each channel, from the histogram of its 256 values."""
-    counts = np.zeros((images.shape[1], 256))
-    for chunk in np.array_split(images, -(-len(images) // 1000)):  # bincount works on a copy 8 times as large
-        counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.swapaxes(0, 1)]
-    shares = counts / counts.sum(1, keepdims=True)
-    values = np.arange(256) / 255
-    mean = shares @ values
-    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
-    return Normalisation(tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))

@@ -26,6 +26,7 @@ from fedstill.methods.surrogate import (
     collect,
     image_reply,
     value_reply,
+    vector_reply,
 )
 from fedstill.protocol import Client, Federation, Method, Step, step
 from fedstill.records import Examples
@@ -72,7 +73,7 @@ class FedD3(VectorUpload, Method):
     @step
     def distil_vectors(self, client: Client) -> VectorSet:
         """Fit the client's examples if records are vectors."""
-        return self.vector_reply(self._fit(client), client.train.num_classes)
+        return vector_reply(self._fit(client), client.train.num_classes, self)
 
     def _fit(self, client: Client) -> Examples:
         rng = client.rng("images")

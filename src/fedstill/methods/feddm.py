@@ -24,6 +24,7 @@ from fedstill.methods.surrogate import (
     collect,
     image_reply,
     value_reply,
+    vector_reply,
 )
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
 from fedstill.records import Examples
@@ -80,7 +81,7 @@ class FedDM(VectorUpload, Method):
     @step
     def distil_vectors(self, client: Client, weights: State) -> VectorSet:
         """Fit S_k at networks near w_r if records are vectors."""
-        return self.vector_reply(self._fit(client, weights), client.train.num_classes)
+        return vector_reply(self._fit(client, weights), client.train.num_classes, self)
 
     def _fit(self, client: Client, weights: State) -> Examples:
         nets = sphere_around(client.new_model(weights), self.matching.rho, client.rng("networks"))

@@ -21,7 +21,16 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.synthesis import GradientMatching, synthesise
-from fedstill.methods.surrogate import ImageSet, VectorSet, VectorUpload, collect, image_reply, random_net, train_on
+from fedstill.methods.surrogate import (
+    ImageSet,
+    VectorSet,
+    VectorUpload,
+    collect,
+    image_reply,
+    random_net,
+    train_on,
+    vector_reply,
+)
 from fedstill.protocol import Client, Federation, Method, Records, Step, step
 from fedstill.train.condensation import CondensedTraining
 
@@ -50,7 +59,7 @@ class FedGM(VectorUpload, Method):
     @step
     def distil_vectors(self, client: Client) -> VectorSet:
         """Fit S_k if records are vectors."""
-        return self.vector_reply(self._fit(client), client.train.num_classes)
+        return vector_reply(self._fit(client), client.train.num_classes, self)
 
     def _fit(self, client: Client) -> Records:
         nets = partial(random_net, client)

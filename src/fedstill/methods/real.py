@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.representatives import choose
-from fedstill.methods.surrogate import ImageSet, VectorSet, VectorUpload, collect, image_reply, train_on
+from fedstill.methods.surrogate import ImageSet, VectorSet, VectorUpload, collect, image_reply, train_on, vector_reply
 from fedstill.protocol import Client, Federation, Method, Records, Step, step
 from fedstill.train.condensation import CondensedTraining
 
@@ -43,7 +43,7 @@ class Real(VectorUpload, Method):
     @step
     def select_vectors(self, client: Client) -> VectorSet:
         """Choose ``ipc`` records of every class if they are vectors."""
-        return self.vector_reply(self._chosen(client), client.train.num_classes)
+        return vector_reply(self._chosen(client), client.train.num_classes, self)
 
     def _chosen(self, client: Client) -> Records:
         rng, net = client.rng("choice"), client.new_model()

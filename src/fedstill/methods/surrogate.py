@@ -53,13 +53,14 @@ class VectorUpload(Settings):
     vectors: Literal["float32", "float16"] = "float32"
     """Type of the numbers sent if records are vectors: four bytes each, or two."""
 
-    def vector_reply(self, examples: Trainable, num_classes: int) -> VectorSet:
-        """The reply with vectors ``(n, d)`` and their labels."""
-        values = examples.inputs()
-        if self.vectors == "float16":
-            limit = torch.finfo(torch.float16).max
-            values = values.clamp(-limit, limit).half()
-        return VectorSet(vectors=values, labels=schema.compact(examples.labels, num_classes))
+
+def vector_reply(examples: Trainable, num_classes: int, settings: VectorUpload) -> VectorSet:
+    """The reply with vectors ``(n, d)`` and their labels."""
+    values = examples.inputs()
+    if settings.vectors == "float16":
+        limit = torch.finfo(torch.float16).max
+        values = values.clamp(-limit, limit).half()
+    return VectorSet(vectors=values, labels=schema.compact(examples.labels, num_classes))
 
 
 def image_reply(records: Records) -> ImageSet:
