@@ -476,7 +476,7 @@ def test_a_build_that_was_killed_leaves_nothing_in_the_way(own, decodings):
 
 def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, monkeypatch):
     counted = sources.complete
-    monkeypatch.setattr(sources, "complete", lambda source: (time.sleep(0.3), counted(source))[1])
+    monkeypatch.setattr(sources, "complete", lambda *args: (time.sleep(0.3), counted(*args))[1])
     with ThreadPoolExecutor(4) as pool:
         loaded = list(pool.map(lambda _: load("own").fingerprint, range(4)))
     assert len(set(loaded)) == 1 and decodings == ["own"]
