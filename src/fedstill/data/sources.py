@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedstill.data import cache
+from fedstill.data import cache, texts
 from fedstill.data.completion import arrays_of, complete
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
@@ -75,9 +75,7 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
         ValueError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
             length, with classes ``0 .. C-1`` that each occur in the train split.
     """
-    source = _find(name_or_path)
-    folder = (cache_dir or cache.default_folder()) / source.folder
-    entry, fingerprint = cache.cached(folder, source.state, lambda: complete(*source.read(), source.name, source.known))
+    source, entry, fingerprint = _cached(name_or_path, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
     return data_set(entry, fingerprint, source.name, source.known)
@@ -85,6 +83,12 @@ def load(name_or_path: str, *, cache_dir: Path | None = None) -> DataSet:
 
 load_data = load
 """The name of `load` in the package `fedstill`."""
+
+
+def _cached(name_or_path: str, cache_dir: Path | None) -> tuple["_Source", cache.CacheEntry, str]:
+    source = _find(name_or_path)
+    folder = (cache_dir or cache.default_folder()) / source.folder
+    return source, *cache.cached(folder, source.state, lambda: complete(*source.read(), source.name, source.known))
 
 
 def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known | None = None) -> DataSet:
@@ -133,13 +137,75 @@ def load_part(path: str, *, cache_dir: Path) -> Part:
     Raises:
         ValueError: there are no such data, they can't be read, or the cache can't be written.
     """
-    source = _find(path)
-    entry, _ = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
-    if "train-images" not in entry.arrays:
+    raw = load_raw_part(path, cache_dir=cache_dir)
+    if isinstance(raw.train[0], list) or isinstance(raw.test[0], list):
         raise ValueError(f"the records of {path!r} are texts; turn them into vectors with --features")
-    splits = ((entry.arrays[f"{split}-images"], entry.arrays[f"{split}-labels"]) for split in ("train", "test"))
-    train, test = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in splits)
-    return Part(train, test, tuple(entry.facts["class_names"]))
+    return Part((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names)
+
+
+class Raw(NamedTuple):
+    """Records as a source has them, for a backbone: images, vectors or texts.
+
+    Attributes:
+        name: name of the data set.
+        train: images ``(n, c, h, w)``, vectors ``(n, d)`` or texts of the train split, and labels ``(n,)``.
+        test: the same of the test split.
+        class_names: names of the classes; empty if a site's source has none.
+        columns: as `DataSet.columns`.
+        fingerprint: as `DataSet.fingerprint`.
+        measured_classes: whether the number of classes may come from the labels.
+    """
+
+    name: str
+    train: tuple[torch.Tensor | list[str], torch.Tensor]
+    test: tuple[torch.Tensor | list[str], torch.Tensor]
+    class_names: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+    fingerprint: str
+    measured_classes: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a record; empty for texts."""
+        records = self.train[0]
+        return () if isinstance(records, list) else tuple(records.shape[1:])
+
+
+def load_raw(data: "str | DataSet", *, cache_dir: Path | None = None) -> Raw:
+    """A data set without a normalisation; its records may be texts.
+
+    Args:
+        data: an argument of `load`, or a data set.
+        cache_dir: as for `load`.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    if isinstance(data, DataSet):
+        train, test = ((records.images, records.labels) for records in (data.train, data.test))
+        counted = "number of classes" in data.measured
+        return Raw(data.name, train, test, data.class_names, data.columns, data.fingerprint, counted)
+    source, entry, fingerprint = _cached(data, cache_dir)
+    return _raw(source, entry, fingerprint)
+
+
+def load_raw_part(path: str, *, cache_dir: Path) -> Raw:
+    """A site's own records, which may be texts; arguments and errors as of `load_part`."""
+    source = _find(path)
+    entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
+    return _raw(source, entry, fingerprint)
+
+
+def _raw(source: "_Source", entry: cache.CacheEntry, fingerprint: str) -> Raw:
+    def split(name: str) -> tuple[torch.Tensor | list[str], torch.Tensor]:
+        labels = torch.from_numpy(entry.arrays[f"{name}-labels"])
+        if f"{name}-images" not in entry.arrays:
+            return texts.unpacked(entry.arrays, name), labels
+        return torch.from_numpy(entry.arrays[f"{name}-images"]), labels
+
+    columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
+    names = tuple(entry.facts["class_names"])
+    return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, source.known is None)
 
 
 def _part(source: "_Source") -> cache.CacheEntry:

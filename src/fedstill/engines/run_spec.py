@@ -90,6 +90,10 @@ class RunSpec(Settings):
     """Models of the clients, in turn, if they differ from ``model``."""
     public: Text | None = None
     """Public records, as `fedstill.data.public.load` takes them."""
+    features: Text | None = None
+    """Backbone that every client has, as `fedstill.models.pretrained.load` takes it; records are its vectors."""
+    backbone: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of that backbone."""
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
@@ -167,8 +171,9 @@ class RunSpec(Settings):
 
     @property
     def task(self) -> dict[str, Any]:
-        """The fields that the final model's file needs: model, shape, class names, normalisation."""
-        return self.model_dump(mode="json", include={"model", "shape", "class_names", "mean", "std"})
+        """The fields that the final model's file needs: model, shape, class names, normalisation, and backbone."""
+        names = {"model", "shape", "class_names", "mean", "std", "features", "backbone"}
+        return self.model_dump(mode="json", include=names, exclude_none=True)
 
     def architecture(self, client: int) -> str:
         """Name of the client's own model."""

@@ -112,7 +112,7 @@ def _run(
         summary = folder.read_json(folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
-    task = task or share_out(experiment, data, share=sites is None)
+    task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
     check_records(job, task)
     _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
@@ -215,6 +215,8 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             simulated_noise=experiment.noise == "simulated",
             models=experiment.models,
             public=experiment.public,
+            features=experiment.features,
+            backbone=task.backbone,
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {config.sentence(error)}") from error

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill import seeds
-from fedstill.data import partition, public, shards, sources, vectors
+from fedstill.data import features, partition, public, shards, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.experiment.config import Experiment
 from fedstill.records import Normalisation, Records
@@ -37,24 +37,41 @@ class Task(NamedTuple):
     public: shards.Indices | None = None
     measured: tuple[str, ...] = ()
     """Facts of the task that were computed from the train records (`DataSet.measured`)."""
+    backbone: str | None = None
+    """SHA-256 of the backbone that made the vectors (`fedstill.models.pretrained.Backbone.digest`)."""
 
     def counts(self) -> NDArray[np.int64]:
         """Number of training records of each client and class, ``(K, C)``."""
         return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))
 
 
-def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bool = True) -> Task:
+def share_out(
+    experiment: Experiment,
+    data: sources.DataSet | None,
+    *,
+    share: bool = True,
+    progress: features.Progress | None = None,
+) -> Task:
     """Load the data set and partition it among the clients, or among none with ``share=False``.
+
+    ``progress`` observes the computation of ``--features``.
 
     Raises:
         ValueError: the data set cannot be read or partitioned in this way; one sentence.
     """
+    backbone = None
+    if experiment.features is not None:
+        data, found = features.load(
+            data or experiment.data, experiment.features, device=experiment.device, progress=progress
+        )
+        backbone = found.digest
     loaded = _with_given(experiment, data or sources.load(experiment.data))
     given = data is not None or experiment.mean or experiment.std or experiment.num_classes
     source = loaded.train if given else experiment.data
     if not share:
         _check_scale(loaded)
-        return Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source)
+        parts: list[tuple[shards.Indices, shards.Indices]] = []
+        return Task(loaded.train, loaded.test, parts, loaded.class_names, loaded.fingerprint, source, backbone=backbone)
     labels, test = loaded.train.labels.numpy(), loaded.test
     rows = np.arange(len(labels))
     if experiment.limit is not None and experiment.limit < len(rows):
@@ -91,7 +108,7 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
             parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
         else:
             parts.append((own, own[:0]))
-    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured
+    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone
     return Task(loaded.train, test, parts, *facts)
 
 
@@ -179,6 +196,9 @@ def client_data(experiment: Experiment, task: Task) -> shards.Shards:
     load_public = None
     if task.public is not None:
         load_public = partial(_subset, task.source, task.public)
+    elif experiment.public is not None and experiment.features is not None:
+        (width,) = task.train.shape
+        load_public = partial(features.load_public, experiment.public, experiment.features, width, experiment.device)
     elif experiment.public is not None:
         load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
     return shards.Shards(task.source, task.parts, load_public)
