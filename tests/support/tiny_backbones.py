@@ -57,14 +57,14 @@ def save_texts(folder: Path, seed: int = 0) -> Path:
 
 
 def reviews(count: int, seed: int = 0) -> tuple[list[str], list[int]]:
-    """Made-up texts of two classes: the words of one class, and the words of both, of different lengths."""
+    """Made-up texts of two classes and different lengths; two words of five are of the class, the others of both."""
     rng = torch.Generator().manual_seed(seed)
     texts, labels = [], []
     for i in range(count):
         own = WORDS[:4] if i % 2 else WORDS[4:8]
         length = int(torch.randint(3, 50, (), generator=rng))
-        words = [own[int(torch.randint(4, (), generator=rng))] for _ in range(3)]
-        words += [WORDS[8 + int(torch.randint(7, (), generator=rng))] for _ in range(length)]
+        draws = torch.randint(4 * 7, (length, 2), generator=rng).tolist()
+        words = [own[a % 4] if b < 11 else WORDS[8 + a % 7] for a, b in draws]
         texts.append(" ".join(words))
         labels.append(i % 2)
     return texts, labels

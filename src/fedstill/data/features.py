@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fedstill.data import cache, public, sources
 from fedstill.models import pretrained
-from fedstill.models.pretrained import Backbone
+from fedstill.models.frozen import Backbone
 from fedstill.privacy import rowwise
 from fedstill.records import AS_THEY_ARE, Normalisation, Records
 
@@ -145,7 +144,7 @@ def load(
     """
     raw = sources.load_raw(data, cache_dir=cache_dir)
     backbone = pretrained.load(name, raw.shape)
-    arrays, fingerprint = _vectors(backbone, raw, device, progress, cache_dir)
+    arrays, fingerprint = _vectors(backbone.digest, lambda: backbone, raw, device, progress, cache_dir)
     numbered = raw.class_names == tuple(map(str, range(len(raw.class_names))))
     train, test = (
         Records(torch.from_numpy(arrays[split]), labels, len(raw.class_names), AS_THEY_ARE)
@@ -156,15 +155,20 @@ def load(
 
 
 def _vectors(
-    backbone: Backbone, raw: sources.Raw, device: str, progress: Progress | None, cache_dir: Path | None
+    digest: str,
+    load_backbone: Callable[[], Backbone],
+    raw: sources.Raw,
+    device: str,
+    progress: Progress | None,
+    cache_dir: Path | None,
 ) -> tuple[dict[str, np.ndarray], str]:
     """The vectors of both splits by name, from the cache or computed, and their fingerprint."""
-    state = f"{backbone.digest} {raw.fingerprint} {torch.device(device).type}"
+    state = f"{digest} {raw.fingerprint} {torch.device(device).type}"
     tag = hashlib.sha256(state.encode()).hexdigest()[:16]
     folder = (cache_dir or cache.default_folder()) / f"features-{tag}"
 
     def build() -> cache.CacheEntry:
-        found = {}
+        found, backbone = {}, load_backbone()
         for split, (records, _) in (("train", raw.train), ("test", raw.test)):
             label = f"features of {split} records"
             tell = None if progress is None else (lambda done, total, label=label: progress(label, done, total))
@@ -177,33 +181,42 @@ def _vectors(
     return entry.arrays, fingerprint
 
 
-def load_public(spec: str, name: str, width: int, device: str = "cpu") -> Records:
+def load_public(spec: str, backbone: tuple[str, str], like: Records, *, device: str = "cpu") -> Records:
     """Public records as vectors: as `fedstill.data.public.load`, of a data set's own images or texts.
 
+    Args:
+        spec: as `fedstill.data.public.load` takes it.
+        backbone: name and digest of the backbone, which is not loaded if the vectors are in the cache.
+        like: records with the length and the normalisation of the task's vectors.
+        device: device of the backbone.
+
     Raises:
-        ValueError: there are no such data, or their vectors do not have ``width`` numbers.
+        ValueError: there are no such data, the backbone has another digest, or the vectors another length.
     """
     base = spec.removesuffix(":unlabeled")
     if base.split("=")[0] == "noise":
         noise = public.load(base, _NOISE_SHAPE, Normalisation((0.5,) * 3, (0.25,) * 3))
         whole, none = ((noise[part].images, noise[part].labels) for part in (slice(None), slice(0)))
         raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", False)
-        arrays, _ = _vectors(pretrained.load(name, _NOISE_SHAPE), raw, device, None, None)
-        records = Records(torch.from_numpy(arrays["train"]), noise.labels, 1, AS_THEY_ARE)
     else:
-        data, _ = load(base, name, device=device)
-        values, labels = (
-            torch.cat(parts) for parts in ((data.train.images, data.test.images), (data.train.labels, data.test.labels))
-        )
-        records = Records(values, labels, data.train.num_classes, AS_THEY_ARE)
-        if base != spec:
-            records = replace(records, labels=torch.zeros_like(labels), num_classes=1)
-    if records.shape != (width,):
+        raw = sources.load_raw(base)
+
+    def installed() -> Backbone:
+        found = pretrained.load(backbone[0], raw.shape)
+        check_digest(found, backbone[1])
+        return found
+
+    arrays, _ = _vectors(backbone[1], installed, raw, device, None, None)
+    values = torch.from_numpy(np.concatenate([arrays["train"], arrays["test"]]))
+    labels = torch.cat([raw.train[1], raw.test[1]])
+    if values.shape[1:] != like.shape:
         raise ValueError(
-            f"the features of the public records {spec!r} have {records.shape[0]} numbers, but those of the task have "
-            f"{width}; take images of the task's shape"
+            f"the features of the public records {spec!r} have {values.shape[1]} numbers, but those of the task have "
+            f"{like.shape[0]}; take images of the task's shape"
         )
-    return records
+    if base != spec:
+        labels = torch.zeros_like(labels)
+    return Records(values, labels, 1 if base != spec else len(raw.class_names), like.normalisation)
 
 
 def load_part(path: str, name: str, expected: str, *, device: str, cache_dir: Path) -> sources.Part:
@@ -222,7 +235,7 @@ def load_part(path: str, name: str, expected: str, *, device: str, cache_dir: Pa
     raw = sources.load_raw_part(path, cache_dir=cache_dir)
     backbone = pretrained.load(name, raw.shape, download=False)
     check_digest(backbone, expected)
-    arrays, _ = _vectors(backbone, raw, device, None, cache_dir)
+    arrays, _ = _vectors(backbone.digest, lambda: backbone, raw, device, None, cache_dir)
     train, test = (
         (torch.from_numpy(arrays[split]), labels) for split, (_, labels) in (("train", raw.train), ("test", raw.test))
     )

@@ -38,7 +38,7 @@ class Task(NamedTuple):
     measured: tuple[str, ...] = ()
     """Facts of the task that were computed from the train records (`DataSet.measured`)."""
     backbone: str | None = None
-    """SHA-256 of the backbone that made the vectors (`fedstill.models.pretrained.Backbone.digest`)."""
+    """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
 
     def counts(self) -> NDArray[np.int64]:
         """Number of training records of each client and class, ``(K, C)``."""
@@ -89,8 +89,9 @@ def share_out(
             raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
         order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
         public_records, rows = np.sort(rows[order[:number]]), np.sort(rows[order[number:]])
-    if "scale" in loaded.measured and experiment.public is not None:
-        loaded = _scaled_by_public(experiment, loaded, public_records)
+    unscaled = "scale" in loaded.measured or (backbone is not None and not experiment.mean)
+    if unscaled and experiment.public is not None:
+        loaded = _scaled_by_public(experiment, loaded, public_records, backbone)
         source, test = loaded.train, replace(test, normalisation=loaded.train.normalisation)
     _check_scale(loaded)
     _warn_of_mixing(experiment, loaded.columns)
@@ -145,11 +146,13 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
 
 
-def _scaled_by_public(experiment: Experiment, data: sources.DataSet, held: shards.Indices | None) -> sources.DataSet:
+def _scaled_by_public(
+    experiment: Experiment, data: sources.DataSet, held: shards.Indices | None, backbone: str | None
+) -> sources.DataSet:
     """``data`` with the mean and the standard deviation of each column of the public records.
 
     Raises:
-        ValueError: the public records are generated, so their scale says nothing, or have a constant column.
+        ValueError: the public records do not fit.
     """
     assert experiment.public is not None
     if held is not None:
@@ -157,9 +160,10 @@ def _scaled_by_public(experiment: Experiment, data: sources.DataSet, held: shard
     elif experiment.public.startswith("noise"):
         return data
     else:
-        values = public.load(experiment.public, data.train.shape, data.train.normalisation).images
+        values = _public_records(experiment, data.train, backbone).images
     normalisation, constant = vectors.scale(values.numpy())
     train, test = (replace(records, normalisation=normalisation) for records in (data.train, data.test))
+    constant = () if backbone else constant  # a feature that the public records lack
     name = f"{vectors.column_name(constant[0], ())} of the public records" if constant else ""
     left = tuple(name for name in data.measured if name != "scale")
     return replace(data, train=train, test=test, measured=left, constant=name)
@@ -196,12 +200,18 @@ def client_data(experiment: Experiment, task: Task) -> shards.Shards:
     load_public = None
     if task.public is not None:
         load_public = partial(_subset, task.source, task.public)
-    elif experiment.public is not None and experiment.features is not None:
-        (width,) = task.train.shape
-        load_public = partial(features.load_public, experiment.public, experiment.features, width, experiment.device)
     elif experiment.public is not None:
-        load_public = partial(public.load, experiment.public, task.train.shape, task.train.normalisation)
+        load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
     return shards.Shards(task.source, task.parts, load_public)
+
+
+def _public_records(experiment: Experiment, like: Records, backbone: str | None) -> Records:
+    """The public records in the shape of ``like`` and with its normalisation."""
+    assert experiment.public is not None
+    if experiment.features is None:
+        return public.load(experiment.public, like.shape, like.normalisation)
+    found = (experiment.features, str(backbone))
+    return features.load_public(experiment.public, found, like, device=experiment.device)
 
 
 def _subset(source: str | Records, indices: shards.Indices) -> Records:

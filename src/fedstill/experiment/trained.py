@@ -13,7 +13,7 @@ from fedstill import models, seeds
 from fedstill.data import features
 from fedstill.experiment.extend import read_job
 from fedstill.models import pretrained
-from fedstill.models.pretrained import Backbone
+from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
 from fedstill.records import Normalisation
 from fedstill.runs.folder import RunFolder

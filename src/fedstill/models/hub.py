@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import extras, seeds
+from fedstill.models.frozen import Backbone, digest
 from fedstill.models.preprocessing import Preprocessing
-from fedstill.models.pretrained import Backbone, digest
 from fedstill.weights import state
 
 IMAGES = ("vit", "dinov2", "clip", "clip_vision_model", "convnext", "convnextv2", "resnet")

@@ -175,5 +175,9 @@ class SiteData:
         if name in self._policy.public:
             spec = f"{self._policy.public[name]}{colon}{rest}"
         if self._spec.features is not None:
-            return features.load_public(spec, self._spec.features, self._spec.shape[0], self._policy.device)
+            found = (self._spec.features, str(self._spec.backbone))
+            like = Records(
+                torch.empty(0, *self._spec.shape), torch.empty(0, dtype=torch.int64), 1, self._spec.normalisation
+            )
+            return features.load_public(spec, found, like, device=self._policy.device)
         return public.load(spec, self._spec.shape, self._spec.normalisation)
