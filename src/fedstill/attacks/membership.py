@@ -218,7 +218,8 @@ def _store_outputs(out: Path, method: Method, victim: _Victim, model: nn.Module)
     if method.own(model):
         model = deepcopy(model)
         load_own(method, model, last_state(RunFolder(out).clients, victim.client))
-    views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(3)))
+    flip = 3 if not victim.own.are_vectors else ()  # vectors have no mirror image
+    views = outputs(model, victim.own), outputs(model, victim.own, of=lambda x: model(x.flip(flip)))
     logits = torch.stack([torch.cat(view).float().cpu() for view in views])
     files.write_checked(out / _OUTPUTS, wire.pack({"logits": logits}, {}))
 
