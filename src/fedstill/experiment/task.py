@@ -122,14 +122,14 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     columns, measured = data.train.shape[0], set(data.measured)
     mean, std = experiment.mean, experiment.std
     if mean or std:
+        if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
+            raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
         what = "vectors have {} columns" if data.train.are_vectors else "images have {} channels"
         if not all(len(values) in (1, columns) for values in (mean, std)):
             raise ValueError(
                 f"--mean has {len(mean)} numbers and --std {len(std)}, but {what.format(columns)}; give both, "
                 f"one number or {columns} each"
             )
-        if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
-            raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
         normalisation = Normalisation(*(values * (columns // len(values)) for values in (mean, std)))
         measured -= {"normalisation", "scale"}
     else:
