@@ -125,7 +125,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["methods", "all"], "'all' is an unexpected argument"),
         (["run", "deep.yaml"], "deep.yaml cannot be read as YAML"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
-        (["run", "fedavg-p", "--mean", "2"], "--mean is 2; it must be less than or equal to 1"),
+        (["run", "fedavg-p", "--mean", "2"], "--mean is 2.0, but the pixels of images lie in [0, 1]"),
     ],
 )
 def test_bad_words_end_in_one_sentence_and_code_2(

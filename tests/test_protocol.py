@@ -29,7 +29,18 @@ from fedstill.protocol import (
     step,
 )
 
-HOOKS = {"personal", "needs_public", "protects", "mixed", "first_reply", "server", "own", "personal_model", "rebuild"}
+HOOKS = {
+    "personal",
+    "needs_public",
+    "images_only",
+    "protects",
+    "mixed",
+    "first_reply",
+    "server",
+    "own",
+    "personal_model",
+    "rebuild",
+}
 
 
 @dataclass(frozen=True)

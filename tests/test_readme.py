@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_backbones
 import torch
 from method_settings import flags
 from PIL import Image
+from sklearn.datasets import load_breast_cancer
 
 import fedstill
 from fedstill import methods, models
@@ -67,6 +69,7 @@ def small(words: list[str], out: Path) -> list[str]:
             words += flags(name, f"{label or name}.")
     if words[0] in ("run", "compare"):
         model = "projected:width=8" if {"fedrd", "fedrd-records"} & {*words} else "convnet:width=8,depth=2"
+        model = "mlp:hidden=8" if "./cancer.parquet" in words else model
         words += ["--limit", "400", "--workers", "0", "--model", model]
         words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
     if "--updates" in words:
@@ -126,6 +129,8 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             place = tmp_path / "scans" / f"hospital{i % 3}" / "train" / "ab"[i // 3 % 2]
             place.mkdir(parents=True, exist_ok=True)
             Image.new("L", (8, 8), i).save(place / f"{i}.png")
+    if "./cancer.parquet" in command:
+        load_breast_cancer(as_frame=True).frame.to_parquet(tmp_path / "cancer.parquet")
     if words[1] in ("report", "runs"):
         compare(tmp_path)
     if "--updates" in words:
@@ -257,6 +262,18 @@ def test_own_features_of_a_transformer(tmp_path: Path, monkeypatch: pytest.Monke
     assert summary["bytes_down_per_client"] < 4 * 32 * (32 + 20)  # the map and a linear layer, not the transformer
     assert summary["num_parameters"] < 1000
     assert fedstill.load_model("runs/own-vit")(torch.zeros(2, 3, 16, 16)).shape == (2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of packages that are not ours to mend
+def test_a_backbone_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedstill[hf]'")
+    monkeypatch.setenv("FEDSTILL_BACKBONES", str(tmp_path / "backbones"))
+    tiny_backbones.save_images("dinov2", tmp_path / "backbones/facebook/dinov2-small")
+    assert len(follow(section("A backbone by name"), tmp_path, monkeypatch)) == 3
+    summary = json.loads((tmp_path / "runs/texts/summary.json").read_text())
+    assert summary["accuracy"] > 0.8 and summary["guarantee"]["holds"]
+    assert fedstill.load_model("runs/texts")(["the film was great"]).shape == (1, 2)
 
 
 def python_blocks() -> list[str]:

@@ -61,6 +61,7 @@ class Method(Settings, ABC):
         mixed: whether clients may have models of different architectures (``--models``).
         needs_public: ``"images"`` or ``"labelled"`` if the method refuses to run without public images, or without
             public images with the task's labels.
+        images_only: whether the method makes or changes images, so that records can't be vectors.
         protects: ``"record"``, ``"label"`` or ``"client"``: the unit of the guarantee with default settings, if there
             is one.
     """
@@ -69,6 +70,7 @@ class Method(Settings, ABC):
     personal: ClassVar[bool] = False
     mixed: ClassVar[bool] = False
     needs_public: ClassVar[str] = ""
+    images_only: ClassVar[bool] = False
     protects: ClassVar[str] = ""
 
     @abstractmethod

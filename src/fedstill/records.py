@@ -1,24 +1,29 @@
-"""Labelled sets: records (8-bit images) and examples (inputs of a network)."""
+"""Labelled sets: records (8-bit images, or vectors) and examples (inputs of a network)."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Per-channel mean and standard deviation of pixels in [0, 1]; ``normalised = (pixel - mean) / std``."""
+    """Mean and standard deviation of each channel of images, with pixels in [0, 1], or of each column of vectors.
+
+    ``normalised = (value - mean) / std``. One number is for all columns.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def apply(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """Normalised values of pixels in [0, 1]: the inputs of the models."""
-        mean, std = (torch.tensor(v, dtype=pixels.dtype, device=pixels.device) for v in (self.mean, self.std))
-        return (pixels - mean[:, None, None]) / std[:, None, None]
+    def apply(self, values: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """The inputs of the models: normalised pixels ``(n, c, h, w)``, or normalised vectors ``(n, d)``."""
+        mean, std = (torch.tensor(v, dtype=values.dtype, device=values.device) for v in (self.mean, self.std))
+        if values.ndim == 2:
+            return (values - mean) / std
+        return (values - mean[:, None, None]) / std[:, None, None]
 
     def limits(self, device: torch.device) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
         """The normalised values of black (pixel 0) and of white (pixel 1)."""
@@ -26,18 +31,22 @@ class Normalisation:
         return black, white
 
 
+AS_THEY_ARE = Normalisation((0.0,), (1.0,))
+"""The normalisation of vectors that are inputs already."""
+
+
 @dataclass(frozen=True)
 class Records:
-    """``n`` labelled images, 8 bits a channel.
+    """``n`` labelled images, 8 bits a channel, or ``n`` labelled vectors.
 
     Attributes:
-        images: pixels, ``(n, channels, height, width)``.
+        images: pixels, ``(n, channels, height, width)``; or vectors of ``d`` numbers (rows of a table, features).
         labels: classes, ``(n,)``, each in ``[0, num_classes)``.
         num_classes: number of the task's classes, whether they occur here or not.
-        normalisation: normalisation of the task's images.
+        normalisation: normalisation of the task's images, or scale of the columns of its vectors.
     """
 
-    images: UInt8[Tensor, "n c h w"]
+    images: UInt8[Tensor, "n c h w"] | Float32[Tensor, "n d"]
     labels: Int64[Tensor, " n"]
     num_classes: int
     normalisation: Normalisation
@@ -46,10 +55,14 @@ class Records:
         return len(self.labels)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image."""
-        c, h, w = self.images.shape[1:]
-        return c, h, w
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of one image, or the length of one vector."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def are_vectors(self) -> bool:
+        """Whether the records are vectors in place of images."""
+        return self.images.ndim == 2
 
     def __getitem__(self, index: Tensor | slice) -> "Records":
         return Records(self.images[index], self.labels[index], self.num_classes, self.normalisation)
@@ -58,13 +71,24 @@ class Records:
         """The same records on another device."""
         return Records(self.images.to(device), self.labels.to(device), self.num_classes, self.normalisation)
 
-    def pixels(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n c h w"]:
-        """Images as float32 in [0, 1]."""
+    def pixels(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n ..."]:
+        """Images as float32 in [0, 1]; vectors as they are."""
+        if self.are_vectors:
+            return self.images[index]
         return self.images[index].to(torch.float32).div_(255)
 
-    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n c h w"]:
-        """Images as normalised float32: the inputs of the models."""
+    def inputs(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n ..."]:
+        """Images or vectors as normalised float32: the inputs of the models."""
         return self.normalisation.apply(self.pixels(index))
+
+    def normalised(self) -> "Records":
+        """Vectors as networks see them, to be normalised no further."""
+        assert self.are_vectors, "images have 8 bits"
+        return Records(self.inputs(), self.labels, self.num_classes, AS_THEY_ARE)
+
+    def limits(self) -> tuple[Tensor, Tensor] | None:
+        """The normalised values of black and of white, as `Normalisation.limits`; None for vectors."""
+        return None if self.are_vectors else self.normalisation.limits(self.images.device)
 
     def of_class(self, label: int) -> "Records":
         """The records of one class."""

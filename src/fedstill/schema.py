@@ -4,8 +4,8 @@
 annotation                                allowed value
 ========================================  ==================================================================
 ``UInt8[Tensor, "n channels height"]``    a tensor of that dtype and shape; a dimension that the run fixes
-                                          (``channels``, ``height``, ``width``, ``classes``) has that size,
-                                          any other name has one size within the message
+                                          (``channels``, ``height``, ``width``, ``classes``; ``columns``
+                                          of vectors) has that size, any other name has one size within the message
 ``Labels``                                integers ``(n,)``, each below the number of classes
 ``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
 ``Change``                                named tensors like the parameters: trained minus received
@@ -77,6 +77,8 @@ Shared = Annotated[dict[str, Tensor], Like("shared")]
 """The model's state without the entries that stay at the clients (`fedstill.protocol.Method.own`)."""
 OwnState = Annotated[dict[str, Tensor], Like("state", of="architecture")]
 """Every state entry of the client's own model; the field ``architecture``, declared before it, names that model."""
+
+
 Labels = Annotated[Integer[Tensor, " n"], Below("classes")]
 """One class per row; `compact` picks the smallest integer type that holds them."""
 Count = Annotated[int, Gt(0), Lt(2**40)]
@@ -89,7 +91,8 @@ class Facts:
     """Facts about every message that a run fixes.
 
     Attributes:
-        sizes: sizes of named dimensions (``channels``, ``height``, ``width``, ``classes``).
+        sizes: sizes of named dimensions (``channels``, ``height``, ``width`` of images, ``columns`` of vectors,
+            ``classes``).
         templates: names, dtypes and shapes of the tensors in `State`, `Parameters` and `Shared` fields, and under
             ``"state of NAME"`` those of each model that clients may have.
         max_bytes: size of the largest message that is accepted.

@@ -325,7 +325,9 @@ def test_train_and_test_must_match(data_root):
     with pytest.raises(ValueError, match="names its classes b, a"):
         load("own")
     parquet(data_root / "own", "test", pictures(2, height=7), [0, 1], names=["a", "b"])
-    with pytest.raises(ValueError, match="test images of 'own' are 3 x 7 x 5, but the train images are 3 x 6 x 5"):
+    with pytest.raises(
+        ValueError, match="test records of 'own' are images of 3 x 7 x 5, but the train records are images of 3 x"
+    ):
         load("own")
     shutil.move(data_root / "own/train-00000-of-00001.parquet", data_root / "own/fold1.parquet")
     with pytest.raises(ValueError, match="has the splits fold1, test, but 'train' is needed"):
@@ -398,13 +400,13 @@ def own(data_root):
 @pytest.fixture
 def decodings(monkeypatch):
     calls = []
-    original = sources._entry
+    original = sources.complete
 
-    def counted(source):
-        calls.append(source.name)
-        return original(source)
+    def counted(train, test, name, known):
+        calls.append(name)
+        return original(train, test, name, known)
 
-    monkeypatch.setattr(sources, "_entry", counted)
+    monkeypatch.setattr(sources, "complete", counted)
     return calls
 
 
@@ -473,8 +475,8 @@ def test_a_build_that_was_killed_leaves_nothing_in_the_way(own, decodings):
 
 
 def test_of_builders_at_once_one_decodes_and_the_others_wait(own, decodings, monkeypatch):
-    counted = sources._entry
-    monkeypatch.setattr(sources, "_entry", lambda source: (time.sleep(0.3), counted(source))[1])
+    counted = sources.complete
+    monkeypatch.setattr(sources, "complete", lambda *args: (time.sleep(0.3), counted(*args))[1])
     with ThreadPoolExecutor(4) as pool:
         loaded = list(pool.map(lambda _: load("own").fingerprint, range(4)))
     assert len(set(loaded)) == 1 and decodings == ["own"]

@@ -42,7 +42,7 @@ def test_the_model_that_was_judged_comes_back(name: str, digits: DataSet, tmp_pa
 def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     made(tmp_path)
     model = load_model(tmp_path)
-    with pytest.raises(ValueError, match=r"images have shape \(2, 3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"records have shape \(2, 3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
         model(torch.zeros(2, 3, 8, 8))
     with pytest.raises(ValueError, match="images are torch.int64; they must be uint8, or floats in"):
         model(torch.zeros(2, 1, 8, 8, dtype=torch.int64))

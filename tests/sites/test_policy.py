@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedstill import methods, models, wire
+from fedstill.data.features import rows_of
 from fedstill.data.sources import DataSet
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.engines.run_spec import RunSpec
@@ -21,6 +22,7 @@ from fedstill.engines.site import NO_REPLY
 from fedstill.engines.transport import Arrival
 from fedstill.methods.fedavg_p import FedAvgP
 from fedstill.methods.heads import HeadTraining
+from fedstill.models import pretrained
 from fedstill.records import Normalisation, Records
 from fedstill.schema import Refused
 from fedstill.sites import setup
@@ -239,6 +241,34 @@ def test_what_a_step_complains_about_stays_in_the_site_s_log(
     reply = answer(site, text, request)
     assert reply == NO_REPLY
     assert "the patient's pixels" in log(site)[-1]["detail"]
+
+
+def test_a_backbone_is_used_only_where_the_policy_lists_it_and_its_weights_are_the_run_s(
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site_backbone.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "site_backbone:net"
+    backbone = pretrained.load(name, (1, 8, 8))
+    facts = {"shape": [5], "mean": [0.0], "std": [1.0], "model": "linear", "features": name}
+    text = {**json.loads(spec_of("real", digits).text()), **facts, "backbone": backbone.digest}
+    other = {**text, "backbone": "0" * 64}
+    site = make(0, methods=["real"], features=[name, "site_backbone:none"])
+    strict = site.model_copy(update={"features": ()})
+    assert b"does not allow the backbone 'site_backbone:net' (features)" in asked(strict, text)
+    assert b"has the SHA-256" in asked(site, other, step="select_vectors")
+    lacking = {**text, "features": "site_backbone:none"}
+    assert b"can't load the backbone 'site_backbone:none' (features)" in asked(site, lacking, step="select_vectors")
+    assert log(site)[-1]["what"] == "refused"
+    values, _ = wire.unpack(asked(site, text, step="select_vectors"))
+    own = np.load(site.data)["x_train"]
+    rows = rows_of(backbone, torch.from_numpy(own).reshape(-1, 1, 8, 8))
+    (vectors,) = (value for value in values.values() if value.ndim == 2)
+    assert vectors.shape[1] == 5 and all((torch.from_numpy(rows) == v).all(1).any() for v in vectors)
+    assert asked(site, {**text, "shape": [6]}, step="select_vectors") == NO_REPLY
+    assert "the site's vectors are 5, the run's are 6" in log(site)[-1]["detail"]
 
 
 @pytest.mark.parametrize("what", ["lost", "emptied", "changed", "no key"])

@@ -239,7 +239,8 @@ def _store_outputs(out: Path, method: Method, victim: Victim, model: nn.Module) 
         load_own(method, model, last_state(RunFolder(out).clients, victim.client))
 
     def logits(records: Records) -> Tensor:
-        views = outputs(model, records), outputs(model, records, of=lambda x: model(x.flip(3)))
+        flip = 3 if not records.are_vectors else ()  # vectors have no mirror image
+        views = outputs(model, records), outputs(model, records, of=lambda x: model(x.flip(flip)))
         return torch.stack([torch.cat(view).float().cpu() for view in views])
 
     stored = {"logits": logits(victim.own), "population": logits(victim.others)}

@@ -185,9 +185,9 @@ def _images(reply: _Reply, task: Task) -> Records | None:
 
 
 def _inverted(folder: Path, settings: Uploads, spec: RunSpec, task: Task) -> dict[str, Any] | None:
-    """PSNR of images reconstructed from the model; None for a model that is not the run's (``--model``)."""
+    """PSNR of images reconstructed from the model; None for vectors and for a model other than ``--model``."""
     tensors, header = RunFolder(folder).read_model(lambda tensors, header: (tensors, header))
-    if not returns_run_model(type(spec.method)) or header.get("model") != spec.model:
+    if not returns_run_model(type(spec.method)) or header.get("model") != spec.model or task.train.are_vectors:
         return None
     model = spec.new_model(tensors)
     classes = torch.arange(task.train.num_classes)

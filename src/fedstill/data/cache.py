@@ -9,6 +9,7 @@ has another format version, or its source has changed.
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -84,6 +85,16 @@ def cached(folder: Path, source: str, build: Callable[[], CacheEntry]) -> tuple[
         lock.release()
     assert stored is not None, f"{folder} cannot be read back"
     return stored
+
+
+def fingerprint(entry: CacheEntry) -> str:
+    """The fingerprint that `cached` would give with ``entry``, without writing anything."""
+    checksums = {}
+    for name, array in entry.arrays.items():
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        checksums[name] = hashlib.sha256(content.getbuffer()).hexdigest()
+    return _fingerprint({"arrays": checksums, "facts": entry.facts})
 
 
 def _unwritable(folder: Path, error: OSError) -> ValueError:

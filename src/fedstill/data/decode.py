@@ -1,4 +1,4 @@
-"""Decoding of tables of encoded images into 8-bit arrays of one shape with integer classes."""
+"""Decoding of tables into records of one shape, 8-bit images or vectors, with integer classes."""
 
 import io
 import json
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstill.data import vectors
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
@@ -18,24 +20,34 @@ Fit = Callable[["Image", str], NDArray[np.uint8]]
 """A function of a picture and of words for it, which returns its pixels ``(height, width, 1 or 3)``."""
 
 
+_TEXT_COLUMNS = ("text", "sentence")
+
+
 @dataclass(frozen=True)
 class Split:
     """One decoded split.
 
     Attributes:
-        images: uint8, ``(n, channels, height, width)``.
+        images: images, uint8 ``(n, channels, height, width)``; vectors, float32 ``(n, d)``; or texts, objects ``(n,)``.
         labels: int64, ``(n,)``.
         class_names: names from the source; empty if it has none.
         columns: other integer and text columns without missing values, each ``(n,)``.
         is_text: whether the source has a class's name in place of its number, so that ``class_names`` are only those
             that occur, sorted.
+        features: names of the columns of a table's vectors.
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[Any]
     labels: NDArray[np.int64]
     class_names: tuple[str, ...] = ()
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     is_text: bool = False
+    features: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> bool:
+        """Whether the records are texts."""
+        return self.images.dtype == object
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """The records at ``indices``."""
@@ -60,9 +72,10 @@ def from_table(
     """Decode an Arrow table in the layout of Hugging Face ``datasets``.
 
     Args:
-        table: a table with columns of images (encoded bytes, or a struct of ``bytes`` and ``path``) and of classes.
+        table: a table with columns of images (encoded bytes, or a struct of ``bytes`` and ``path``), of numbers
+            (`fedstill.data.vectors.of_table`) or of texts, and of classes.
         where: name of the split for error messages.
-        image: possible names of the image column, best first.
+        image: possible names of the image column, best first; without one, records are vectors or texts.
         label: possible names of the label column, best first.
         folder: base folder of relative image paths.
         fit: makes pictures of any size and depth alike; without it, images that are not are refused.
@@ -73,10 +86,19 @@ def from_table(
     """
     import pyarrow as pa
 
-    image_column = _column(table, image, "image", where)
+    image_column = next((name for name in image if name in table.column_names), None)
     label_column = _column(table, label, "label", where)
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
+    features: tuple[str, ...] = ()
+    if image_column is not None:
+        cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
+        records: NDArray[Any] = _decode(cells, table.num_rows, where, folder, fit)
+    elif (found := vectors.of_table(table, label_column, where)) is not None:
+        records, features = found
+    else:
+        image_column = _text_column(table, label_column, image, where)
+        records = np.array(table[image_column].to_pylist(), dtype=object)
     labels, class_names, is_text = _classes(table, label_column, where)
     columns = {
         name: np.asarray(column.to_pylist())
@@ -85,14 +107,28 @@ def from_table(
         and not column.null_count
         and (pa.types.is_integer(column.type) or _is_text(column.type))
     }
-    cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
     return Split(
-        images=_decode(cells, table.num_rows, where, folder, fit),
-        labels=labels,
-        class_names=class_names,
-        columns=columns,
-        is_text=is_text,
+        images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text, features=features
     )
+
+
+def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:
+    """The column of the records' texts: the one named "text" or "sentence", or the only one."""
+    texts = [n for n in table.column_names if n != label and _is_text(table.schema.field(n).type)]
+    name = next((name for name in _TEXT_COLUMNS if name in texts), texts[0] if len(texts) == 1 else None)
+    if name is None and texts:
+        raise ValueError(
+            f"{where} has texts in {len(texts)} columns ({', '.join(texts)}); name the one with the records "
+            f"{_TEXT_COLUMNS[0]!r}"
+        )
+    if name is None:
+        raise ValueError(
+            f"{where} has the columns {', '.join(table.column_names)}, none of which is the image column "
+            f"({' or '.join(image)}), has numbers or has texts; rename the one that holds the images"
+        )
+    if table[name].null_count:
+        raise ValueError(f"column {name!r} of {where} has {table[name].null_count} gaps; drop records without a text")
+    return name
 
 
 def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:

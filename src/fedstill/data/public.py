@@ -1,4 +1,4 @@
-"""Public data: images that the server and all clients have, converted to the shape of the task's images."""
+"""Public data: records that the server and all clients have, converted to the shape of the task's records."""
 
 import torch
 from jaxtyping import Float, UInt8
@@ -15,26 +15,28 @@ _CHUNK_BYTES = 64 * 2**20
 _UNLABELED = ":unlabeled"
 
 
-def load(
-    spec: str, like_shape: tuple[int, int, int], normalisation: Normalisation, *, size: int | None = None
-) -> Records:
-    """The train images and then the test images of a data set, converted to the shape of a task's images.
+def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *, size: int | None = None) -> Records:
+    """The train records and then the test records of a data set, converted to the shape of a task's images.
+
+    Vectors are not converted: they must have the task's length.
 
     Gray becomes three equal channels, colours become their luminance. Sizes change by bilinear interpolation with
     antialiasing. Values are rounded to 8 bits once, at the end.
 
     Args:
         spec: ``noise`` or ``noise=N`` for 10,000 or N synthetic images (textured shapes, always the same, without
-            labels); or an argument of `fedstill.data.sources.load`, with the suffix ``:unlabeled`` for images without
-            labels: all labels are then 0 and there is 1 class. It drops labels and adds no images, as only train and
-            test splits are read, not STL-10's unlabeled one.
-        like_shape: the task's channels (1 or 3), height and width.
+            labels), or as many normal vectors with the mean and deviation of ``normalisation``; or an argument of
+            `fedstill.data.sources.load`, with the suffix ``:unlabeled`` for images without labels: all labels are then
+            0 and there is 1 class. It drops labels and adds no images, as only train and test splits are read, not
+            STL-10's unlabeled one.
+        like_shape: the task's channels (1 or 3), height and width; or the length of its vectors.
         normalisation: the task's normalisation, which replaces that of the public data.
         size: height and width to which pictures are cropped and resized when they are read, or None; not
             those of known sets.
 
     Raises:
-        ValueError: there is no such data set, or it can't be converted to the task's channels.
+        ValueError: there is no such data set, it can't be converted to the task's channels, or its vectors have
+            another length.
     """
     if held_out_count(spec) is not None:
         raise ValueError(
@@ -44,6 +46,8 @@ def load(
     if name.split("=")[0] == "noise":
         return _noise(name, like_shape, normalisation)
     data = sources.load(name, size=None if name in KNOWN else size)  # known sets have one size
+    if len(like_shape) == 1 or data.train.are_vectors:
+        return _vectors(data, name, like_shape, normalisation, labelled=name == spec)
     channels = data.train.shape[0]
     if {channels, like_shape[0]} - {1, 3} and channels != like_shape[0]:
         raise ValueError(
@@ -65,6 +69,24 @@ def load(
     return Records(images, labels, data.train.num_classes, normalisation)
 
 
+def _vectors(
+    data: sources.DataSet, name: str, shape: tuple[int, ...], normalisation: Normalisation, *, labelled: bool
+) -> Records:
+    if data.train.shape != shape:
+        theirs, ours = (
+            f"vectors of {s[0]} numbers" if len(s) == 1 else f"images of {' x '.join(map(str, s))}"
+            for s in (data.train.shape, shape)
+        )
+        raise ValueError(
+            f"the public records {name!r} are {theirs}, but the task's are {ours}; give some of that shape"
+        )
+    values = torch.cat([data.train.images, data.test.images])
+    labels = torch.cat([data.train.labels, data.test.labels])
+    if not labelled:
+        return Records(values, torch.zeros_like(labels), 1, normalisation)
+    return Records(values, labels, data.train.num_classes, normalisation)
+
+
 def held_out_count(spec: str | None) -> int | None:
     """N of ``held=N``, the number of a simulation's training records that are public and no client's; else None.
 
@@ -79,7 +101,7 @@ def held_out_count(spec: str | None) -> int | None:
     return int(number)
 
 
-def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) -> UInt8[Tensor, "n c2 h2 w2"]:
+def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, ...]) -> UInt8[Tensor, "n c2 h2 w2"]:
     channels, *size = shape
     if images.shape[1] > channels:
         x = luminance(images.float())
@@ -92,7 +114,7 @@ def _converted(images: UInt8[Tensor, "n c h w"], shape: tuple[int, int, int]) ->
     return x.round_().clamp_(0, 255).to(torch.uint8).expand(-1, channels, -1, -1)
 
 
-def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation) -> Records:
+def _noise(name: str, shape: tuple[int, ...], normalisation: Normalisation) -> Records:
     """Ellipses with a ragged edge, filled with smooth noise, on a dark or coloured ground, one in each image.
 
     Baradad et al. 2021 (arXiv:2106.05963) show that features can be learnt from structured noise.
@@ -101,8 +123,12 @@ def _noise(name: str, shape: tuple[int, int, int], normalisation: Normalisation)
     if equals and not (number.isdecimal() and 0 < int(number) <= 10**6):
         raise ValueError(f"public data {name!r} asks for {number!r} images; write noise=N with N from 1 to 1000000")
     count = int(number) if equals else 10_000
-    channels, height, width = shape
     rng = stream(0, "public noise")
+    if len(shape) == 1:
+        mean, std = (torch.tensor(values, dtype=torch.float32) for values in (normalisation.mean, normalisation.std))
+        vectors = mean + std * torch.randn(count, *shape, generator=rng)
+        return Records(vectors, torch.zeros(count, dtype=torch.int64), 1, normalisation)
+    channels, height, width = shape
     images = torch.empty(count, *shape, dtype=torch.uint8)
     y, x = (torch.linspace(-1, 1, n) for n in (height, width))
     pixel = max(height, width) / 28

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstill.data import image_folder
+from fedstill.data import image_folder, vectors
 from fedstill.data.decode import Fit, Split, from_table
 from fedstill.data.names import Known
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Splits = tuple[Split, Split | None]
 
 _IMAGE_COLUMNS = ("image", "img")
-_LABEL_COLUMNS = ("label", "labels", "fine_label")
+_LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
 _TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
@@ -66,6 +66,20 @@ def read_folder(path: Path, known: Known | None, fit: Fit | None = None) -> Spli
             ) from error
 
     return _read_tables(files, table, str(path), known, path, fit)
+
+
+def read_parquet(path: Path, fit: Fit | None = None) -> Splits:
+    """One parquet file, without a test split."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def table(_: str) -> "pa.Table":
+        try:
+            return pq.read_table(path, partitioning=None)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{str(path)!r} cannot be read ({_first_line(error)}); copy it again") from error
+
+    return _read_tables(["train"], table, str(path), None, path.parent, fit)
 
 
 def _read_saved(path: Path, known: Known | None, fit: Fit | None) -> Splits:
@@ -194,7 +208,10 @@ def _labels(known: Known | None) -> tuple[str, ...]:
 
 
 def read_npz(path: Path) -> Splits:
-    """``x_train, y_train, x_test, y_test`` as Keras names them; other 1-d arrays as long as ``y_train`` are columns."""
+    """``x_train, y_train, x_test, y_test`` as Keras names them: images, or vectors ``(n, d)``.
+
+    Other 1-d arrays as long as ``y_train`` are columns.
+    """
     try:
         # never unpickle: a pickle from another machine can run any program
         with np.load(path, allow_pickle=False) as file:
@@ -215,23 +232,30 @@ def read_npz(path: Path) -> Splits:
 
 def _npz_split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split:
     images, labels = arrays[f"x_{split}"], arrays.get(f"y_{split}", np.empty(0, np.int64))
-    if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))):
+    where = f"x_{split} in {str(path)!r}"
+    are_vectors = images.ndim == 2 and images.dtype.kind in "biuf"
+    if not are_vectors and (
+        images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
+    ):
         raise ValueError(
-            f"x_{split} in {str(path)!r} is {images.dtype} of shape {images.shape}, but images are uint8 (0..255) of "
-            "shape (n, h, w) or (n, h, w, 1 or 3); convert them"
+            f"{where} is {images.dtype} of shape {images.shape}, but images are uint8 (0..255) of shape (n, h, w) or "
+            "(n, h, w, 1 or 3), and vectors are numbers of shape (n, d); convert them"
         )
     if labels.shape not in ((len(images),), (len(images), 1)) or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"y_{split} in {str(path)!r} is {labels.dtype} of shape {labels.shape}, but {len(images)} integers from 0 "
-            f"are needed, one for each image of x_{split}; number the classes"
+            f"are needed, one for each record of x_{split}; number the classes"
         )
     columns = {
         name: array
         for name, array in arrays.items()
         if name[:2] not in ("x_", "y_") and array.shape == (len(images),) and array.dtype.kind in "iuU"
     }
+    numbers = labels.reshape(-1).astype(np.int64)
+    if are_vectors:
+        return Split(vectors.of_array(images, where), numbers, columns=columns)
     images = images.reshape(*images.shape[:3], -1).transpose(0, 3, 1, 2)
-    return Split(np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64), columns=columns)
+    return Split(np.ascontiguousarray(images), numbers, columns=columns)
 
 
 def _first_line(error: Exception) -> str:

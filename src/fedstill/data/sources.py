@@ -12,16 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fedstill.data import cache, resize
-from fedstill.data.decode import Fit, Split
+from fedstill.data import cache, resize, texts
+from fedstill.data.completion import arrays_of, complete
+from fedstill.data.decode import Fit
 from fedstill.data.names import KNOWN, Known
-from fedstill.data.partition import local_test_split
-from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz
+from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
 from fedstill.lookup import suggestion
 from fedstill.records import Normalisation, Records
-from fedstill.seeds import numpy_stream
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
@@ -50,6 +48,8 @@ class DataSet:
     fingerprint: str
     measured: tuple[str, ...] = ()
     """Facts of the task that were computed from the train records, in words, and so are not public."""
+    constant: str = ""
+    """A column of vectors that has one value in all train records, in words, if there is one: it has no scale."""
 
 
 def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
@@ -62,13 +62,13 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
        ``/``;
     3. a path to a folder of parquet files in the hub's layout (``train-*.parquet``, ``test-*.parquet``), to a folder
        that ``datasets``' ``save_to_disk`` wrote, to a folder of images (``train/<class>/*``, ``test/<class>/*``; see
-       `fedstill.data.image_folder`) or to an ``.npz`` file with ``x_train, y_train, x_test, y_test`` as Keras names
-       them (uint8, ``(n, h, w)`` or ``(n, h, w, c)``);
+       `fedstill.data.image_folder`), to a parquet file, or to an ``.npz`` file with ``x_train, y_train, x_test,
+       y_test`` as Keras names them (images, uint8 ``(n, h, w)`` or ``(n, h, w, c)``; or vectors ``(n, d)``);
     4. the Hugging Face hub: the known name's id, or ``owner/name`` itself.
 
     Without a test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out, always the
-    same records. Without a known normalisation, it is computed from the pixels of the train split (a constant channel
-    gets a standard deviation of 1).
+    same records. Without a known normalisation, it is computed from the train split, by channel or by column (a
+    constant one gets a standard deviation of 1).
 
     Args:
         name_or_path: a known name, a path or a hub id.
@@ -76,12 +76,27 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
         cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
-        ValueError: there are no such data, or they are not equally sized 8-bit images with classes ``0 .. C-1`` that
-            each occur in the train split.
+        ValueError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
+            length, with classes ``0 .. C-1`` that each occur in the train split.
     """
+    source, entry, fingerprint = _cached(name_or_path, size, cache_dir)
+    if "mean" not in entry.facts:
+        raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
+    return data_set(entry, fingerprint, source.name, source.known)
+
+
+load_data = load
+"""The name of `load` in the package `fedstill`."""
+
+
+def _cached(name_or_path: str, size: int | None, cache_dir: Path | None) -> tuple["_Source", cache.CacheEntry, str]:
     source = _find(name_or_path, size)
     folder = (cache_dir or cache.default_folder()) / source.folder
-    entry, fingerprint = cache.cached(folder, source.state, lambda: _entry(source))
+    return source, *cache.cached(folder, source.state, lambda: complete(*source.read(), source.name, source.known))
+
+
+def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known | None = None) -> DataSet:
+    """The data set of a cache entry of images or vectors (`fedstill.data.completion.complete`)."""
     class_names = tuple(entry.facts["class_names"])
     normalisation = Normalisation(tuple(entry.facts["mean"]), tuple(entry.facts["std"]))
     train, test = (
@@ -93,24 +108,21 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
         )
         for split in ("train", "test")
     )
-    columns = {name: entry.arrays[f"column-{i}"] for i, name in enumerate(entry.facts["columns"])}
-    known = source.known
+    columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts["columns"])}
     numbered = class_names == tuple(map(str, range(len(class_names))))  # up to the largest label
-    found = {"normalisation": known is None or known.normalisation is None, "number of classes": not known and numbered}
-    measured = tuple(name for name, is_measured in found.items() if is_measured)
-    return DataSet(source.name, train, test, class_names, columns, fingerprint, measured)
-
-
-load_data = load
-"""The name of `load` in the package `fedstill`."""
+    scale = "scale" if train.are_vectors else "normalisation"
+    found = {scale: known is None or known.normalisation is None, "number of classes": not known and numbered}
+    measured = tuple(fact for fact, is_measured in found.items() if is_measured)
+    constant = str(entry.facts.get("constant", ""))
+    return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant)
 
 
 class Part(NamedTuple):
     """One site's records of a task; classes may be absent.
 
     Attributes:
-        train: images ``(n, channels, height, width)`` and labels ``(n,)`` of the train split.
-        test: images and labels of the test split; empty if there is none.
+        train: images ``(n, channels, height, width)`` or vectors ``(n, d)``, and labels ``(n,)``, of the train split.
+        test: the same of the test split; empty if there is none.
         class_names: names of the classes; empty if the source has none.
     """
 
@@ -130,11 +142,76 @@ def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> Part:
     Raises:
         ValueError: there are no such data, they can't be read, or the cache can't be written.
     """
+    raw = load_raw_part(path, size=size, cache_dir=cache_dir)
+    if isinstance(raw.train[0], list) or isinstance(raw.test[0], list):
+        raise ValueError(f"the records of {path!r} are texts; turn them into vectors with --features")
+    return Part((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names)
+
+
+class Raw(NamedTuple):
+    """Records as a source has them, for a backbone: images, vectors or texts.
+
+    Attributes:
+        name: name of the data set.
+        train: images ``(n, c, h, w)``, vectors ``(n, d)`` or texts of the train split, and labels ``(n,)``.
+        test: the same of the test split.
+        class_names: names of the classes; empty if a site's source has none.
+        columns: as `DataSet.columns`.
+        fingerprint: as `DataSet.fingerprint`.
+        measured_classes: whether the number of classes may come from the labels.
+    """
+
+    name: str
+    train: tuple[torch.Tensor | list[str], torch.Tensor]
+    test: tuple[torch.Tensor | list[str], torch.Tensor]
+    class_names: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+    fingerprint: str
+    measured_classes: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a record; empty for texts."""
+        records = self.train[0]
+        return () if isinstance(records, list) else tuple(records.shape[1:])
+
+
+def load_raw(data: "str | DataSet", *, size: int | None = None, cache_dir: Path | None = None) -> Raw:
+    """A data set without a normalisation; its records may be texts.
+
+    Args:
+        data: an argument of `load`, or a data set.
+        size: as for `load`.
+        cache_dir: as for `load`.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    if isinstance(data, DataSet):
+        train, test = ((records.images, records.labels) for records in (data.train, data.test))
+        counted = "number of classes" in data.measured
+        return Raw(data.name, train, test, data.class_names, data.columns, data.fingerprint, counted)
+    source, entry, fingerprint = _cached(data, size, cache_dir)
+    return _raw(source, entry, fingerprint)
+
+
+def load_raw_part(path: str, *, size: int | None = None, cache_dir: Path) -> Raw:
+    """A site's own records, which may be texts; arguments and errors as of `load_part`."""
     source = _find(path, size)
-    entry, _ = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
-    splits = ((entry.arrays[f"{split}-images"], entry.arrays[f"{split}-labels"]) for split in ("train", "test"))
-    train, test = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in splits)
-    return Part(train, test, tuple(entry.facts["class_names"]))
+    entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
+    return _raw(source, entry, fingerprint)
+
+
+def _raw(source: "_Source", entry: cache.CacheEntry, fingerprint: str) -> Raw:
+    def split(name: str) -> tuple[torch.Tensor | list[str], torch.Tensor]:
+        labels = torch.from_numpy(entry.arrays[f"{name}-labels"])
+        if f"{name}-images" not in entry.arrays:
+            return texts.unpacked(entry.arrays, name), labels
+        return torch.from_numpy(entry.arrays[f"{name}-images"]), labels
+
+    columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
+    names = tuple(entry.facts["class_names"])
+    return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, source.known is None)
 
 
 def _part(source: "_Source") -> cache.CacheEntry:
@@ -143,16 +220,7 @@ def _part(source: "_Source") -> cache.CacheEntry:
         raise ValueError(f"{source.location!r} has the class {train.labels.min()}; classes are counted from 0")
     test = test or train.take(np.empty(0, np.int64))
     names = train.class_names or (source.known.class_names if source.known else ())
-    return cache.CacheEntry(arrays=_arrays(train, test), facts={"class_names": list(names)})
-
-
-def _arrays(train: Split, test: Split) -> dict[str, np.ndarray]:
-    return {
-        "train-images": train.images,
-        "train-labels": train.labels,
-        "test-images": test.images,
-        "test-labels": test.labels,
-    }
+    return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)})
 
 
 @dataclass(frozen=True)
@@ -193,15 +261,18 @@ def _found(name: str, fit: Fit | None) -> _Source:
     candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
     path = next((path.resolve() for path in candidates if name and path.exists()), None)
     if path is not None:
-        read = partial(read_npz, path) if path.is_file() else partial(read_folder, path, known, fit)
+        if path.is_file():
+            read = partial(read_parquet, path, fit=fit) if path.suffix == ".parquet" else partial(read_npz, path)
+        else:
+            read = partial(read_folder, path, known, fit)
         state = f"{known} {_files_state(path)}" + (f" {_FOLDERS}" if path.is_dir() else "")
         return _Source(name if known else path.stem, str(path), state, read, known)
     hub = known.hub if known else name
     if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
         raise ValueError(
             f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
-            f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, an .npz file or a "
-            f"Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
+            f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, a .parquet or .npz "
+            f"file or a Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
         )
     return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name, fit), known)
 
@@ -223,73 +294,3 @@ def _files_state(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     lines = (f"{file.relative_to(path)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _entry(source: _Source) -> cache.CacheEntry:
-    """Read a source, add a test split, class names and normalisation if it lacks them, and check it."""
-    train, test = source.read()
-    if test is None:
-        train, test = _hold_out(train)
-    class_names = train.class_names or (source.known.class_names if source.known else ())
-    class_names = class_names or tuple(str(label) for label in range(max(0, train.labels.max()) + 1))
-    _check(train, test, class_names, source.name)
-    normalisation = (source.known and source.known.normalisation) or _normalisation(train.images)
-    return cache.CacheEntry(
-        arrays=_arrays(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
-        facts={
-            "class_names": list(class_names),
-            "mean": list(normalisation.mean),
-            "std": list(normalisation.std),
-            "columns": list(train.columns),
-        },
-    )
-
-
-def _hold_out(split: Split) -> tuple[Split, Split]:
-    """The fixed, class-stratified 80/20 split of data without a test split."""
-    rng = numpy_stream(0, "data", "held-out test split")
-    indices = np.arange(len(split.labels))
-    train, test = local_test_split(indices, fraction=0.2, rng=rng, labels=split.labels)
-    return split.take(train), split.take(test)
-
-
-def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -> None:
-    for split, what in ((train, "train"), (test, "test")):
-        wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(class_names)))
-        if len(wrong):
-            raise ValueError(
-                f"record {wrong[0]} of the {what} split of {name!r} has the class {split.labels[wrong[0]]}, but "
-                f"classes are 0..{len(class_names) - 1}; correct it or drop the record"
-            )
-    absent = np.flatnonzero(np.bincount(train.labels, minlength=len(class_names)) == 0)
-    if len(absent):
-        raise ValueError(
-            f"class {absent[0]} ({class_names[absent[0]]}) of {name!r} has 0 train records, but each class needs at "
-            "least 1; add records, or leave the class out and number the others from 0"
-        )
-    if test.class_names and test.class_names != train.class_names:
-        raise ValueError(
-            f"the test split of {name!r} names its classes {', '.join(test.class_names[:5])}..., the train split "
-            f"{', '.join(class_names[:5])}...; give both the same classes in the same order"
-        )
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise ValueError(
-            f"the test images of {name!r} are {_size(test)}, but the train images are {_size(train)} (channels x "
-            "height x width); convert them to one size"
-        )
-
-
-def _size(split: Split) -> str:
-    return " x ".join(map(str, split.images.shape[1:]))
-
-
-def _normalisation(images: NDArray[np.uint8]) -> Normalisation:
-    """Exact mean and standard deviation of each channel, from the histogram of its 256 values."""
-    counts = np.zeros((images.shape[1], 256))
-    for chunk in np.array_split(images, -(-len(images) // 1000)):  # bincount works on a copy 8 times as large
-        counts += [np.bincount(channel.ravel(), minlength=256) for channel in chunk.swapaxes(0, 1)]
-    shares = counts / counts.sum(1, keepdims=True)
-    values = np.arange(256) / 255
-    mean = shares @ values
-    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
-    return Normalisation(tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))

@@ -161,7 +161,7 @@ def fit_images(
     Raises:
         ValueError: no class has enough records.
     """
-    limits = records.normalisation.limits(records.images.device) if settings.clamp else None
+    limits = records.limits() if settings.clamp else None
     return _fit(records, nn.Identity(), net_of, ipc, settings, rng, (0.0, 1.0), limits)
 
 

@@ -39,8 +39,10 @@ def unfolded(records: Records, parts: int) -> Records:
     return Records(pixels.round().to(torch.uint8), labels, records.num_classes, records.normalisation)
 
 
-def check_divides(parts: int, shape: tuple[int, int, int]) -> None:
-    """A ValueError if ``parts`` does not divide both sides of the images."""
+def check_divides(parts: int, shape: tuple[int, ...]) -> None:
+    """A ValueError if ``parts`` is not 1 and records are vectors, or it does not divide both sides of the images."""
+    if parts > 1 and len(shape) == 1:
+        raise ValueError(f"formation={parts} needs images, but the records are vectors of {shape[0]} numbers; take 1")
     if any(side % parts for side in shape[1:]):
         raise ValueError(
             f"formation={parts} does not divide images of {shape[1]}x{shape[2]} pixels; take a divisor of both sides"

@@ -135,7 +135,7 @@ def inducing_points(
     known = one_hot(labels, records.num_classes).double() - 1 / records.num_classes
     checked = torch.randperm(len(records), generator=rng)[:_CHECKED].to(device)
     bounded = settings.clamp and settings.standardise == "global"
-    limits = records.normalisation.limits(device) if bounded else None
+    limits = records.limits() if bounded else None
 
     def error(index: Tensor) -> tuple[Tensor, bool]:
         predicted = predict(support.flatten(1), known, images[index].flatten(1), settings)
@@ -163,7 +163,8 @@ def inducing_points(
 def _standardised(records: Records, settings: KIP) -> Float[Tensor, "n c h w"]:
     images = records.inputs()
     if settings.standardise == "client":
-        mean, std = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), correction=0, keepdim=True)
+        over = (0,) if records.are_vectors else (0, 2, 3)
+        mean, std = images.mean(over, keepdim=True), images.std(over, correction=0, keepdim=True)
         images = (images - mean) / std.clamp_min(1e-6)
     return images
 

@@ -23,6 +23,9 @@ from fedstill.records import Records
 from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
 
+_OF_VECTORS = 10.0
+"""Factor of the learning rate of vectors: about the inverse variance of pixels in [0, 1]."""
+
 
 class GradientMatching(Settings):
     """Settings of the synthesis of a client's images."""
@@ -44,7 +47,8 @@ class GradientMatching(Settings):
     train_on: Literal["synthetic", "real"] = "synthetic"
     """Records of the passes between matching steps: all synthetic images, or a batch of each class's real ones."""
     lr: PositiveFloat = 0.01
-    """Learning rate of the pixels, which lie in [0, 1]; multiplied by the number of a class's images, as used."""
+    """Learning rate of the pixels, which lie in [0, 1]; multiplied by the number of a class's images, as used. Tenfold
+    for vectors, whose columns have about unit variance."""
     anneal: bool = True
     """Reduce the pixels' learning rate to 0 along half a cosine over all matching steps."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
@@ -97,6 +101,8 @@ def synthesise(
 ) -> Records:
     """Fit ``ipc`` synthetic images of every class in ``records``, ordered by class; pixels are rounded to 8 bits.
 
+    Vectors are fitted as networks see them, without bounds, rounding or augmentation; the result is normalised.
+
     Args:
         records: the client's records.
         new_net: gives random network 0, 1, ... ``settings.nets - 1``; the same sequence at all clients makes their
@@ -111,9 +117,13 @@ def synthesise(
     formation.check_divides(settings.formation, records.shape)
     if len(records) == 0:
         raise ValueError("0 records have no classes to synthesise; leave this client out or give it records")
+    vectors = records.are_vectors
+    if vectors:
+        records = records.normalised()
     labels = [int(c) for c in torch.unique(records.labels)]
     own = [records.of_class(c) for c in labels]
-    augment = DSA(settings.augment)
+    augment = DSA("none" if vectors else settings.augment)
+    lr = settings.lr * (_OF_VECTORS if vectors else 1.0)
     images: Tensor | None = None
     batches: list[Float[Tensor, "n c h w"]] = []
     for index in range(settings.nets):
@@ -129,15 +139,18 @@ def synthesise(
             velocity.mul_(settings.momentum).add_(gradient)  # S <- S - eta_S v, v <- mu v + grad_S D
             done = (index * settings.steps + step) / (settings.nets * settings.steps)
             factor = ipc * settings.formation**2 * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
-            images.sub_(velocity, alpha=settings.lr * factor).clamp_(0, 1)
+            images.sub_(velocity, alpha=lr * factor)
+            if not vectors:
+                images.clamp_(0, 1)
             if step + 1 < settings.steps:
                 if settings.train_on == "real":
                     _train_on_real(net, own, labels, settings, rng)
                 else:
                     _train(net, records, images, labels, settings)
     assert images is not None
+    values = images.flatten(0, 1)
     return Records(
-        (images.flatten(0, 1) * 255).round().to(torch.uint8),
+        values if vectors else (values * 255).round().to(torch.uint8),
         torch.tensor(labels, device=images.device).repeat_interleave(ipc),
         records.num_classes,
         records.normalisation,
@@ -170,10 +183,10 @@ def _real_batch(part: Records, net: nn.Module, settings: GradientMatching, rng: 
 
 
 def _first_images(part: Records, net: nn.Module, ipc: int, settings: GradientMatching, rng: torch.Generator) -> Tensor:
-    """``(ipc, c, h, w)`` pixels; if the class has fewer records, the rest starts as noise."""
+    """``(ipc, c, h, w)`` pixels or ``(ipc, d)`` vectors; if the class has fewer records, the rest starts as noise."""
     count = ipc * settings.formation**2
-    noise = torch.randn(count, *part.shape, generator=rng) / 4 + 0.5
-    images = noise.clamp_(0, 1).to(part.images.device)
+    noise = torch.randn(count, *part.shape, generator=rng)
+    images = (noise if part.are_vectors else (noise / 4 + 0.5).clamp_(0, 1)).to(part.images.device)
     if settings.init != "noise":
         if settings.init == "real":
             index = _random(part, count, rng)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from annotated_types import Gt, Le, Len, Lt
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -24,7 +25,7 @@ from fedstill.records import Normalisation, Records
 from fedstill.settings import Settings
 from fedstill.weights import load, parameters, state
 
-LARGEST = 100_000
+LARGEST = 300_000
 """Maximum length of the JSON text, in characters."""
 DEFAULTS: dict[str, Any] = {"run": "0" * 32, "seed": 0, "max_bytes": 1 << 29, "delta": 1e-5, "simulated_noise": True}
 """Defaults of `RunSpec.of`, for a simulated run."""
@@ -36,6 +37,12 @@ def _method_or_settings(value: Any) -> Any:
     if not isinstance(value, Method | dict):
         raise ValueError("the method's settings must be an object")
     return value
+
+
+def _image_or_vector(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) not in (1, 3):
+        raise ValueError(f"a record has {len(shape)} dimensions; images have 3, vectors 1")
+    return shape
 
 
 def _plain(value: Method | dict[str, Any]) -> dict[str, Any]:
@@ -61,14 +68,14 @@ class RunSpec(Settings):
     """The method, or its hyperparameters as received from a server (see `method`)."""
     model: Text
     """Name and options of the model, as `fedstill.models.build` takes them."""
-    shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    """Channels, height and width of an image."""
+    shape: Annotated[tuple[PositiveInt, ...], AfterValidator(_image_or_vector)]
+    """Channels, height and width of an image, or the length of a vector."""
     class_names: Annotated[tuple[Annotated[str, Len(0, 200)], ...], Len(1)]
     """Class names of the task, in order."""
     mean: Annotated[tuple[float, ...], Len(1)]
-    """Mean of each channel's pixels, in [0, 1]."""
+    """Mean of each channel's pixels, in [0, 1], or of each column of vectors."""
     std: Annotated[tuple[PositiveFloat, ...], Len(1)]
-    """Standard deviation of each channel's pixels."""
+    """Standard deviation of each channel's pixels, or of each column of vectors."""
     seed: NonNegativeInt
     """Seed of every random stream except privacy noise."""
     max_bytes: Annotated[int, Gt(0), Le(1 << 34)]
@@ -83,6 +90,10 @@ class RunSpec(Settings):
     """Models of the clients, in turn, if they differ from ``model``."""
     public: Text | None = None
     """Public records, as `fedstill.data.public.load` takes them."""
+    features: Text | None = None
+    """Backbone that every client has, as `fedstill.models.pretrained.load` takes it; records are its vectors."""
+    backbone: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of that backbone."""
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
@@ -90,7 +101,7 @@ class RunSpec(Settings):
 
         Args:
             method: the method with its hyperparameters.
-            records: records of the task, for image shape, classes and normalisation.
+            records: records of the task, for their shape, classes and normalisation.
             **facts: other fields: ``model``, and values other than `DEFAULTS`.
 
         Raises:
@@ -160,8 +171,9 @@ class RunSpec(Settings):
 
     @property
     def task(self) -> dict[str, Any]:
-        """The fields that the final model's file needs: model, shape, class names, normalisation."""
-        return self.model_dump(mode="json", include={"model", "shape", "class_names", "mean", "std"})
+        """The fields that the final model's file needs: model, shape, class names, normalisation, and backbone."""
+        names = {"model", "shape", "class_names", "mean", "std", "features", "backbone"}
+        return self.model_dump(mode="json", include=names, exclude_none=True)
 
     def architecture(self, client: int) -> str:
         """Name of the client's own model."""
@@ -188,7 +200,7 @@ class RunSpec(Settings):
     def facts(self) -> schema.Facts:
         """Sizes and templates for the checks of every message."""
         model = self.new_model()
-        channels, height, width = self.shape
+        names = ("columns",) if len(self.shape) == 1 else ("channels", "height", "width")
         templates = {
             "state": schema.template(state(model)),
             "parameters": schema.template(parameters(model)),
@@ -198,7 +210,7 @@ class RunSpec(Settings):
         for name in {*self.models} - {self.model}:
             templates[f"state of {name}"] = schema.template(state(self.new_model(architecture=name)))
         return schema.Facts(
-            sizes={"channels": channels, "height": height, "width": width, "classes": self.num_classes},
+            sizes={**dict(zip(names, self.shape, strict=True)), "classes": self.num_classes},
             templates=templates,
             max_bytes=self.max_bytes,
         )

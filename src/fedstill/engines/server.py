@@ -287,4 +287,5 @@ class ServerFederation(Federation):
 
     @override
     def show(self, name: str, images: Records) -> None:
-        self._folder.write_images(name, images)
+        if not images.are_vectors:
+            self._folder.write_images(name, images)

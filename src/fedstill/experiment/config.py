@@ -24,17 +24,21 @@ class Experiment(Settings):
     """The task of a run, and its resources."""
 
     data: str = "mnist"
-    """Data set: a known name (see `fedstill data list`), a folder, a .npz file or a Hugging Face id."""
+    """Data set: a known name (see `fedstill data list`), a folder, a .parquet or .npz file or a Hugging Face id."""
     size: Annotated[int, Ge(1), Le(4096)] | None = None
     """Height and width to which images are resized, and cropped at the centre, when they are read: for pictures of
     different sizes, of 16 bits or with transparent pixels."""
-    mean: tuple[Annotated[float, Ge(0), Le(1)], ...] = ()
-    """Mean of each channel's pixels in [0, 1], or one number for all; for data without a known normalisation, so that
-    none is computed from private pixels (which would end the guarantee)."""
+    mean: tuple[float, ...] = ()
+    """Mean of each channel's pixels in [0, 1], or of each column of vectors, or one number for all; for data without a
+    known normalisation, so that none is computed from private records (which would end the guarantee)."""
     std: tuple[PositiveFloat, ...] = ()
-    """Standard deviation of each channel's pixels, or one number for all; 0.25 with a mean of 0.5 suits most images."""
+    """Standard deviation of each channel or column, or one number for all; 0.25 with a mean of 0.5 suits most
+    images."""
     num_classes: PositiveInt | None = None
     """Number of classes of data whose classes are numbers, so that it is not read off private labels."""
+    features: str | None = None
+    """Backbone that turns images or texts into vectors at each client: hf:owner/name or hf:./folder (transformers),
+    scattering, or your own as package.module:function."""
     partition: str = "iid"
     """Partition among the clients: iid, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S or
     by:COLUMN."""

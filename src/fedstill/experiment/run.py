@@ -23,13 +23,13 @@ from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher, Watchers
 from fedstill.experiment import config
+from fedstill.experiment.checks import check_job, check_records
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.job import Job, is_importable
+from fedstill.experiment.job import Job
 from fedstill.experiment.lines import Lines
 from fedstill.experiment.simulation import connect
 from fedstill.experiment.task import Task, client_data, share_out
 from fedstill.privacy import guarantee
-from fedstill.protocol import returns_run_model
 from fedstill.runs import environment
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
@@ -77,7 +77,7 @@ def run(
     _refuse_worker()
     if not isinstance(job, Job):
         raise ValueError(f"run takes a Job, not {job!r}: run(Job(experiment, method, 'runs/first'))")
-    _check_task(job)
+    check_job(job)
     with locks.PROCESS:  # a new thread takes over the number of threads, which a step of another run may have changed
         torch.get_num_threads()
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
@@ -112,7 +112,8 @@ def _run(
         summary = folder.read_json(folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
-    task = task or share_out(experiment, data, share=sites is None)
+    task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
+    check_records(job, task)
     _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
@@ -192,30 +193,6 @@ def _check_unchanged(folder: RunFolder, begun: Config | None, now: dict[str, str
             )
 
 
-def _check_task(job: Job) -> None:
-    """Refuse settings that the method does not support."""
-    kind, experiment = type(job.method), job.experiment
-    if experiment.models and not kind.mixed:
-        raise ValueError(f"{job.name} needs one model for all clients; use --model in place of --models")
-    if experiment.min_clients is not None and experiment.min_clients > experiment.clients:
-        raise ValueError(
-            f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it must not be "
-            "larger"
-        )
-    if kind.personal and not experiment.local_test:
-        raise ValueError(
-            f"{job.name} gives every client its own model, which only the client can evaluate; give clients test "
-            "records with --local-test 0.2"
-        )
-    if experiment.local_test and not returns_run_model(kind):
-        raise ValueError(f"{job.name} ends with a network that only the server can evaluate; leave --local-test out")
-    if (experiment.workers or experiment.engine == "flower") and not is_importable(job):
-        raise ValueError(
-            f"{job.name} or its model is defined where other processes cannot import it (a notebook's cell, say); move "
-            "it to a file, or use one process: workers=0"
-        )
-
-
 def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
     """The spec of a run; ``run`` is its random number.
 
@@ -238,6 +215,8 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             simulated_noise=experiment.noise == "simulated",
             models=experiment.models,
             public=experiment.public,
+            features=experiment.features,
+            backbone=task.backbone,
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {config.sentence(error)}") from error
@@ -250,8 +229,9 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
     folder.write_model(state(model), federation.spec.task)
     evaluation = federation.last(model)
     folder.write_evaluation(evaluation.confusion)
-    first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
-    folder.write_images("real", task.test[torch.cat(first)])
+    if not task.test.are_vectors:
+        first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
+        folder.write_images("real", task.test[torch.cat(first)])
     summary = {
         "method": job.name,
         "label": job.label or job.name,

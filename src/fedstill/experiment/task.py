@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill import seeds
-from fedstill.data import partition, public, shards, sources
+from fedstill.data import features, partition, public, shards, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.experiment.config import Experiment
 from fedstill.records import Normalisation, Records
@@ -37,25 +37,47 @@ class Task(NamedTuple):
     public: shards.Indices | None = None
     measured: tuple[str, ...] = ()
     """Facts of the task that were computed from the train records (`DataSet.measured`)."""
+    backbone: str | None = None
+    """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
 
     def counts(self) -> NDArray[np.int64]:
         """Number of training records of each client and class, ``(K, C)``."""
         return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))
 
 
-def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bool = True) -> Task:
+def share_out(
+    experiment: Experiment,
+    data: sources.DataSet | None,
+    *,
+    share: bool = True,
+    progress: features.Progress | None = None,
+) -> Task:
     """Load the data set and partition it among the clients, or among none with ``share=False``.
+
+    ``progress`` observes the computation of ``--features``.
 
     Raises:
         ValueError: the data set cannot be read or partitioned in this way; one sentence.
     """
     if data is not None and experiment.size is not None:
         raise ValueError(f"size is {experiment.size}, but the records were given as they are; load them with this size")
+    backbone = None
+    if experiment.features is not None:
+        data, found = features.load(
+            data or experiment.data,
+            experiment.features,
+            size=experiment.size,
+            device=experiment.device,
+            progress=progress,
+        )
+        backbone = found.digest
     loaded = _with_given(experiment, data or sources.load(experiment.data, size=experiment.size))
     given = data is not None or experiment.mean or experiment.std or experiment.num_classes
     source = loaded.train if given else experiment.data
     if not share:
-        return Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source)
+        _check_scale(loaded)
+        parts: list[tuple[shards.Indices, shards.Indices]] = []
+        return Task(loaded.train, loaded.test, parts, loaded.class_names, loaded.fingerprint, source, backbone=backbone)
     labels, test = loaded.train.labels.numpy(), loaded.test
     rows = np.arange(len(labels))
     if experiment.limit is not None and experiment.limit < len(rows):
@@ -73,6 +95,11 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
             raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
         order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
         public_records, rows = np.sort(rows[order[:number]]), np.sort(rows[order[number:]])
+    unscaled = "scale" in loaded.measured or (backbone is not None and not experiment.mean)
+    if unscaled and experiment.public is not None:
+        loaded = _scaled_by_public(experiment, loaded, public_records, backbone)
+        source, test = loaded.train, replace(test, normalisation=loaded.train.normalisation)
+    _check_scale(loaded)
     _warn_of_mixing(experiment, loaded.columns)
     split = partition.split(
         experiment.partition,
@@ -88,7 +115,7 @@ def share_out(experiment: Experiment, data: sources.DataSet | None, *, share: bo
             parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
         else:
             parts.append((own, own[:0]))
-    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured
+    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone
     return Task(loaded.train, test, parts, *facts)
 
 
@@ -98,16 +125,19 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     Raises:
         ValueError: they don't fit the records; one sentence.
     """
-    channels, measured = data.train.shape[0], set(data.measured)
+    columns, measured = data.train.shape[0], set(data.measured)
     mean, std = experiment.mean, experiment.std
     if mean or std:
-        if not all(len(values) in (1, channels) for values in (mean, std)):
+        if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
+            raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
+        what = "vectors have {} columns" if data.train.are_vectors else "images have {} channels"
+        if not all(len(values) in (1, columns) for values in (mean, std)):
             raise ValueError(
-                f"--mean has {len(mean)} numbers and --std {len(std)}, but images have {channels} channels; give both, "
-                f"one number or {channels} each"
+                f"--mean has {len(mean)} numbers and --std {len(std)}, but {what.format(columns)}; give both, "
+                f"one number or {columns} each"
             )
-        normalisation = Normalisation(*(values * (channels // len(values)) for values in (mean, std)))
-        measured -= {"normalisation"}
+        normalisation = Normalisation(*(values * (columns // len(values)) for values in (mean, std)))
+        measured -= {"normalisation", "scale"}
     else:
         normalisation = data.train.normalisation
     names, count = data.class_names, experiment.num_classes
@@ -118,7 +148,44 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
         measured -= {"number of classes"}
     train, test = (Records(r.images, r.labels, len(names), normalisation) for r in (data.train, data.test))
     left = tuple(name for name in data.measured if name in measured)
-    return replace(data, train=train, test=test, class_names=names, measured=left)
+    constant = "" if mean or std else data.constant
+    return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
+
+
+def _scaled_by_public(
+    experiment: Experiment, data: sources.DataSet, held: shards.Indices | None, backbone: str | None
+) -> sources.DataSet:
+    """``data`` with the mean and the standard deviation of each column of the public records.
+
+    Raises:
+        ValueError: the public records do not fit.
+    """
+    assert experiment.public is not None
+    if held is not None:
+        values = data.train.images[torch.from_numpy(held)]
+    elif experiment.public.startswith("noise"):
+        return data
+    else:
+        values = _public_records(experiment, data.train, backbone).images
+    normalisation, constant = vectors.scale(values.numpy())
+    train, test = (replace(records, normalisation=normalisation) for records in (data.train, data.test))
+    constant = () if backbone else constant  # a feature that the public records lack
+    name = f"{vectors.column_name(constant[0], ())} of the public records" if constant else ""
+    left = tuple(name for name in data.measured if name != "scale")
+    return replace(data, train=train, test=test, measured=left, constant=name)
+
+
+def _check_scale(data: sources.DataSet) -> None:
+    """Refuse a measured scale of a column that is constant.
+
+    Raises:
+        ValueError: there is such a column.
+    """
+    if data.constant:
+        raise ValueError(
+            f"{data.constant} has the same value in all records, so it has no scale; drop the column, or give a scale "
+            "with --mean and --std"
+        )
 
 
 def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -> None:
@@ -140,9 +207,18 @@ def client_data(experiment: Experiment, task: Task) -> shards.Shards:
     if task.public is not None:
         load_public = partial(_subset, task.source, experiment.size, task.public)
     elif experiment.public is not None:
-        shape, normalisation = task.train.shape, task.train.normalisation
-        load_public = partial(public.load, experiment.public, shape, normalisation, size=experiment.size)
+        load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
     return shards.Shards(task.source, task.parts, load_public, experiment.size)
+
+
+def _public_records(experiment: Experiment, like: Records, backbone: str | None) -> Records:
+    """The public records in the shape of ``like`` and with its normalisation."""
+    assert experiment.public is not None
+    size = experiment.size
+    if experiment.features is None:
+        return public.load(experiment.public, like.shape, like.normalisation, size=size)
+    found = (experiment.features, str(backbone))
+    return features.load_public(experiment.public, found, like, size=size, device=experiment.device)
 
 
 def _subset(source: str | Records, size: int | None, indices: shards.Indices) -> Records:

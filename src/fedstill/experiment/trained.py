@@ -1,5 +1,6 @@
 """The model of a finished run, for use on images."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from fedstill import models, seeds
+from fedstill.data import features
 from fedstill.experiment.extend import read_job
+from fedstill.models import pretrained
+from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
 from fedstill.records import Normalisation
 from fedstill.runs.folder import RunFolder
@@ -21,37 +25,69 @@ class Trained(nn.Module):
 
     Attributes:
         network: the run's final model.
-        shape: channels, height and width of an image.
+        shape: channels, height and width of an image, or the length of a vector.
         class_names: name of each class; its number if the data set has no names.
         normalisation: mean and standard deviation of each channel, which the forward pass applies.
+        features: name and SHA-256 of the backbone (``--features``) that makes vectors of images or texts; or None.
     """
 
     def __init__(
-        self, network: nn.Module, shape: tuple[int, ...], class_names: tuple[str, ...], normalisation: Normalisation
+        self,
+        network: nn.Module,
+        shape: tuple[int, ...],
+        class_names: tuple[str, ...],
+        normalisation: Normalisation,
+        features: tuple[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.shape = shape
         self.class_names = class_names
         self.normalisation = normalisation
+        self.features = features
+        self._backbone: Backbone | None = None
         self.eval()
 
-    def forward(self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+    def forward(
+        self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n ..."] | Sequence[str]
+    ) -> Float[Tensor, "n classes"]:
         """Compute logits.
 
         Args:
-            images: uint8, or floats in [0, 1]; not normalised.
+            images: uint8, or floats in [0, 1]; or vectors ``(n, d)``. They are not normalised. With `features`, images
+                of any size, uint8, or texts.
 
         Raises:
-            ValueError: images have another shape or type; one sentence.
+            ValueError: images have another shape or type, or the backbone can't be loaded or has changed; one sentence.
         """
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
-            raise ValueError(f"images have shape {tuple(images.shape)}; this model takes (n, {str(self.shape)[1:]}")
+        if self.features is not None:
+            images = self._vectors(images)
+        if not isinstance(images, Tensor):
+            raise ValueError("records are texts; this model takes tensors")
+        if images.ndim < 2 or tuple(images.shape[1:]) != self.shape:
+            wanted = ", ".join(map(str, self.shape))
+            raise ValueError(f"records have shape {tuple(images.shape)}; this model takes (n, {wanted})")
+        if len(self.shape) == 1:
+            outputs: Tensor = self.network(self.normalisation.apply(images.float()))
+            return outputs
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}; they must be uint8, or floats in [0, 1]")
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
         logits: Tensor = self.network(self.normalisation.apply(pixels))
         return logits
+
+    def _vectors(self, records: Tensor | Sequence[str]) -> Float[Tensor, "n d"]:
+        assert self.features is not None
+        if isinstance(records, Tensor) and (records.dtype != torch.uint8 or records.ndim != 4):
+            raise ValueError(
+                f"images are {records.dtype} of shape {tuple(records.shape)}; a backbone takes uint8 (n, c, h, w)"
+            )
+        if self._backbone is None:
+            name, expected = self.features
+            found = pretrained.load(name, tuple(records.shape[1:]) if isinstance(records, Tensor) else ())
+            features.check_digest(found, expected)
+            self._backbone = found
+        return torch.from_numpy(features.rows_of(self._backbone, records))
 
 
 def load_model(folder: str | Path) -> Trained:
@@ -70,8 +106,7 @@ def load_model(folder: str | Path) -> Trained:
 
 
 def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
-    channels, height, width = (int(size) for size in header["shape"])
-    shape, class_names = (channels, height, width), tuple(map(str, header["class_names"]))
+    shape, class_names = tuple(map(int, header["shape"])), tuple(map(str, header["class_names"]))
     with seeds.isolated(0):
         network = models.build(header["model"], shape, len(class_names))
     if own := method.own(network):
@@ -79,4 +114,5 @@ def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dic
     model = method.rebuild(network, weights)
     if {key: value.shape for key, value in state(model).items()} != {key: w.shape for key, w in weights.items()}:
         raise KeyError(f"its tensors are not those of {header['model']}")
-    return Trained(model, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])))
+    backbone = (str(header["features"]), str(header["backbone"])) if "features" in header else None
+    return Trained(model, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])), backbone)

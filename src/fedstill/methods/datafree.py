@@ -1,6 +1,7 @@
 """Shared parts of the methods that distil without data (DENSE, Fed-DAFL, Fed-ADI): settings, ensemble and student."""
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import PositiveInt
@@ -22,6 +23,7 @@ _SHOWN = 10
 class DataFreeSettings(Settings):
     """Settings of the server's epochs. In each epoch images are generated, then the student is trained."""
 
+    images_only: ClassVar[bool] = True
     epochs: PositiveInt = 200
     """Epochs at the server. Each generates images, then trains the student."""
     student: SGD = SGD(batch_size=128)

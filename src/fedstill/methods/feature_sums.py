@@ -32,6 +32,7 @@ class Embedding(Reply):
 class Summing(Settings):
     """Settings of the sums of features and their release."""
 
+    images_only: ClassVar[bool] = True
     protects: ClassVar[str] = "record"
     epsilon: Epsilon = 1.0
     """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""

@@ -11,7 +11,7 @@ Differs from the paper (docs/methods/fedcvae.md has the whole list):
 """
 
 import copy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Le
@@ -41,6 +41,7 @@ class Decoded(Reply):
 class FedCVAE(Method):
     """One upload of each client's decoder; the server trains a classifier on the decoders' images."""
 
+    images_only: ClassVar[bool] = True
     aggregate: Literal["ensemble", "distilled"] = "ensemble"
     """Images of the clients' decoders (FedCVAE-Ens), or of one that is distilled from them (FedCVAE-KD)."""
     latents: PositiveInt = 10
@@ -96,8 +97,9 @@ class FedCVAE(Method):
         return train_cvae, self.latents, self.beta, self.local
 
     def _cvae(self, like: Records, rng: torch.Generator) -> CVAE:
+        channels, height, width = like.shape
         with isolated(draw_seed(rng)):
-            return CVAE(like.shape, like.num_classes, self.latents)
+            return CVAE((channels, height, width), like.num_classes, self.latents)
 
     def _samples(self, decoders: list[Any], counts: list[Tensor], rng: torch.Generator) -> tuple[Tensor, ...]:
         """Codes, pixels and classes of ``images`` images, in proportion to the records of each client and class."""

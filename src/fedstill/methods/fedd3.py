@@ -18,13 +18,22 @@ from typing_extensions import override
 
 from fedstill.distill.coreset import Coreset, centres
 from fedstill.distill.kip import KIP, inducing_points
-from fedstill.methods.surrogate import ImageSet, ValueSet, collect, image_reply, value_reply
+from fedstill.methods.surrogate import (
+    ImageSet,
+    ValueSet,
+    VectorSet,
+    VectorUpload,
+    collect,
+    image_reply,
+    value_reply,
+    vector_reply,
+)
 from fedstill.protocol import Client, Federation, Method, Step, step
 from fedstill.records import Examples
 from fedstill.train.sgd import SGD
 
 
-class FedD3(Method):
+class FedD3(VectorUpload, Method):
     """One upload of a few images: kernel inducing points, or centres of clusters."""
 
     images: PositiveInt = 10
@@ -43,6 +52,8 @@ class FedD3(Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         distil: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
+        if fed.like.are_vectors:
+            distil = self.distil_vectors
         images = collect(fed, fed.ask(distil, at_most={"n": self.images}))  # the union of the clients' images
         model = fed.new_model()
         progress = fed.progress("training at the server")
@@ -58,6 +69,11 @@ class FedD3(Method):
     def distil_values(self, client: Client) -> ValueSet:
         """Fit the client's images; send real-valued pixels."""
         return value_reply(self._fit(client), client.train.num_classes)
+
+    @step
+    def distil_vectors(self, client: Client) -> VectorSet:
+        """Fit the client's examples if records are vectors."""
+        return vector_reply(self._fit(client), client.train.num_classes, self)
 
     def _fit(self, client: Client) -> Examples:
         rng = client.rng("images")

@@ -16,13 +16,22 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.distribution_matching import DistributionMatching, fit_images, sphere_around
-from fedstill.methods.surrogate import ImageSet, ValueSet, collect, image_reply, value_reply
+from fedstill.methods.surrogate import (
+    ImageSet,
+    ValueSet,
+    VectorSet,
+    VectorUpload,
+    collect,
+    image_reply,
+    value_reply,
+    vector_reply,
+)
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
 from fedstill.records import Examples
 from fedstill.train.sgd import SGD, ball_constraint
 
 
-class FedDM(Method):
+class FedDM(VectorUpload, Method):
     """Synthetic images for networks near the server's, fitted anew in every round."""
 
     rounds: PositiveInt = 20
@@ -48,6 +57,8 @@ class FedDM(Method):
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
         distil: Step[Any] = self.distil if self.pixels == "uint8" else self.distil_values
+        if fed.like.are_vectors:
+            distil = self.distil_vectors
         limit = {"n": self.ipc * fed.num_classes}
         for round in fed.rounds(self.rounds, model):
             images = collect(fed, fed.ask(distil, at_most=limit, weights=state(model)))
@@ -66,6 +77,11 @@ class FedDM(Method):
     def distil_values(self, client: Client, weights: State) -> ValueSet:
         """Fit S_k at networks near w_r; send real-valued pixels."""
         return value_reply(self._fit(client, weights), client.train.num_classes)
+
+    @step
+    def distil_vectors(self, client: Client, weights: State) -> VectorSet:
+        """Fit S_k at networks near w_r if records are vectors."""
+        return vector_reply(self._fit(client, weights), client.train.num_classes, self)
 
     def _fit(self, client: Client, weights: State) -> Examples:
         nets = sphere_around(client.new_model(weights), self.matching.rho, client.rng("networks"))

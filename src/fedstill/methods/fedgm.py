@@ -14,6 +14,7 @@ Differs from the paper (docs/methods/fedgm.md has the whole list):
 """
 
 from functools import partial
+from typing import Any
 
 from pydantic import PositiveInt
 from torch import nn
@@ -21,12 +22,21 @@ from typing_extensions import override
 
 from fedstill.distill.formation import check_divides, unfolded
 from fedstill.distill.synthesis import GradientMatching, synthesise
-from fedstill.methods.surrogate import ImageSet, image_reply, random_net, train_on, union
-from fedstill.protocol import Client, Federation, Method, step
+from fedstill.methods.surrogate import (
+    ImageSet,
+    VectorSet,
+    VectorUpload,
+    collect,
+    image_reply,
+    random_net,
+    train_on,
+    vector_reply,
+)
+from fedstill.protocol import Client, Federation, Method, Records, Step, step
 from fedstill.train.condensation import CondensedTraining
 
 
-class FedGM(Method):
+class FedGM(VectorUpload, Method):
     """One upload of synthetic images whose gradients match those of the real images."""
 
     ipc: PositiveInt = 10
@@ -38,13 +48,22 @@ class FedGM(Method):
 
     @override
     def server(self, fed: Federation) -> nn.Module:
-        images = union(fed, fed.ask(self.distil, at_most={"n": self.ipc * fed.num_classes}))  # S = S_1 u ... u S_K
-        fed.show("synthetic", images)
-        check_divides(self.matching.formation, images.shape)
-        return train_on(fed, unfolded(images, self.matching.formation), self.training)
+        check_divides(self.matching.formation, fed.like.shape)
+        distil: Step[Any] = self.distil_vectors if fed.like.are_vectors else self.distil
+        images = collect(fed, fed.ask(distil, at_most={"n": self.ipc * fed.num_classes}))  # S = S_1 u ... u S_K
+        used = unfolded(images, self.matching.formation) if isinstance(images, Records) else images
+        return train_on(fed, used, self.training)
 
     @step
     def distil(self, client: Client) -> ImageSet:
         """Fit S_k by gradient matching, from the client's records alone."""
+        return image_reply(self._fit(client))
+
+    @step
+    def distil_vectors(self, client: Client) -> VectorSet:
+        """Fit S_k if records are vectors."""
+        return vector_reply(self._fit(client), client.train.num_classes, self)
+
+    def _fit(self, client: Client) -> Records:
         nets = partial(random_net, client)
-        return image_reply(synthesise(client.train, nets, self.ipc, self.matching, client.rng("images")))
+        return synthesise(client.train, nets, self.ipc, self.matching, client.rng("images"))

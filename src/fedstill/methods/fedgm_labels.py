@@ -37,6 +37,7 @@ from fedstill.train.denoise import Denoising
 class FedGMLabels(Method):
     """Images distilled with randomised labels in two stages; the first stage's model gives the prior of the second."""
 
+    images_only: ClassVar[bool] = True
     protects: ClassVar[str] = "label"
     epsilon: PositiveFloat | None = 1.0
     """Cost of a label's release. None leaves labels unchanged and guarantees nothing."""

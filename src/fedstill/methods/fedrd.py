@@ -53,6 +53,7 @@ class Representations(Reply):
 class FedRD(Method):
     """Personal projections, shared representations, one task network."""
 
+    images_only: ClassVar[bool] = True
     personal: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""

@@ -6,7 +6,7 @@ synthetic images, and no privacy.
 Differs from the paper, which does not say how images are chosen: at random, or as DREAM chooses representatives.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -14,12 +14,12 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.representatives import choose
-from fedstill.methods.surrogate import ImageSet, image_reply, train_on, union
-from fedstill.protocol import Client, Federation, Method, step
+from fedstill.methods.surrogate import ImageSet, VectorSet, VectorUpload, collect, image_reply, train_on, vector_reply
+from fedstill.protocol import Client, Federation, Method, Records, Step, step
 from fedstill.train.condensation import CondensedTraining
 
 
-class Real(Method):
+class Real(VectorUpload, Method):
     """One upload of a few real images, the baseline for synthetic images."""
 
     ipc: PositiveInt = 10
@@ -31,13 +31,21 @@ class Real(Method):
 
     @override
     def server(self, fed: Federation) -> nn.Module:
-        images = union(fed, fed.ask(self.select, at_most={"n": self.ipc * fed.num_classes}))
-        fed.show("real images sent", images)
+        select: Step[Any] = self.select_vectors if fed.like.are_vectors else self.select
+        images = collect(fed, fed.ask(select, at_most={"n": self.ipc * fed.num_classes}), "real images sent")
         return train_on(fed, images, self.training)
 
     @step
     def select(self, client: Client) -> ImageSet:
         """Choose ``ipc`` records of every class."""
+        return image_reply(self._chosen(client))
+
+    @step
+    def select_vectors(self, client: Client) -> VectorSet:
+        """Choose ``ipc`` records of every class if they are vectors."""
+        return vector_reply(self._chosen(client), client.train.num_classes, self)
+
+    def _chosen(self, client: Client) -> Records:
         rng, net = client.rng("choice"), client.new_model()
         chosen = []
         for label in torch.unique(client.train.labels).tolist():
@@ -47,4 +55,4 @@ class Real(Method):
             else:
                 positions = choose(client.train[index], net, self.ipc, rng)
             chosen.append(index[positions])
-        return image_reply(client.train[torch.cat(chosen)])
+        return client.train[torch.cat(chosen)]

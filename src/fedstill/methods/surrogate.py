@@ -1,16 +1,29 @@
-"""Shared parts of the methods whose clients send synthetic or chosen images: replies, their union, server training."""
+"""Shared parts of the methods whose clients send synthetic or chosen records: replies, their union, server training.
+
+Records are images, or vectors.
+"""
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import AbstractDtype, Float32, UInt8
 from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.protocol import Client, Federation, Labels, Records, Reply
-from fedstill.records import Examples
+from fedstill.records import Examples, Trainable
+from fedstill.settings import Settings
 from fedstill.train.condensation import CondensedTraining
+
+if TYPE_CHECKING:
+    from jaxtyping import Float as Vectors
+else:
+
+    class Vectors(AbstractDtype):
+        """Type of vectors in a message: ``Vectors[Tensor, "n columns"]`` is float32, or float16 for half the bytes."""
+
+        dtypes = ("float16", "float32")
 
 
 class ImageSet(Reply):
@@ -27,6 +40,29 @@ class ValueSet(Reply):
     labels: Labels
 
 
+class VectorSet(Reply):
+    """Labelled vectors, as networks see them: four or two bytes a number, one more for each label."""
+
+    vectors: Vectors[Tensor, "n columns"]
+    labels: Labels
+
+
+class VectorUpload(Settings):
+    """Settings of an upload of vectors."""
+
+    vectors: Literal["float32", "float16"] = "float32"
+    """Type of the numbers sent if records are vectors: four bytes each, or two."""
+
+
+def vector_reply(examples: Trainable, num_classes: int, settings: VectorUpload) -> VectorSet:
+    """The reply with vectors ``(n, d)`` and their labels."""
+    values = examples.inputs()
+    if settings.vectors == "float16":
+        limit = torch.finfo(torch.float16).max
+        values = values.clamp(-limit, limit).half()
+    return VectorSet(vectors=values, labels=schema.compact(examples.labels, num_classes))
+
+
 def image_reply(records: Records) -> ImageSet:
     """The reply with ``records``."""
     return ImageSet(images=records.images, labels=schema.compact(records.labels, records.num_classes))
@@ -37,11 +73,19 @@ def value_reply(examples: Examples, num_classes: int) -> ValueSet:
     return ValueSet(values=examples.inputs(), labels=schema.compact(examples.labels, num_classes))
 
 
-def collect(fed: Federation, replies: Sequence[ImageSet | ValueSet]) -> Records | Examples:
-    """All clients' images, 8-bit or real-valued, in the order of the clients; the report shows them in 8 bits."""
+def collect(
+    fed: Federation, replies: Sequence[ImageSet | ValueSet | VectorSet], name: str = "synthetic"
+) -> Records | Examples:
+    """All clients' images, 8-bit or real-valued, or vectors, in the order of the clients.
+
+    The report shows images, in 8 bits, under ``name``.
+    """
+    if fed.like.are_vectors:
+        sets = cast(Sequence[VectorSet], replies)
+        return Examples(*concatenate(fed, ((r.vectors.float(), r.labels) for r in sets)))
     if isinstance(replies[0], ImageSet):
         images = union(fed, cast(Sequence[ImageSet], replies))
-        fed.show("synthetic", images)
+        fed.show(name, images)
         return images
     examples = Examples(*concatenate(fed, ((r.values, r.labels) for r in cast(Sequence[ValueSet], replies))))
     fed.show("synthetic", examples.rounded(fed.num_classes, fed.like.normalisation))
@@ -67,7 +111,7 @@ def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
     return Records(images, labels, fed.num_classes, fed.like.normalisation)
 
 
-def train_on(fed: Federation, images: Records, training: CondensedTraining) -> nn.Module:
+def train_on(fed: Federation, images: Records | Examples, training: CondensedTraining) -> nn.Module:
     """The server's model, trained on ``images`` from its first random start."""
     model = fed.new_model()
     progress = fed.progress("training at the server")

@@ -14,6 +14,7 @@ from fedstill.evaluate import mode_of
 from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN
 from fedstill.models.convnet import ConvNet
 from fedstill.models.lenet import LeNet
+from fedstill.models.mlp import MLP, Linear
 from fedstill.models.mobilenet import MobileNetV2S
 from fedstill.models.patches import Patches
 from fedstill.models.projected import Projected
@@ -39,15 +40,20 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "scattering": Scattering,
     "patches": Patches,
     "projected": Projected,
+    "linear": Linear,
+    "mlp": MLP,
 }
 """Networks by the name that a specification starts with; ``lenet5`` and ``lenet`` are the same.
 
 Each is called as ``Network(shape, num_classes, **options)`` with the channels, height and width of an image, and raises
-a ValueError if images are too small for it. Numbers of parameters in docstrings are for 10 classes by default.
+a ValueError if images are too small for it; `OF_VECTORS` take records of any shape. Numbers of parameters in docstrings
+are for 10 classes by default.
 """
+OF_VECTORS = ("linear", "mlp")
+"""The networks of `MODELS` that take vectors."""
 
 
-def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def build(spec: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A new network that maps ``(n, *shape)`` to logits ``(n, num_classes)``.
 
     Layers draw their first weights from torch's global generator, so callers wrap this in ``seeds.isolated``.
@@ -56,14 +62,20 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
         spec: a name from ``MODELS``, with or without options (``"convnet:width=32,norm=batch"``), or
             ``"package.module:function"`` or ``"path/to/file.py:function"`` for your own network, called as
             ``function(shape, num_classes)``.
-        shape: channels, height and width of one image.
+        shape: channels, height and width of one image, or the length of one vector.
         num_classes: number of outputs.
 
     Raises:
-        ValueError: the name, an option or its value is unknown, the images are too small for the network, or your own
-            network can't be imported or has outputs other than ``(n, num_classes)``.
+        ValueError: the name, an option or its value is unknown, the images are too small for the network, records are
+            vectors and the network takes images, or your own network can't be imported or has outputs other than
+            ``(n, num_classes)``.
     """
     name, _, rest = spec.partition(":")
+    if len(shape) == 1 and name in MODELS and name not in OF_VECTORS:
+        raise ValueError(
+            f"model {name!r} takes images, but the records are vectors of {shape[0]} numbers; choose "
+            f"{' or '.join(OF_VECTORS)}, or your own network"
+        )
     try:
         if name in MODELS:
             return MODELS[name](shape, num_classes, **_options(name, rest))
@@ -72,7 +84,7 @@ def build(spec: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes nobody can allocate, no model at all
         why = str(error).split("\n")[0]
         raise ValueError(
-            f"model {spec!r} can't be built for images of {shape}: {type(error).__name__}: {why}"
+            f"model {spec!r} can't be built for records of {shape}: {type(error).__name__}: {why}"
         ) from error
     near = lookup.suggestion(name, MODELS)
     choice = f"; choose one of {', '.join(MODELS)} or name your own as file.py:function or package.module:function"
@@ -109,7 +121,7 @@ def _parsed(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     return MODELS[name], defaults | _options(name, rest)
 
 
-def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+def features(model: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
     """Penultimate features: ``model.features(x)`` if it exists, else the input of the last ``nn.Linear`` to run.
 
     Differentiable in ``x`` and in the parameters.
@@ -124,7 +136,7 @@ def features(model: nn.Module, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 
     return _last_input(model, x)[0]
 
 
-def _last_input(model: nn.Module, x: Float[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n d"], Tensor]:
+def _last_input(model: nn.Module, x: Float[Tensor, "n ..."]) -> tuple[Float[Tensor, "n d"], Tensor]:
     """The input of the last ``nn.Linear`` to run, and the output of the model."""
     last: list[Tensor] = []
 
@@ -155,15 +167,15 @@ class FeaturesAndLogits(nn.Module):
         self.model = model
         self._two_passes = type(model) not in MODELS.values() and inspect.ismethod(getattr(model, "features", None))
 
-    def forward(self, x: Float[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n classes"]]:
+    def forward(self, x: Float[Tensor, "n ..."]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n classes"]]:
         """``(features(model, x), model(x))``."""
         if self._two_passes:
             return features(self.model, x), self.model(x)
         return _last_input(self.model, x)
 
 
-def feature_width(model: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Number of `features` of an image of this shape; ``model`` does not change."""
+def feature_width(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Number of `features` of a record of this shape; ``model`` does not change."""
     device = next((p.device for p in model.parameters()), None)
     with mode_of(model, training=False), torch.no_grad():
         return features(model, torch.zeros(1, *shape, device=device)).shape[1]
@@ -203,7 +215,7 @@ def _imported(module: str, function: str) -> Callable[..., Any]:
     return builder
 
 
-def _checked(spec: str, model: object, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def _checked(spec: str, model: object, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {spec!r} returned a {type(model).__name__}; it must return a torch.nn.Module")
     wanted = f"it must map (n, {', '.join(map(str, shape))}) to (n, {num_classes})"
@@ -219,5 +231,5 @@ def _checked(spec: str, model: object, shape: tuple[int, int, int], num_classes:
             module.training = training
     if not isinstance(output, Tensor) or output.shape != (2, num_classes):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"model {spec!r} gives {got} for 2 images; {wanted}")
+        raise ValueError(f"model {spec!r} gives {got} for 2 records; {wanted}")
     return model

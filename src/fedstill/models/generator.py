@@ -25,7 +25,7 @@ class Generator(nn.Module):
         ValueError: a side of the image is not a multiple of 4.
     """
 
-    def __init__(self, shape: tuple[int, int, int], nz: int = 256, ngf: int = 64) -> None:
+    def __init__(self, shape: tuple[int, ...], nz: int = 256, ngf: int = 64) -> None:
         super().__init__()
         channels, quarter = shape[0], quarter_of(shape)
         self.linear = nn.Linear(nz, 2 * ngf * math.prod(quarter))
@@ -64,7 +64,7 @@ class DAFLGenerator(nn.Module):
         ValueError: a side of the image is not a multiple of 4.
     """
 
-    def __init__(self, shape: tuple[int, int, int], nz: int = 256) -> None:
+    def __init__(self, shape: tuple[int, ...], nz: int = 256) -> None:
         super().__init__()
         channels, quarter = shape[0], quarter_of(shape)
         self.linear = nn.Linear(nz, 128 * math.prod(quarter))
@@ -141,7 +141,7 @@ class _Interleaved(torch.autograd.Function):
         return result, None, None
 
 
-def quarter_of(shape: tuple[int, int, int]) -> tuple[int, int]:
+def quarter_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """A quarter of height and width, the size at which generators start; a ValueError for no multiple of 4."""
     _, height, width = shape
     if height % 4 or width % 4:

@@ -55,8 +55,8 @@ def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
 
 def beside(found: Guarantee, measured: Sequence[str]) -> Guarantee:
     """``found``, or none where a run's settings hold facts ``measured`` on the records: those leave without noise."""
-    if found.unit == "label":  # images are public
-        measured = [fact for fact in measured if fact != "normalisation"]
+    if found.unit == "label":  # records without their labels are public
+        measured = [fact for fact in measured if fact not in ("normalisation", "scale")]
     if not (found.holds and measured):
         return found
     return no_guarantee(

@@ -36,6 +36,8 @@ def publish(run: Path, out: Path) -> dict[str, Any]:
             one sentence.
     """
     record, model = read_run(run), load_model(run)
+    if model.features is not None:
+        raise ValueError(f"{run} works on vectors of {model.features[0]!r}, which can't be published with it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
     out.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,10 @@ from functools import cached_property, partial
 import torch
 
 from fedstill import schema, wire
-from fedstill.data import public, sources
+from fedstill.data import features, public, sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import NO_REPLY, Site
+from fedstill.models import pretrained
 from fedstill.privacy.ledger import BudgetExceeded, Ledger
 from fedstill.records import Records
 from fedstill.sites import log
@@ -45,6 +46,7 @@ def answer(policy: SitePolicy, text: str, request: bytes) -> bytes:
         policy.check_run(spec, step)
         policy.check_fields(spec.method, str(step))
         data = SiteData(policy, spec)
+        data.check_backbone()
         site = Site(
             spec,
             data,
@@ -100,6 +102,24 @@ class SiteData:
         self._policy = policy
         self._spec = spec
 
+    def check_backbone(self) -> None:
+        """Compare the site's backbone with the run's, whatever the records are.
+
+        Raises:
+            Refused: the site can't load it, or it has another SHA-256.
+        """
+        name, expected = self._spec.features, self._spec.backbone
+        if name is None or name.startswith("scattering"):  # made for the shape of the records
+            return
+        try:
+            digest = pretrained.load(name, (), download=False).digest
+        except ValueError as error:
+            raise schema.Refused(f"the site can't load the backbone '{name}' (features)") from error
+        if digest != expected:
+            raise schema.Refused(
+                f"the site's backbone '{name}' has the SHA-256 {digest[:16]}..., the run's {str(expected)[:16]}..."
+            )
+
     def check(self) -> None:
         """Read the records.
 
@@ -119,7 +139,18 @@ class SiteData:
             Refused: the records do not fit the run's task.
         """
         policy, spec = self._policy, self._spec
-        part = sources.load_part(str(policy.data), size=policy.size, cache_dir=policy.state / "data")
+        place, cache_dir = str(policy.data), policy.state / "data"
+        if spec.features is None:
+            part = sources.load_part(place, size=policy.size, cache_dir=cache_dir)
+        else:
+            part = features.load_part(
+                place,
+                spec.features,
+                str(spec.backbone),
+                size=policy.size,
+                device=policy.device,
+                cache_dir=cache_dir,
+            )
         places = {name: i for i, name in enumerate(spec.class_names)}
         names = part.class_names or spec.class_names
         if unknown := [name for name in names if name not in places]:
@@ -131,7 +162,8 @@ class SiteData:
         spec = self._spec
         if tuple(images.shape[1:]) != spec.shape:
             site_shape, run_shape = (" x ".join(map(str, shape)) for shape in (images.shape[1:], spec.shape))
-            raise schema.Refused(f"the site's images are {site_shape}, the run's are {run_shape}")
+            kind = "vectors" if images.ndim == 2 else "images"
+            raise schema.Refused(f"the site's {kind} are {site_shape}, the run's are {run_shape}")
         if len(labels) and int(labels.max()) >= len(table):
             raise schema.Refused(f"the site has the class {int(labels.max())}; the run has {len(table)} classes")
         return Records(images, table[labels], spec.num_classes, spec.normalisation)
@@ -148,4 +180,11 @@ class SiteData:
         name, colon, rest = spec.partition(":")
         if name in self._policy.public:
             spec = f"{self._policy.public[name]}{colon}{rest}"
-        return public.load(spec, self._spec.shape, self._spec.normalisation, size=self._policy.size)
+        size = self._policy.size
+        if self._spec.features is not None:
+            found = (self._spec.features, str(self._spec.backbone))
+            like = Records(
+                torch.empty(0, *self._spec.shape), torch.empty(0, dtype=torch.int64), 1, self._spec.normalisation
+            )
+            return features.load_public(spec, found, like, size=size, device=self._policy.device)
+        return public.load(spec, self._spec.shape, self._spec.normalisation, size=size)

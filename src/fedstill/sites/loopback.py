@@ -100,8 +100,8 @@ class Loopback:
         place = self.folder / f"site-{client}"
         place.mkdir()
         if records is not None:
-            images = records.images.permute(0, 2, 3, 1).numpy()
-            np.savez(place / "data.npz", x_train=images, y_train=records.labels.numpy())
+            images = records.images if records.are_vectors else records.images.permute(0, 2, 3, 1)
+            np.savez(place / "data.npz", x_train=images.numpy(), y_train=records.labels.numpy())
         setup.site(place, {"client": client, "data": "data.npz", "state": "state", **policy})
         key = setup.join(place, self.server.invite(client, None))
         roster.accept(self.server.roster, client, key, self.server.supernode)

@@ -52,6 +52,8 @@ class SitePolicy(Settings):
     """Number of messages that the site works on at a time."""
     public: dict[str, Path] = {}
     """Paths of public data sets at this site, by the names that runs use; noise needs no entry."""
+    features: tuple[str, ...] = ()
+    """Backbones (--features) that a run may use; they are installed at this site."""
     simulated_noise: bool = False
     """Whether a run may draw privacy noise from its seed; the server can subtract such noise, so for tests only."""
     own_code: tuple[str, ...] = ()
@@ -105,6 +107,10 @@ class SitePolicy(Settings):
         names += [name for name in (spec.model, *spec.models) if models.is_own(name)]
         if foreign := [name for name in names if name not in self.own_code]:
             raise schema.Refused(f"the site's policy does not allow the code '{schema.clean(foreign[0])}' (own_code)")
+        if spec.features is not None and spec.features not in self.features:
+            raise schema.Refused(
+                f"the site's policy does not allow the backbone '{schema.clean(spec.features)}' (features)"
+            )
         if spec.simulated_noise and not self.simulated_noise:
             raise schema.Refused(
                 "the server knows the seed of the privacy noise (simulated_noise); use --noise entropy"

@@ -41,8 +41,10 @@ class Transform:
         """Augmented images of the same shape; gradients flow to ``x``.
 
         Raises:
-            ValueError: the parameters were drawn for another number of images.
+            ValueError: the parameters were drawn for another number of images, or ``x`` are no images.
         """
+        if x.ndim != 4 and self.operation != "none":
+            raise ValueError(f"the augmentation {self.operation!r} is for images, not for vectors; use none")
         u = self.uniforms.to(x.device, x.dtype)
         if len(u) not in (1, len(x)):
             raise ValueError(f"the transform was drawn for {len(u)} images but got {len(x)}; draw it with n={len(x)}")

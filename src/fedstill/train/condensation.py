@@ -8,7 +8,7 @@ from annotated_types import Ge, Le, Lt
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
-from fedstill.records import Records
+from fedstill.records import Examples, Records
 from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
 from fedstill.train.cutmix import CutMix
@@ -39,12 +39,12 @@ class CondensedTraining(Settings):
     def fit(
         self,
         model: nn.Module,
-        records: Records,
+        records: Records | Examples,
         rng: torch.Generator,
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
     ) -> int:
-        """Train ``model`` in place on ``records``, with the arguments and the result of `SGD.fit`.
+        """Train ``model`` in place on ``records``, with the arguments and the result of `SGD.fit`; no DSA for vectors.
 
         The learning rate falls after epoch ``floor(epochs / 2) + 1``, as in DC, which runs one epoch more with a tenth
         of this learning rate.
@@ -57,7 +57,7 @@ class CondensedTraining(Settings):
             epochs=self.epochs,
             milestones=(self.epochs // 2 + 1,),
         )
-        augment: Augment = DSA(self.augment)
+        augment: Augment = DSA(self.augment if records.inputs(slice(0, 1)).ndim == 4 else "none")
         loss: Loss = cross_entropy
         if self.cutmix:
             mix = CutMix(self.cutmix, augment)

@@ -32,7 +32,7 @@ class Extractor(Settings):
 
     pretrain: Literal["simclr", "none"] = "simclr"
     """Pretraining on the public images without their labels ("simclr"; k-means in its place for the model patches), or
-    the random start ("none")."""
+    the random start ("none"), as always for vectors."""
     simclr: SimCLR = SimCLR()
     """Settings of the pretraining."""
     file: str | None = None
@@ -67,7 +67,7 @@ class Extractor(Settings):
         """
         if self.file is not None:
             return load(Path(self.file).expanduser(), model)
-        if self.pretrain == "none":
+        if self.pretrain == "none" or (public is not None and public.are_vectors):
             return {name: value.clone() for name, value in state(model).items()}
         if public is None:
             raise ValueError(

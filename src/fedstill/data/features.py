@@ -1,0 +1,264 @@
+"""Records as vectors of a public backbone (``--features``), computed once and cached on disk.
+
+A record's vector does not depend on the other records, to the last bit (`fedstill.privacy.rowwise`).
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstill.data import cache, public, sources
+from fedstill.data.names import KNOWN
+from fedstill.models import pretrained
+from fedstill.models.frozen import Backbone
+from fedstill.privacy import rowwise
+from fedstill.records import AS_THEY_ARE, Normalisation, Records
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the work, the number of records done and of all."""
+_NOISE_SHAPE = (3, 64, 64)
+"""Shape of the generated images of ``--public noise``."""
+_SECONDS = 5.0
+"""Seconds between two lines about the progress."""
+_LARGE = (*rowwise.SIZES, 128, 256)
+"""Sizes of batches on a GPU."""
+_PIXELS = 64 * 3 * 224 * 224
+"""Values of the inputs of the largest batch."""
+
+_log = logging.getLogger("fedstill")
+
+
+def rows_of(
+    backbone: Backbone,
+    records: Sequence[str] | Tensor,
+    *,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> NDArray[np.float32]:
+    """The vectors ``(n, d)`` of images, uint8 ``(n, c, h, w)``, or of texts.
+
+    Networks of ``transformers`` compute in bfloat16 on a GPU, else in float32.
+
+    Raises:
+        ValueError: the backbone takes the other kind of records, or gives values that are not finite.
+    """
+    kind = "images" if isinstance(records, Tensor) else "texts"
+    if kind != backbone.takes:
+        raise ValueError(f"the backbone {backbone.name!r} takes {backbone.takes}, but the records are {kind}")
+    net = backbone.net.to(device)
+    half = torch.device(device).type == "cuda" and backbone.name.startswith("hf:")
+    if half:
+        net = net.to(torch.bfloat16)
+    result: NDArray[np.float32] | None = None
+    start, said = time.monotonic(), time.monotonic()
+    done = 0
+    with torch.no_grad():
+        for places in _groups(backbone, records):
+            inputs = [backbone.input_of(records[i]) for i in places]
+            x = torch.cat(inputs).to(device)
+            x = x.bfloat16() if half and x.is_floating_point() else x
+            rows = _by_row(backbone, x)
+            if result is None:
+                result = np.empty((len(records), rows.shape[1]), np.float32)
+            result[places] = rows.float().cpu().numpy()
+            done += len(places)
+            if progress is not None:
+                progress(done, len(records))
+            if time.monotonic() > said + _SECONDS:
+                said = time.monotonic()
+                speed = done / (said - start)
+                _log.info("%s: %d of %d records, %.1f records/s", backbone.name, done, len(records), speed)
+    if result is None:
+        result = np.empty((0, 1), np.float32)
+    if not np.isfinite(result).all():
+        row = int(np.argwhere(~np.isfinite(result))[0, 0])
+        raise ValueError(f"the backbone {backbone.name!r} gives record {row} a vector that is not finite; take another")
+    return result
+
+
+def _groups(backbone: Backbone, records: Sequence[str] | Tensor) -> list[list[int]]:
+    """Places of records whose inputs have one shape, a few batches each."""
+    if isinstance(records, Tensor):
+        return [list(range(i, min(i + 256, len(records)))) for i in range(0, len(records), 256)]
+    lengths: dict[int, list[int]] = {}
+    for i, text in enumerate(records):
+        lengths.setdefault(backbone.input_of(text).shape[1], []).append(i)
+    return [places[i : i + 256] for _, places in sorted(lengths.items()) for i in range(0, len(places), 256)]
+
+
+def _by_row(backbone: Backbone, x: Tensor) -> Float[Tensor, "n d"]:
+    """Vectors of inputs, each by itself: in batches of sizes that give a row the same bits whatever the others are."""
+    net, rows = backbone.net, backbone.rows
+    like = x[:1] if x.is_floating_point() else torch.zeros(x[:1].shape, device=x.device)
+
+    def make() -> rowwise.Compute:
+        other = rowwise.randomised(net)
+        return lambda inputs: [rows(other, backbone.random_input(inputs))]
+
+    among = tuple(size for size in (_LARGE if x.is_cuda else rowwise.SIZES) if size * like.numel() <= _PIXELS) or (1,)
+    if backbone.name.startswith("hf:") or rowwise.is_known(net):
+        among = rowwise.sizes((rowwise.form(net), rows.__qualname__, "backbone"), make, like, among)
+    else:  # code of the user's own may mix the records of a batch
+        among = (1,)
+    return torch.cat(
+        [
+            rows(net, _padded(x[where], size))[: where.stop - where.start]
+            for where, size in rowwise.batches(len(x), among)
+        ]
+    )
+
+
+def _padded(x: Tensor, size: int) -> Tensor:
+    """``x`` with further rows: zeros, or copies of the first text."""
+    if x.is_floating_point():
+        return rowwise.padded(x, size)
+    return torch.cat([x, x[:1].expand(size - len(x), -1)])
+
+
+def load(
+    data: str | sources.DataSet,
+    name: str,
+    *,
+    size: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    cache_dir: Path | None = None,
+) -> tuple[sources.DataSet, Backbone]:
+    """A data set whose records are vectors of the backbone ``name``, and the backbone.
+
+    Args:
+        data: images or texts: an argument of `fedstill.data.sources.load`, or a data set of images.
+        name: as `fedstill.models.pretrained.load` takes it.
+        size: height and width of the images, as for `fedstill.data.sources.load`.
+        device: device of the backbone.
+        progress: observer of the work.
+        cache_dir: folder of the cache.
+
+    Raises:
+        ValueError: there are no such data or no such backbone, or they do not fit.
+    """
+    raw = sources.load_raw(data, size=size, cache_dir=cache_dir)
+    backbone = pretrained.load(name, raw.shape)
+    arrays, fingerprint = _vectors(backbone.digest, lambda: backbone, raw, device, progress, cache_dir)
+    numbered = raw.class_names == tuple(map(str, range(len(raw.class_names))))
+    train, test = (
+        Records(torch.from_numpy(arrays[split]), labels, len(raw.class_names), AS_THEY_ARE)
+        for split, (_, labels) in (("train", raw.train), ("test", raw.test))
+    )
+    measured = ("number of classes",) if raw.measured_classes and numbered else ()
+    return sources.DataSet(raw.name, train, test, raw.class_names, raw.columns, fingerprint, measured), backbone
+
+
+def _vectors(
+    digest: str,
+    load_backbone: Callable[[], Backbone],
+    raw: sources.Raw,
+    device: str,
+    progress: Progress | None,
+    cache_dir: Path | None,
+) -> tuple[dict[str, np.ndarray], str]:
+    """The vectors of both splits by name, from the cache or computed, and their fingerprint."""
+    state = f"{digest} {raw.fingerprint} {torch.device(device).type}"
+    tag = hashlib.sha256(state.encode()).hexdigest()[:16]
+    folder = (cache_dir or cache.default_folder()) / f"features-{tag}"
+
+    def build() -> cache.CacheEntry:
+        found, backbone = {}, load_backbone()
+        for split, (records, _) in (("train", raw.train), ("test", raw.test)):
+            label = f"features of {split} records"
+            tell = None if progress is None else (lambda done, total, label=label: progress(label, done, total))
+            found[split] = rows_of(backbone, records, device=device, progress=tell)
+        if not len(found["test"]):
+            found["test"] = found["test"].reshape(0, 1).repeat(found["train"].shape[1], 1)
+        return cache.CacheEntry(found, {"labels": raw.fingerprint})
+
+    entry, fingerprint = cache.cached(folder, state, build)
+    return entry.arrays, fingerprint
+
+
+def load_public(
+    spec: str, backbone: tuple[str, str], like: Records, *, size: int | None = None, device: str = "cpu"
+) -> Records:
+    """Public records as vectors: as `fedstill.data.public.load`, of a data set's own images or texts.
+
+    Args:
+        spec: as `fedstill.data.public.load` takes it.
+        backbone: name and digest of the backbone, which is not loaded if the vectors are in the cache.
+        like: records with the length and the normalisation of the task's vectors.
+        size: as for `fedstill.data.public.load`.
+        device: device of the backbone.
+
+    Raises:
+        ValueError: there are no such data, the backbone has another digest, or the vectors another length.
+    """
+    base = spec.removesuffix(":unlabeled")
+    if base.split("=")[0] == "noise":
+        noise = public.load(base, _NOISE_SHAPE, Normalisation((0.5,) * 3, (0.25,) * 3))
+        whole, none = ((noise[part].images, noise[part].labels) for part in (slice(None), slice(0)))
+        raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", False)
+    else:
+        raw = sources.load_raw(base, size=None if base in KNOWN else size)
+
+    def installed() -> Backbone:
+        found = pretrained.load(backbone[0], raw.shape)
+        check_digest(found, backbone[1])
+        return found
+
+    arrays, _ = _vectors(backbone[1], installed, raw, device, None, None)
+    values = torch.from_numpy(np.concatenate([arrays["train"], arrays["test"]]))
+    labels = torch.cat([raw.train[1], raw.test[1]])
+    if values.shape[1:] != like.shape:
+        raise ValueError(
+            f"the features of the public records {spec!r} have {values.shape[1]} numbers, but those of the task have "
+            f"{like.shape[0]}; take images of the task's shape"
+        )
+    if base != spec:
+        labels = torch.zeros_like(labels)
+    return Records(values, labels, 1 if base != spec else len(raw.class_names), like.normalisation)
+
+
+def load_part(
+    path: str, name: str, expected: str, *, size: int | None = None, device: str, cache_dir: Path
+) -> sources.Part:
+    """A site's own records as vectors of a backbone that is installed there.
+
+    Args:
+        path: the records, as for `fedstill.data.sources.load_part`.
+        name: the backbone.
+        expected: the digest on which the run agreed.
+        size: height and width of the images, as for `fedstill.data.sources.load`.
+        device: device of the backbone.
+        cache_dir: folder of decoded data and of vectors.
+
+    Raises:
+        ValueError: there are no such records or no such backbone, or it has another digest.
+    """
+    raw = sources.load_raw_part(path, size=size, cache_dir=cache_dir)
+    backbone = pretrained.load(name, raw.shape, download=False)
+    check_digest(backbone, expected)
+    arrays, _ = _vectors(backbone.digest, lambda: backbone, raw, device, None, cache_dir)
+    train, test = (
+        (torch.from_numpy(arrays[split]), labels) for split, (_, labels) in (("train", raw.train), ("test", raw.test))
+    )
+    return sources.Part(train, test, raw.class_names)
+
+
+def check_digest(backbone: Backbone, expected: str) -> None:
+    """Refuse a backbone with other weights or another preparation than a run's.
+
+    Raises:
+        ValueError: its digest is not ``expected``.
+    """
+    if backbone.digest != expected:
+        raise ValueError(
+            f"the backbone {backbone.name!r} here has the SHA-256 {backbone.digest[:16]}..., but the run's has "
+            f"{expected[:16]}...; install the same weights"
+        )

@@ -1,0 +1,135 @@
+"""Records that are vectors: rows of a table, or a list of numbers for each record; and the scale of their columns."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.records import Normalisation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WIDEST = 10_000
+"""Largest length of a vector: the scale of its columns is in the description of the run."""
+_DIGITS = 6
+"""Significant digits of a measured scale, which the description of a run has as text."""
+
+
+def of_array(values: NDArray[Any], where: str, names: Sequence[str] = ()) -> NDArray[np.float32]:
+    """Numbers ``(n, d)`` as float32.
+
+    Args:
+        values: integers, floats or booleans.
+        where: name of the numbers for error messages.
+        names: names of the columns, if they have some.
+
+    Raises:
+        ValueError: there are too many columns or none, or a number is NaN, infinite or too large for float32; with its
+            record and column.
+    """
+    if not 1 <= values.shape[1] <= WIDEST:
+        raise ValueError(
+            f"{where} has {values.shape[1]} columns, but vectors have 1 to {WIDEST:,}; give fewer columns, by a "
+            "projection for example"
+        )
+    with np.errstate(over="ignore"):
+        vectors = np.ascontiguousarray(values, dtype=np.float32)
+    finite = np.isfinite(vectors)
+    if not finite.all():
+        row, column = np.argwhere(~finite)[0].tolist()
+        raise ValueError(
+            f"record {row} of {where} has {values[row, column]} in {column_name(column, names)}; each value must be a "
+            "finite number, so fill the gap or drop the record"
+        )
+    return vectors
+
+
+def column_name(column: int, names: Sequence[str]) -> str:
+    """A column in an error message: its number from 0, or its name."""
+    return f"column {names[column]!r}" if names else f"column {column}"
+
+
+def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]] | None:
+    """The vectors of an Arrow table, and the names of their columns; None if no column has numbers.
+
+    A vector is the row's list in the only column of lists. Without one, it has the numbers and booleans of all columns
+    except ``label``, in the order of the table.
+
+    Raises:
+        ValueError: there are several columns of lists, the lists differ in length, or a value is missing or not finite.
+    """
+    import pyarrow as pa
+
+    names = [name for name in table.column_names if name != label]
+    lists = [name for name in names if _is_list(table.schema.field(name).type)]
+    if len(lists) > 1:
+        raise ValueError(
+            f"{where} has lists of numbers in {len(lists)} columns ({', '.join(lists)}), but a record is 1 vector; "
+            "keep one of them"
+        )
+    if lists:
+        return of_array(_rows(table[lists[0]], f"column {lists[0]!r} of {where}"), where), ()
+    numeric = [name for name in names if _is_number(table.schema.field(name).type)]
+    if not numeric:
+        return None
+    values = np.empty((table.num_rows, len(numeric)), np.float64)
+    for i, name in enumerate(numeric):
+        column = table[name]
+        if column.null_count:
+            raise ValueError(
+                f"column {name!r} of {where} has {column.null_count} gaps; fill them, or drop the records or the column"
+            )
+        values[:, i] = column.cast(pa.float64(), safe=False).to_numpy()
+    return of_array(values, where, numeric), tuple(numeric)
+
+
+def _is_number(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return any(check(kind) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+
+
+def _is_list(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(check(kind) for check in checks) and _is_number(kind.value_type)
+
+
+def _rows(column: "pa.ChunkedArray", where: str) -> NDArray[Any]:
+    """The lists of a column as one array; they are equally long and without gaps."""
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(column)
+    if lengths.null_count:
+        raise ValueError(f"{where} has {lengths.null_count} gaps; drop the records without a vector")
+    counts = lengths.to_numpy()
+    other = np.flatnonzero(counts != counts[0])
+    if len(other):
+        raise ValueError(
+            f"record {other[0]} in {where} has {counts[other[0]]} numbers, but record 0 has {counts[0]}; give all "
+            "records vectors of one length"
+        )
+    flat = pc.list_flatten(column)
+    if flat.null_count:
+        raise ValueError(f"{where} has {flat.null_count} gaps inside its lists; fill them or drop the records")
+    return np.asarray(flat.to_numpy()).reshape(len(counts), -1)
+
+
+def scale(vectors: NDArray[np.float32]) -> tuple[Normalisation, tuple[int, ...]]:
+    """Mean and standard deviation of each column, to six digits, and the constant columns, which get the deviation 1.
+
+    Numbers are rounded since they stand in every description of the run.
+    """
+    mean = vectors.mean(0, dtype=np.float64)
+    std = np.zeros(vectors.shape[1])
+    for some in np.array_split(vectors, -(-len(vectors) // 10_000)):  # without a float64 copy of all
+        std += np.square(some - mean).sum(0)
+    std = np.sqrt(std / len(vectors))
+    constant = (vectors == vectors[:1]).all(0)
+    std[constant | (std == 0)] = 1.0
+    rounded = ([float(f"{value:.{_DIGITS}g}") for value in values.tolist()] for values in (mean, std))
+    means, stds = map(tuple, rounded)
+    return Normalisation(means, stds), tuple(np.flatnonzero(constant).tolist())

@@ -1,0 +1,59 @@
+"""Checks of a job before it runs: settings that its method does not support, and records."""
+
+from fedstill.experiment.job import Job, is_importable
+from fedstill.experiment.task import Task
+from fedstill.protocol import returns_run_model
+
+
+def check_job(job: Job) -> None:
+    """Refuse settings that the method does not support.
+
+    Raises:
+        ValueError: there is such a setting; one sentence.
+    """
+    kind, experiment = type(job.method), job.experiment
+    if experiment.models and not kind.mixed:
+        raise ValueError(f"{job.name} needs one model for all clients; use --model in place of --models")
+    if experiment.min_clients is not None and experiment.min_clients > experiment.clients:
+        raise ValueError(
+            f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it must not be "
+            "larger"
+        )
+    if kind.personal and not experiment.local_test:
+        raise ValueError(
+            f"{job.name} gives every client its own model, which only the client can evaluate; give clients test "
+            "records with --local-test 0.2"
+        )
+    if experiment.local_test and not returns_run_model(kind):
+        raise ValueError(f"{job.name} ends with a network that only the server can evaluate; leave --local-test out")
+    if (experiment.workers or experiment.engine == "flower") and not is_importable(job):
+        raise ValueError(
+            f"{job.name} or its model is defined where other processes cannot import it (a notebook's cell, say); move "
+            "it to a file, or use one process: workers=0"
+        )
+
+
+def check_records(job: Job, task: Task) -> None:
+    """Refuse vectors for a method that makes images, and a scale from private records where privacy is claimed.
+
+    Raises:
+        ValueError: the records are of this kind; one sentence.
+    """
+    kind = type(job.method)
+    if task.train.are_vectors and kind.images_only:
+        raise ValueError(
+            f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; choose a method "
+            "that makes none, as fedavg or afl, or one that distils vectors too, as fedgm, feddm or fedd3"
+        )
+    if "scale" in task.measured and _claims_privacy(job):
+        raise ValueError(
+            f"{job.name} protects records, but the columns would be scaled by the mean and the standard deviation of "
+            "the private records; give public numbers with --mean and --std, or public records with --public"
+        )
+
+
+def _claims_privacy(job: Job) -> bool:
+    """Whether the method protects records with these settings."""
+    settings = dict(job.method)
+    noisy = settings.get("epsilon", 1.0) is not None and settings.get("noise_multiplier", 1.0) != 0
+    return type(job.method).protects == "record" and noisy

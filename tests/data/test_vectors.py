@@ -1,0 +1,225 @@
+"""Records that are vectors: what readers take and refuse, and whose numbers scale their columns."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from fedstill import Experiment
+from fedstill.data import from_torch, load, public
+from fedstill.data.decode import from_table
+from fedstill.data.readers import read_npz
+from fedstill.experiment.task import share_out
+from fedstill.records import Normalisation
+
+COLUMNS = {
+    "size": [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, 10.5],
+    "count": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3],
+    "smokes": [True, False] * 5,
+    "hospital": ["north", "south"] * 5,
+    "label": [0, 1] * 5,
+}
+
+
+def written(folder: Path, name: str = "table.parquet", **changes: object) -> str:
+    columns = {key: values for key, values in {**COLUMNS, **changes}.items() if values is not None}
+    pq.write_table(pa.table(columns), folder / name)
+    return str(folder / name)
+
+
+def rows(**columns: object) -> np.ndarray:
+    return np.stack([np.asarray(values, np.float32) for values in columns.values()], 1)
+
+
+def test_a_table_s_vectors_are_its_numbers_in_order_and_its_texts_are_columns(tmp_path):
+    data = load(written(tmp_path))
+    whole = {tuple(row) for row in rows(**{k: COLUMNS[k] for k in ("size", "count", "smokes")}).tolist()}
+    assert {tuple(row) for row in torch.cat([data.train.images, data.test.images]).tolist()} == whole
+    assert data.train.are_vectors and data.train.shape == (3,) and data.train.images.dtype == torch.float32
+    assert set(data.columns) == {"hospital", "count"} and data.measured == ("scale", "number of classes")
+
+
+def test_lists_arrays_and_saved_data_sets_give_the_same_vectors(tmp_path):
+    import datasets
+
+    values, labels = rows(a=COLUMNS["size"], b=COLUMNS["count"]), np.array(COLUMNS["label"])
+    np.savez(tmp_path / "v.npz", x_train=values, y_train=labels)
+    lists = {"features": values.tolist(), "label": labels.tolist()}
+    pq.write_table(pa.table(lists), tmp_path / "v.parquet", row_group_size=3)
+    datasets.Dataset.from_dict(lists).save_to_disk(tmp_path / "saved")
+    one, *others = (load(str(tmp_path / name)) for name in ("v.npz", "v.parquet", "saved"))
+    others.append(from_torch((torch.from_numpy(values), torch.from_numpy(labels))))
+    for other in others:
+        assert torch.equal(other.train.images, one.train.images) and torch.equal(other.test.images, one.test.images)
+        assert other.fingerprint == one.fingerprint and other.train.normalisation == one.train.normalisation
+
+
+def test_the_measured_scale_gives_mean_0_and_deviation_1(tmp_path):
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=(20_500, 2)) * [1e-3, 1e4] + [5, -1e6]).astype(np.float32)
+    np.savez(tmp_path / "v.npz", x_train=values, y_train=np.arange(20_500) % 2)
+    inputs = load(str(tmp_path / "v.npz")).train.inputs().double()
+    assert inputs.mean(0).abs().max() < 2e-2  # six digits of a mean of -1e6 are 1, a ten-thousandth of the deviation
+    assert torch.allclose(inputs.std(0), torch.ones(2, dtype=torch.float64), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"size": [1.0, float("nan"), *[2.0] * 8]},
+            "record 1 of .* has nan in column 'size'; each value must",
+        ),
+        ({"size": [1.0] * 9 + [1e39]}, r"record 9 of .* has 1e\+39 in column 'size'"),
+        ({"size": [1.0, None, *[2.0] * 8]}, "column 'size' of .* has 1 gaps; fill them"),
+        ({"v": [[1.0, 2.0]] * 9 + [[1.0]]}, "record 9 in column 'v' of .* has 1 numbers, but record 0 has 2"),
+        ({"v": [[1.0, 2.0]] * 9 + [[1.0, None]]}, "column 'v' of .* has 1 gaps inside its lists"),
+        ({"v": [[1.0]] * 10, "w": [[1.0]] * 10}, "lists of numbers in 2 columns .v, w."),
+        (
+            {"size": None, "count": None, "smokes": None},
+            "the records of .* are texts; turn them into vectors with --features",
+        ),
+        (
+            {"size": None, "count": None, "smokes": None, "note": ["x"] * 10},
+            "has texts in 2 columns .hospital, note.; name the one with the records 'text'",
+        ),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        load(written(tmp_path, **changes))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_test_split_with_other_columns_is_refused(tmp_path):
+    written(tmp_path, "train-0.parquet")
+    written(tmp_path, "test-0.parquet", size=None, width=COLUMNS["size"])
+    with pytest.raises(ValueError, match="has the column 'size' where the test split has another"):
+        load(str(tmp_path))
+    written(tmp_path, "test-0.parquet", width=COLUMNS["size"])
+    with pytest.raises(ValueError, match="test records of .* are vectors of 4, but the train records are vectors of 3"):
+        load(str(tmp_path))
+
+
+def test_wide_arrays_and_texts_are_named(tmp_path):
+    np.savez(tmp_path / "wide.npz", x_train=np.zeros((2, 10_001), np.float32), y_train=np.arange(2))
+    with pytest.raises(ValueError, match="has 10001 columns, but vectors have 1 to 10,000"):
+        read_npz(tmp_path / "wide.npz")
+    np.savez(tmp_path / "text.npz", x_train=np.array([["a", "b"]]), y_train=np.arange(1))
+    with pytest.raises(ValueError, match=r"is <U1 of shape \(1, 2\), but images are uint8"):
+        read_npz(tmp_path / "text.npz")
+
+
+def test_an_image_column_comes_before_numbers():
+    table = pa.table({"image": [b"no image"], "size": [1.0], "label": [0]})
+    with pytest.raises(ValueError, match="image 0 of t cannot be read"):
+        from_table(table, "t", image=["image"], label=["label"])
+
+
+# The scale -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_scale_is_given_or_from_public_records_before_it_is_measured(tmp_path):
+    place = written(tmp_path)
+    task = share_out(Experiment(data=place, clients=2), None)
+    assert "scale" in task.measured and isinstance(task.source, str)
+    task = share_out(Experiment(data=place, clients=2, mean=(6.0, 4.0, 0.5), std=(3.0, 2.5, 0.5)), None)
+    assert "scale" not in task.measured
+    assert task.train.normalisation == task.test.normalisation == Normalisation((6.0, 4.0, 0.5), (3.0, 2.5, 0.5))
+    task = share_out(Experiment(data=place, clients=2, public="held=4"), None)
+    assert "scale" not in task.measured and task.public is not None
+    held = task.train.images[torch.from_numpy(task.public)]
+    assert np.allclose(task.train.normalisation.mean, held.mean(0), rtol=1e-5)
+    assert np.allclose(task.test.normalisation.std, held.std(0, correction=0), rtol=1e-5)
+    other = written(tmp_path, "other.parquet", size=[1.0, 2.0] * 5)
+    task = share_out(Experiment(data=place, clients=2, public=other), None)
+    assert np.allclose(task.train.normalisation.mean, [1.5, 3.9, 0.5], rtol=1e-5)
+    assert "scale" in share_out(Experiment(data=place, clients=2, public="noise=50"), None).measured
+
+
+def test_a_constant_column_has_no_scale_unless_one_is_given(tmp_path):
+    place = written(tmp_path, size=[2.0] * 10)
+    for public_records in (None, "held=4"):
+        with pytest.raises(ValueError, match="column ('size'|0 of the public records) has the same value in all"):
+            share_out(Experiment(data=place, clients=2, public=public_records), None)
+    share_out(Experiment(data=place, clients=2, mean=(0.0,), std=(1.0,)), None)
+
+
+def test_a_scale_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="--mean has 2 numbers and --std 1, but vectors have 3 columns"):
+        share_out(Experiment(data=written(tmp_path), mean=(0.0, 1.0), std=(1.0,)), None)
+    with pytest.raises(ValueError, match="--mean is 1.5, but the pixels of images lie in .0, 1."):
+        share_out(Experiment(data="digits", mean=(1.5,), std=(1.0,)), None)
+
+
+# Public records ------------------------------------------------------------------------------------------------------
+
+
+def test_public_vectors_are_those_of_the_same_length_or_noise_of_the_scale(tmp_path):
+    place, scale = written(tmp_path), Normalisation((6.0, 4.0, 0.5), (3.0, 2.0, 0.5))
+    records = public.load(place, (3,), scale)
+    assert len(records) == 10 and records.num_classes == 2
+    assert public.load(f"{place}:unlabeled", (3,), scale).num_classes == 1
+    noise = public.load("noise=4000", (3,), scale).inputs()
+    assert noise.shape == (4000, 3) and noise.mean(0).abs().max() < 0.1 and (noise.std(0) - 1).abs().max() < 0.1
+    with pytest.raises(ValueError, match="are vectors of 3 numbers, but the task's are vectors of 4 numbers"):
+        public.load(place, (4,), scale)
+    with pytest.raises(ValueError, match="are images of 1 x 8 x 8, but the task's are vectors of 3 numbers"):
+        public.load("digits", (3,), scale)
+
+
+# Tensors and torch's data sets ---------------------------------------------------------------------------------------
+
+
+class Items(Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+def test_a_torch_data_set_and_its_tensors_are_the_same(digits):
+    x, y = torch.randn(20, 5), torch.arange(20) % 2
+    one, other = from_torch((x, y)), from_torch(TensorDataset(x, y))
+    assert one.fingerprint == other.fingerprint and one.measured == ("scale", "number of classes")
+    some = digits.train[:50]
+    pixels = from_torch((some.pixels(), some.labels), (some.images, some.labels), class_names=list("abcdefghij"))
+    assert torch.equal(pixels.train.images, some.images) and torch.equal(pixels.test.images, some.images)
+    assert pixels.class_names == tuple("abcdefghij") and pixels.measured == ("normalisation",)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"record 1 of .* has shape \(3,\), but record 0 has \(2,\)"),
+        (Items(torch.zeros(2)), "item 0 of .* is a Tensor, but a pair"),
+        (Items(), "has 0 records"),
+        ((torch.zeros(2, 4, 8, 8), torch.arange(2)), r"have shape \(4, 8, 8\); images are"),
+        ((torch.rand(2, 1, 8, 8), torch.arange(2)), "are floats other than k / 255"),
+        ((torch.zeros(2, 1, 8, 8, dtype=torch.int64), torch.arange(2)), "are int64; they must be uint8"),
+        ((torch.full((2, 3), torch.inf), torch.arange(2)), "record 0 of .* has inf in column 0"),
+        ((torch.zeros(2, 3), torch.arange(3)), r"int64 of shape \(3,\), but 2 integers from 0"),
+        ((torch.zeros(2, 3), torch.tensor([0, 2])), "class 1 .1. of 'own' has 0 train records"),
+    ],
+)
+def test_what_is_neither_images_nor_vectors_is_refused(train, message):
+    with pytest.raises(ValueError, match=message):
+        from_torch(train, (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)))
+
+
+def test_columns_of_the_train_split_partition_it(tmp_path):
+    train, test = (torch.randn(6, 2), torch.arange(6) % 2), (torch.randn(2, 2), torch.arange(2))
+    task = share_out(
+        Experiment(data="own", partition="by:h", clients=3), from_torch(train, test, columns={"h": list("aabbcc")})
+    )
+    assert sorted(tuple(own) for own, _ in task.parts) == [(0, 1), (2, 3), (4, 5)]
+    with pytest.raises(ValueError, match="column 'h' of 'own' has 3 values, but there are 6 train records"):
+        from_torch(train, test, columns={"h": list("abc")})

@@ -1,0 +1,150 @@
+"""Runs on vectors: tables, and features of a public backbone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny_backbones
+import torch
+from method_settings import SMALL
+
+from fedstill import DataSet, Experiment, Job, load_model, methods, run
+from fedstill.data import from_torch
+from fedstill.experiment.task import share_out
+from fedstill.protocol import returns_run_model
+
+MODEL = "mlp:hidden=16,layers=1"
+ONLY_IMAGES = (
+    "co-boosting dense dense-published fed-adi fed-dafl fedcvae fedgm-labels fedgm-records fedrd fedrd-records".split()
+)
+FAST = ("fedavg", "afl", "fedgm")
+
+
+@pytest.fixture(scope="module")
+def table() -> DataSet:
+    """Two Gaussian classes in 6 columns of very different scales."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(360) % 2
+    values = (rng.normal(size=(360, 6)) + labels[:, None]) * 10.0 ** np.arange(-2, 4) + 5
+    return from_torch((torch.from_numpy(values), torch.from_numpy(labels)), class_names=("a", "b"))
+
+
+def finished(
+    name: str, data: DataSet, out: Path, settings: dict[str, Any] | None = None, **facts: Any
+) -> dict[str, Any]:
+    kind = methods.find(name)
+    if kind.personal:
+        facts["local_test"] = 0.2
+    if name in ("adap-dp-fl", "fedkadp"):
+        facts["budget"] = 5.0
+    task = {"data": "own", "model": MODEL, "clients": 3, "workers": 0, "public": "held=60", **facts}
+    return run(Job(Experiment(**task), kind(**(SMALL[name] if settings is None else settings)), out), data=data)
+
+
+@pytest.mark.parametrize("name", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in SMALL])
+def test_every_method_runs_on_vectors_or_says_that_it_makes_images(name, table, tmp_path):
+    if name in ONLY_IMAGES:
+        with pytest.raises(ValueError, match=f"{name} makes images, but the records are vectors of 6 numbers; choose"):
+            finished(name, table, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        return
+    summary = finished(name, table, tmp_path / "run")
+    kind = methods.find(name)
+    assert kind.personal or summary["guarantee"]["holds"] == (kind.protects == "record")
+    if not kind.personal and (returns_run_model(kind) or name == "afl"):
+        assert load_model(tmp_path / "run")(table.test.images[:5]).shape == (5, 2)
+
+
+def test_distilled_vectors_train_a_good_model_and_cost_four_or_two_bytes_a_number(table, tmp_path):
+    settings = {"ipc": 5, "matching": {"nets": 40}, "training": {"epochs": 60}}
+    facts = {"clients": 2, "partition": "classes:1"}
+    whole = finished("fedgm", table, tmp_path / "whole", settings, **facts)
+    half = finished("fedgm", table, tmp_path / "half", {**settings, "vectors": "float16"}, **facts)
+    assert whole["bytes_up"] - half["bytes_up"] == 2 * 10 * 6
+    assert min(whole["accuracy"], half["accuracy"]) > 0.75  # the best possible is 0.89, chance is 0.5
+    assert not (tmp_path / "whole/images").exists()
+
+
+def test_a_private_scale_is_refused_where_privacy_is_claimed(table, tmp_path):
+    with pytest.raises(ValueError, match="afl protects records, but the columns would be scaled .* --mean and --std"):
+        finished("afl", table, tmp_path / "noise", public="noise=200")
+    finished("afl", table, tmp_path / "none", {**SMALL["afl"], "epsilon": None}, public="noise=200")
+    given = {"mean": (5.5,) * 6, "std": tuple(10.0**k for k in range(-2, 4))}
+    summary = finished("afl", table, tmp_path / "given", public="noise=200", **given)
+    assert summary["guarantee"]["holds"]
+    assert not finished("fedavg", table, tmp_path / "fedavg", public=None)["guarantee"]["holds"]
+
+
+def test_a_network_of_images_is_refused_for_vectors(table, tmp_path):
+    with pytest.raises(
+        ValueError, match="'convnet' takes images, but the records are vectors of 6 numbers; choose linear"
+    ):
+        finished("fedavg", table, tmp_path / "run", model="convnet")
+
+
+def test_image_augmentations_are_refused_for_vectors(table, tmp_path):
+    with pytest.raises(Exception, match="the augmentation 'crop' is for images"):
+        finished("feddf", table, tmp_path / "run", {**SMALL["feddf"], "local_view": "crop"})
+
+
+# Features ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_features_gives_a_model_from_image_to_logits(digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    task = {"data": "digits", "features": "scattering", "model": "linear", "clients": 2, "limit": 300}
+    settings = {"rounds": 3, "local": {"lr": 0.02}}
+    summary = run(Job(Experiment(**task, workers=0), methods.find("fedavg")(**settings), tmp_path / "run"))
+    assert summary["accuracy"] > 0.5
+    model = load_model(tmp_path / "run")
+    right = model(digits.test.images).argmax(1) == digits.test.labels
+    assert float(right.double().mean()) == pytest.approx(summary["accuracy"])
+    with pytest.raises(ValueError, match=r"images are torch.float32 of shape \(2, 1, 8, 8\); a backbone takes uint8"):
+        model(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(ValueError, match="has the SHA-256"):
+        load_model(tmp_path / "run")(torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
+
+
+def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_path, monkeypatch):
+    from fedstill.data import features
+
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path))
+    calls, seen, original = [], [], features.rows_of
+    monkeypatch.setattr(features, "rows_of", lambda *args, **more: (calls.append(1), original(*args, **more))[1])
+    for _ in range(2):
+        share_out(
+            Experiment(data="digits", features="scattering"),
+            digits,
+            progress=lambda label, done, total: seen.append((label, done, total)),
+        )
+    assert len(calls) == 2 and seen[-1] == ("features of test records", 359, 359)
+    one, _ = features.load(digits, "scattering")
+    other, _ = features.load(digits, "scattering:angles=4,groups=0")
+    assert len(calls) == 4 and one.fingerprint != other.fingerprint
+    assert torch.equal(one.train.labels, digits.train.labels) and one.measured == digits.measured
+
+
+@pytest.mark.slow
+def test_texts_become_vectors_at_simulated_clients(tmp_path):
+    pytest.importorskip("transformers")
+    encoder = tiny_backbones.save_texts(tmp_path / "encoder")
+    texts, labels = tiny_backbones.reviews(400)
+    pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "reviews.parquet")
+    task = {"data": str(tmp_path / "reviews.parquet"), "features": f"hf:{encoder}", "model": "linear", "clients": 2}
+    summary = run(
+        Job(
+            Experiment(**task, partition="classes:1", public="held=100", num_classes=2, workers=0),
+            methods.find("fedcgs")(epsilon=4.0),
+            tmp_path / "run",
+        )
+    )
+    assert summary["accuracy"] > 0.75 and summary["guarantee"]["holds"]
+    logits = load_model(tmp_path / "run")(texts)
+    assert float((logits.argmax(1) == torch.tensor(labels)).double().mean()) > 0.75
+    with pytest.raises(ValueError, match="turn them into vectors with --features"):
+        share_out(Experiment(data=task["data"]), None)
+    with pytest.raises(ValueError, match="takes texts, but the records are images"):
+        share_out(Experiment(data="digits", features=task["features"]), None)
