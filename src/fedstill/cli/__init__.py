@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from fedstill.cli.audit import audit
 from fedstill.cli.common import Bad
 from fedstill.cli.deploy import deployment
 from fedstill.cli.inspect import attack, data, list_methods, privacy
@@ -28,6 +29,7 @@ commands:
   runs [FOLDER] | remove      list the runs in a folder, or remove some
   attack RUN [ATTACK]         infer training records from a run
   attack --updates FOLDER     infer them from saved gradients or weights
+  audit METHOD ...            prove lower bounds on a method's epsilon
   publish RUN                 write the model for plain PyTorch, with a card
   deploy site | app | check   set up real clients over TLS on Flower, or try it
 
@@ -103,6 +105,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "deploy": deployment,
     "privacy": privacy,
     "attack": attack,
+    "audit": audit,
     "runs": runs,
     "publish": publish,
 }
