@@ -57,13 +57,16 @@ class Heard:
 
 @contextmanager
 def listening(heard: Heard) -> Iterator[None]:
-    """Real noise, which is drawn but not added, and a note of what it was for."""
+    """Real noise is drawn, what it was for is noted, and a value that does not depend on records is released.
+
+    So that whatever follows a release, as later steps and a client's state, is the same at both sites.
+    """
     charge = Ledger.charge
 
     def added(noise: seeds.Entropy, exact: Tensor, std: float) -> Tensor:
         noise.gaussian(exact.shape)
         heard.exact.append((exact.clone(), std))
-        return exact
+        return std * torch.randn(exact.shape, dtype=torch.float64, generator=seeds.stream(len(heard.exact), "released"))
 
     def spy(ledger: Ledger, entry: Entry, *more: Any) -> None:
         charge(ledger, entry, *more)
