@@ -74,7 +74,9 @@ def small(words: list[str], out: Path) -> list[str]:
         words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
     if "--updates" in words:
         words += ["--inversion.steps", "2"]
-    return [*words, "--out", str(out)] if words[0] in ("run", "compare") else words
+    if words[0] == "audit":
+        words += ["--clients", "8"]
+    return [*words, "--out", str(out)] if words[0] in ("run", "compare", "audit") else words
 
 
 def save_updates(folder: Path) -> None:
@@ -96,7 +98,8 @@ def readable(command: str) -> str:
 
 def is_slow(command: str) -> bool:
     """Whether a command decodes a large data set, starts many processes or runs methods again and again."""
-    return any(part in command for part in ("mnist", "cifar", "deploy check", "--engine flower", "attack", "publish"))
+    slow = ("mnist", "cifar", "deploy check", "--engine flower", "attack", "audit", "publish")
+    return any(part in command for part in slow)
 
 
 class Parsed(Exception):

@@ -5,6 +5,7 @@ a training, but its bound is far below the true epsilon. `many_runs` audits many
 close to the true epsilon. Both know a mechanism as `Canaries` only.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -150,17 +151,57 @@ def many_runs(score: Callable[[bool], float], runs: int, *, delta: float, confid
     if not (runs >= 2 and 0 <= delta < 1 and 0 < confidence < 1):
         raise ValueError(f"runs {runs}, delta {delta}, confidence {confidence}; at least 2, in [0, 1), in (0, 1)")
     scores = np.array([[score(included) for _ in range(runs)] for included in (False, True)], dtype=np.float64)
-    first, second = np.split(scores, [runs // 2], axis=1)
-    thresholds = np.unique(np.quantile(first, np.linspace(0, 1, 1001)))
-    chosen = [thresholds[int(bound.argmax())] for bound in _bounds(first, thresholds, delta, confidence)]
-    epsilon, mu = (bound[i] for i, bound in enumerate(_bounds(second, np.array(chosen), delta, confidence)))
+    return from_scores(scores[0], scores[1], delta=delta, confidence=confidence)
+
+
+def from_scores(without: Floats, present: Floats, *, delta: float, confidence: float = 0.95) -> ManyRunsResult:
+    """As `many_runs`, from the scores of independent releases without and with the record, each at least 2.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    if not (min(len(without), len(present)) >= 2 and 0 <= delta < 1 and 0 < confidence < 1):
+        raise ValueError(
+            f"{len(without)} and {len(present)} scores, delta {delta}, confidence {confidence}; at least 2, in [0, 1), "
+            "in (0, 1)"
+        )
+    out, then = np.split(without, [len(without) // 2])
+    seen, later = np.split(present, [len(present) // 2])
+    thresholds = np.unique(np.quantile(np.concatenate([out, seen]), np.linspace(0, 1, 1001)))
+    chosen = [thresholds[int(bound.argmax())] for bound in _bounds(out, seen, thresholds, delta, confidence)]
+    epsilon, mu = (bound[i] for i, bound in enumerate(_bounds(then, later, np.array(chosen), delta, confidence)))
     gaussian = gaussian_epsilon(1 / float(mu), delta) if delta and mu > 0 else 0.0
     return ManyRunsResult(max(0.0, float(epsilon)), gaussian)
 
 
-def _bounds(scores: Floats, thresholds: Floats, delta: float, confidence: float) -> tuple[Floats, Floats]:
-    """Lower bounds on epsilon and on mu at each threshold, from scores without (row 0) and with the record (row 1)."""
-    n, (out, present) = scores.shape[1], scores
+def fitted(
+    without: Floats, present: Floats, *, delta: float, confidence: float = 0.95, correlation: float = 1.0
+) -> float:
+    """Lower bound on epsilon by a fit: valid only against claims whose scores are Gaussian with one variance.
+
+    A linear score of a Gaussian mechanism is ``N(a, s^2)`` without the record and ``N(a + mu s, s^2)`` with it. The
+    difference of the means over the pooled deviation has the variance ``1/n + 1/m + mu^2 / (2 (n + m))`` for many
+    scores (Hedges, Olkin 1985, chapter 5), which gives a bound on mu, and it the epsilon of a mu-Gaussian mechanism. It
+    needs ten times fewer releases than thresholds do, which need no fit.
+
+    Args:
+        without: scores of releases without the record.
+        present: scores with it.
+        delta: the claimed delta, in (0, 1).
+        confidence: probability that the bound is below the true epsilon.
+        correlation: factor by which the variance of means is larger than for independent scores.
+    """
+    n, m = len(without), len(present)
+    pooled = (without.var(ddof=1) * (n - 1) + present.var(ddof=1) * (m - 1)) / (n + m - 2)
+    shift = float(present.mean() - without.mean()) / math.sqrt(max(float(pooled), 1e-300))
+    deviation = math.sqrt(correlation * (1 / n + 1 / m + shift**2 / (2 * (n + m))))
+    mu = min(shift + float(ndtri(1 - confidence)) * deviation, 1e6)
+    return gaussian_epsilon(1 / mu, delta) if mu > 1e-6 else 0.0
+
+
+def _bounds(out: Floats, present: Floats, thresholds: Floats, delta: float, confidence: float) -> tuple[Floats, Floats]:
+    """Lower bounds on epsilon and on mu at each threshold, from scores without and with the record."""
+    n = np.array([[len(out)], [len(present)]])
     wrong = np.stack([(out >= thresholds[:, None]).sum(1), (present < thresholds[:, None]).sum(1)])
     # each error rate's upper bound fails with half of 1 - confidence; for n errors in n it is 1
     fpr, fnr = np.where(wrong < n, beta.ppf((1 + confidence) / 2, wrong + 1, np.maximum(n - wrong, 1)), 1.0)

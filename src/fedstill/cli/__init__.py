@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from fedstill.cli.audit import audit
 from fedstill.cli.common import Bad
 from fedstill.cli.deploy import deployment
 from fedstill.cli.inspect import attack, data, list_methods, privacy
@@ -29,6 +30,7 @@ commands:
   runs [FOLDER] | remove      list the runs in a folder, or remove some
   attack RUN [ATTACK]         infer training records from a run
   attack --updates FOLDER     infer them from saved gradients or weights
+  audit METHOD ...            prove lower bounds on a method's epsilon
   publish RUN                 write the model for plain PyTorch, with a card
   server COMMAND              set up and run the server of real sites
   site COMMAND                set up and run a real site
@@ -114,6 +116,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "deploy": deployment,
     "privacy": privacy,
     "attack": attack,
+    "audit": audit,
     "runs": runs,
     "publish": publish,
 }

@@ -1,0 +1,221 @@
+"""Audits through whole runs, in small form: sound methods stay within their claims, planted faults exceed them."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from fedstill import methods
+from fedstill.audit import scenes, whole_runs
+from fedstill.audit.lower_bounds import fitted, from_scores
+from fedstill.audit.scenes import SCENES
+from fedstill.audit.whole_runs import AuditSettings, Finding, audit
+from fedstill.cli import main
+from fedstill.distill import relabelling
+from fedstill.engines.client import SiteClient
+from fedstill.methods import feature_sums, fedgm_records
+from fedstill.privacy import accounting, logistic, mechanisms, second_moments
+from fedstill.privacy.released import Released
+from fedstill.seeds import Simulated, numpy_stream
+
+
+def found(name: str, place: Path, patch: pytest.MonkeyPatch, **more: Any) -> Finding:
+    """A small audit: few records and clients."""
+    patch.setattr(scenes, "OTHERS", more.pop("others", 512))
+    patch.setattr(whole_runs, "_PILOT", more.pop("pilot", 40))
+    settings = AuditSettings(**{"clients": 40, "out": place, **more})
+    (finding,) = audit([name], settings, lambda *_: None)
+    return finding
+
+
+# --- the bound by a fit
+
+
+def test_a_fit_is_above_the_truth_as_seldom_as_it_says_and_close_to_it() -> None:
+    truth, rng = accounting.gaussian_epsilon(1.0, 1e-5), numpy_stream(0, "fits")
+    bounds = [fitted(rng.normal(size=300), rng.normal(size=300) + 1, delta=1e-5, confidence=0.9) for _ in range(1000)]
+    above = sum(bound > truth for bound in bounds)
+    assert binom.cdf(above, 1000, 0.07) > 1e-6 and binom.sf(above - 1, 1000, 0.1) > 1e-6
+    assert sum(bound > 0.8 * truth for bound in bounds) > 600
+    assert fitted(rng.normal(size=300), rng.normal(size=300) - 1, delta=1e-5) == 0
+
+
+def test_scores_in_a_list_are_judged_as_scores_drawn_one_by_one() -> None:
+    rng = numpy_stream(1, "scores")
+    out, seen = rng.normal(size=500), rng.normal(size=500) + 2
+    result = from_scores(out, seen, delta=1e-5)
+    assert 0 < result.epsilon < result.gaussian <= accounting.gaussian_epsilon(0.5, 1e-5)
+    with pytest.raises(ValueError, match="1 and 500 scores"):
+        from_scores(out[:1], seen, delta=1e-5)
+
+
+# --- sound methods
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENES)
+def test_canaries_reach_the_sensitivity_and_do_not_exceed_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes, "OTHERS", 512)  # with 2,048, heads reach 0.98
+    made = scenes.scene(name, 4.0)
+    if not made.labels:
+        most = max(whole_runs._quiet(made, choice)[2] for choice in range(len(made.choices)))
+        assert 0.9 < most < whole_runs._EXCEEDED
+
+
+def test_every_private_method_has_a_scene() -> None:
+    private = {name for name in methods.TABLE if getattr(methods.find(name), "protects", None)}
+    assert private - {"fedaux", "fedaux-f"} == set(
+        SCENES
+    )  # these send models or class heads without protection as well
+
+
+@pytest.mark.slow
+def test_a_sound_method_is_not_refuted_and_the_audit_is_not_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = found("afl", tmp_path, monkeypatch, pilot=200, clients=200)
+    assert not finding.refuted and finding.fit is not None
+    assert 0.6 * finding.claim < finding.fit <= finding.claim, finding
+
+
+@pytest.mark.slow
+def test_an_audit_resumes_and_refuses_scores_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = found("fedgm-records", tmp_path / "whole", monkeypatch, clients=24)
+    monkeypatch.setattr(whole_runs, "_BATCH", 8)
+    found("fedgm-records", tmp_path / "parts", monkeypatch, clients=16)
+    place = tmp_path / "parts" / "fedgm-records-4.jsonl"
+    text = place.read_text()
+    place.write_text(text[: len(text) - 100])  # the second run's line is torn
+    parts = found("fedgm-records", tmp_path / "parts", monkeypatch, clients=24)
+    assert parts.clients == whole.clients == 24 and len(place.read_text().splitlines()) == 4
+    with pytest.raises(ValueError, match="scores of another audit"):
+        found("fedgm-records", tmp_path / "parts", monkeypatch, seed=1)
+
+
+@pytest.mark.slow
+def test_the_command_prints_findings_and_fails_for_a_refuted_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(whole_runs, "_PILOT", 20)
+    words = ["audit", "afl", "--clients", "8", "--out", str(tmp_path / "sound")]
+    main([*words, "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["findings"]
+    assert row["verdict"] == "not refuted" and row["clients"] == 8 and row["reach"] == pytest.approx(1, abs=1e-6)
+    main(words)  # from the scores that are there
+    assert "not refuted" in capsys.readouterr().out
+    half_the_noise(monkeypatch)
+    with pytest.raises(SystemExit) as stop:
+        main([*words[:-1], str(tmp_path / "broken")])
+    assert stop.value.code == 1 and "REFUTED" in capsys.readouterr().out
+
+
+# --- planted faults
+
+
+def half_the_noise(patch: pytest.MonkeyPatch) -> None:
+    drawn = Simulated.gaussian
+    patch.setattr(Simulated, "gaussian", lambda self, shape: drawn(self, shape) / 2)
+
+
+def half_the_sensitivity(patch: pytest.MonkeyPatch) -> None:
+    """The noise is for half of what a record moves."""
+    for kind in (mechanisms.ClassSums, mechanisms.ClippedUpdate, second_moments.SecondMoments, logistic._Head):
+        exact = kind.sensitivity
+        patch.setattr(kind, "sensitivity", property(lambda self, exact=exact: exact.fget(self) / 2))
+
+
+def shared_noise(patch: pytest.MonkeyPatch) -> None:
+    """The class head's noise serves the score head too."""
+    drawn, last = Simulated.gaussian, [torch.zeros(0)]
+
+    def again(self: Simulated, shape: Any) -> Tensor:
+        if len(shape) == 1:
+            return last[0].flatten()[: shape[0]]
+        last[0] = drawn(self, shape)
+        return last[0]
+
+    patch.setattr(Simulated, "gaussian", again)
+
+
+def centred(patch: pytest.MonkeyPatch) -> None:
+    release = feature_sums.release_sums
+    patch.setattr(fedgm_records, "release_sums", lambda c, rows, centre, *more: release(c, rows, rows.mean(0), *more))
+
+
+def heads_centred(patch: pytest.MonkeyPatch) -> None:
+    extended = logistic._Head.extended
+    patch.setattr(logistic._Head, "extended", lambda self, h: extended(self, h - h.mean(0)))
+
+
+def longest_row(patch: pytest.MonkeyPatch) -> None:
+    def divided(rows: Tensor, radius: float) -> Tensor:
+        wide = rows.double()
+        return wide * (radius / wide.norm(dim=1).max().clamp_min(radius))
+
+    patch.setattr(mechanisms, "clipped", divided)
+    patch.setattr(logistic, "clipped", divided)
+
+
+def released_twice(patch: pytest.MonkeyPatch) -> None:
+    """A second release that nobody is charged for; the reply has the mean of both."""
+    release = SiteClient.release
+
+    def twice(self: SiteClient, mechanism: Any, rows: Any, **more: Any) -> Released[Any]:
+        first = release(self, mechanism, rows, **more)
+        again = mechanism(rows, Simulated(self.rng("more")))
+        return first.map(lambda value: (value + again) / 2)
+
+    patch.setattr(SiteClient, "release", twice)
+
+
+def counts_beside(patch: pytest.MonkeyPatch) -> None:
+    def release(client: Any, rows: Tensor, centre: Tensor, radius: float, settings: Any) -> Any:
+        reply = feature_sums.release_sums(client, rows, centre, radius, settings)
+        counts = client.train.class_counts().float()
+        return feature_sums.Embedding(sums=reply.sums.map(lambda s: torch.cat([s[:, :-1], counts[:, None]], 1)))
+
+    patch.setattr(fedgm_records, "release_sums", release)
+
+
+def private_prior(patch: pytest.MonkeyPatch) -> None:
+    def prior(model: Any, records: Any, temperature: float) -> Tensor:
+        return torch.eye(records.num_classes)[records.labels] * 0.98 + 0.01
+
+    patch.setattr(relabelling, "predicted_prior", prior)
+
+
+def a_tenth_of_lambda(patch: pytest.MonkeyPatch) -> None:
+    solve = logistic.solve
+    patch.setattr(logistic, "solve", lambda x, y, k, penalty, **more: solve(x, y, k, penalty / 10, **more))
+
+
+FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
+    "half the noise": ("fedgm-records", half_the_noise, {"clients": 200}),
+    "half the noise of heads": ("fedavg-p", half_the_noise, {"clients": 100}),
+    "noise for half the sensitivity": ("ldp-fedavg", half_the_sensitivity, {}),
+    "noise for half the sensitivity of heads": ("fedd-p", half_the_sensitivity, {}),
+    "the same noise for two releases": ("fedauxfdp", shared_noise, {"pilot": 150}),
+    "heads centred by the private mean": ("fedavg-p", heads_centred, {}),
+    "sums centred by the private mean": ("fedgm-records", centred, {}),
+    "clipping by the longest row": ("afl", longest_row, {}),
+    "a second release unaccounted": ("fedgm-records", released_twice, {}),
+    "class counts beside": ("fedgm-records", counts_beside, {}),
+    "a prior from private labels": ("fedgm-labels", private_prior, {"epsilon": (0.2,), "clients": 240}),
+    "a tenth of Lambda": ("fedavg-p", a_tenth_of_lambda, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_refuted(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, plant, more = FAULTS[fault]
+    plant(monkeypatch)
+    finding = found(name, tmp_path, monkeypatch, **more)
+    assert finding.refuted, finding
+    assert math.isfinite(finding.largest)
