@@ -15,6 +15,9 @@ from fedstill.records import Normalisation
 from fedstill.runs.folder import RunFolder
 from fedstill.weights import state
 
+_ROUNDING = 1e-3
+"""Largest distance from [0, 1] of a pixel that rounding explains, in half precision too."""
+
 
 class Trained(nn.Module):
     """A run's network with the normalisation of its data; in eval mode, on the CPU.
@@ -43,15 +46,25 @@ class Trained(nn.Module):
             images: uint8, or floats in [0, 1]; not normalised.
 
         Raises:
-            ValueError: images have another shape or type; one sentence.
+            ValueError: images have another shape or type, or values outside of their range; one sentence.
         """
+        if not isinstance(images, Tensor):
+            raise ValueError(f"images are {type(images).__name__}; they must be a tensor, as of torch.from_numpy")
         if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
             raise ValueError(f"images have shape {tuple(images.shape)}; this model takes (n, {str(self.shape)[1:]}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}; they must be uint8, or floats in [0, 1]")
+        if images.is_floating_point() and len(images) and not _in_range(images):
+            least, most = float(images.min()), float(images.max())
+            raise ValueError(f"images have values from {least:g} to {most:g}; floats must be in [0, 1], bytes be uint8")
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
         logits: Tensor = self.network(self.normalisation.apply(pixels))
         return logits
+
+
+def _in_range(images: Tensor) -> bool:
+    """Whether all values are in [0, 1], up to rounding."""
+    return bool(images.min() >= -_ROUNDING) and bool(images.max() <= 1 + _ROUNDING)
 
 
 def load_model(folder: str | Path) -> Trained:
@@ -62,14 +75,20 @@ def load_model(folder: str | Path) -> Trained:
             (``package.module:name``), that code is imported and called, so check a folder that you did not write.
 
     Raises:
-        ValueError: there is no finished run, its file is damaged, or each client has its own model; one sentence.
+        ValueError: there is no finished run, its file is damaged or of an early version, or each client has its own
+            model; one sentence.
     """
     folder = Path(folder)
     job = read_job(folder, folder, "")
-    return RunFolder(folder).read_model(partial(_restored, job.name, job.method))
+    return RunFolder(folder).read_model(partial(_restored, folder, job.name, job.method))
 
 
-def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
+def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
+    if missing := [key for key in ("model", "shape", "class_names", "mean", "std") if key not in header]:
+        raise ValueError(
+            f"{RunFolder(folder).model} has no '{missing[0]}', as of early versions of fedstill; load it with the "
+            "version that wrote it (config.json, environment.jsonl), or repeat the run in another folder"
+        )
     channels, height, width = (int(size) for size in header["shape"])
     shape, class_names = (channels, height, width), tuple(map(str, header["class_names"]))
     with seeds.isolated(0):
