@@ -143,7 +143,8 @@ class SiteTransport(Transport):
             for reply in self._grid.pull_messages(list(asked)) if asked else []:
                 self._meet(asked.pop(reply.metadata.reply_to_message_id), reply)
             if time.monotonic() >= until:
-                log.warning("no site replies for client %s", ", ".join(map(str, missing)))
+                if missing := [client for client in clients if client not in self._nodes]:
+                    log.warning("no site replies for client %s", ", ".join(map(str, missing)))
                 return
             time.sleep(_POLL)
 
