@@ -32,7 +32,7 @@ from fedstill.sites import launcher, setup
 from fedstill.sites.ledger import SiteStore
 from fedstill.sites.policy import SitePolicy
 
-SECONDS, GIGABYTES, QUESTIONS = 10.0, 6.0, 3
+SECONDS, GIGABYTES, QUESTIONS = 20.0, 6.0, 3
 POLICY: dict[str, Any] = {
     "methods": ["fedavg", "fedgm", "fedavg-p"],
     "budget": 2.5,
@@ -79,6 +79,7 @@ def attacks(train: Any) -> dict[str, Attack]:
     update = asked(plain)
     for_ever = spec("fedavg", {"local": {"epochs": 10**9}})
     nets = spec("fedgm", {"ipc": 1, "matching": {"nets": 10**9}})
+    more = spec("fedgm", {"ipc": 10**9, "matching": {"nets": 1}})
     pixels = spec("fedgm", {"ipc": 10**7, "matching": {"nets": 1}})
     heads = spec("fedavg-p", {"extractor": {"pretrain": "none"}, "space": {"dims": 8}, "epsilon": 1.0})
     heads = heads.replace(public="noise=64", simulated_noise=False)
@@ -91,7 +92,7 @@ def attacks(train: Any) -> dict[str, Attack]:
         "never ends: 10^9 epochs": Attack([asked(for_ever)], UNPROTECTED),
         "never ends: 10^9 networks": Attack([asked(nets)], UNPROTECTED),
         "memory: 10^7 images of a class": Attack([asked(pixels)], UNPROTECTED),
-        "memory: public noise of 10^9 images": Attack([changed(released[0], public="noise=1000000000")]),
+        "memory: 10^9 images of a class": Attack([asked(more)], UNPROTECTED),
         "bomb: a header of 10^12 bytes": Attack([(plain.text(), huge)], UNPROTECTED),
         "bomb: a tensor of 4 TB in 100 bytes": Attack([(plain.text(), bomb)], UNPROTECTED),
         "bomb: a header nested 10^6 deep": Attack(
@@ -220,7 +221,7 @@ def learned(first: Told, second: Told, *, unprotected: bool) -> str:
         )
     apart = [a != b for a, b in zip(first.replies, second.replies, strict=True)]
     distinct = len({reply for reply, differs in zip(first.replies, apart, strict=True) if differs})
-    if first.charges == second.charges >= distinct:
+    if 0 < distinct <= min(first.charges, second.charges):
         return f"{distinct} release(s), charged"
     assert unprotected, f"{distinct} replies and {first.charges} charges"
     return f"{distinct} replies, which the policy allows unprotected"

@@ -10,7 +10,7 @@ After each trial: the ledger is verified; every reply with a release that left a
 replies to one request have two; the server's list of releases is the site's; ``private``: the server's part, repeated
 from the journal in a new folder, gives the same weights.
 
-Usage: python benchmarks/kill_deployment.py [--kills 20]; a second start continues (benchmarks/results/).
+Usage: python benchmarks/kill_deployment.py [--kills 10]; a second start continues (benchmarks/results/).
 """
 
 import argparse
@@ -273,7 +273,7 @@ def copied(place: str, study: str, name: str) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="of each role in each study")
+    parser.add_argument("--kills", type=int, default=10, help="of each role in each study")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=STUDIES)
     parser.add_argument("--fresh", action="store_true", help="start anew")
