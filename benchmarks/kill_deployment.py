@@ -34,11 +34,12 @@ import numpy as np
 import record
 import torch
 
-from fedstill import Experiment, Job, files, run, wire
+from fedstill import Experiment, Job, files, wire
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import extend
+from fedstill.experiment.run import run
 from fedstill.journal import Journal
 from fedstill.methods import find
 from fedstill.sites import launcher, setup
@@ -291,7 +292,7 @@ def main() -> None:
         for number, study, role in itertools.product(range(options.kills), options.studies, ROLES):
             if any((row["study"], row["role"], row["number"]) == (study, role, number) for row in table):
                 continue
-            for attempt in range(10):  # until the moment falls into the life of the process
+            for attempt in range(40):  # until the moment falls into the life of the process
                 rng = random.Random(f"{options.seed} {study} {role} {number} {attempt}")
                 folder = copied(place, study, f"{role}-{number}-{attempt}")
                 told = trial(folder, study, role, rng, lives[study])

@@ -239,7 +239,7 @@ def test_records_of_ones_own_that_do_not_fit_get_a_sentence(digits: DataSet, tmp
 
 
 def test_a_finished_run_is_not_given_out_for_other_data(digits: DataSet, tmp_path: Path) -> None:
-    summary = run(Job(TASK, FedAvg(rounds=1), tmp_path), data=digits)
-    assert run(Job(TASK, FedAvg(rounds=1), tmp_path), data=digits) == summary
+    summary = run(Job(TASK, FedAvg(rounds=1), tmp_path), data=digits).summary
+    assert run(Job(TASK, FedAvg(rounds=1), tmp_path), data=digits).summary == summary
     with pytest.raises(ValueError, match="was begun with fingerprint"):
         run(Job(TASK, FedAvg(rounds=1), tmp_path), data=replace(digits, fingerprint="0" * 64))
