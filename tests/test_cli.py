@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -124,6 +125,8 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fednova", "--local.milestones", "2"], "milestones (2,) change the learning rate"),
         (["methods", "all"], "'all' is an unexpected argument"),
         (["run", "deep.yaml"], "deep.yaml cannot be read as YAML"),
+        (["run", "laughs.yaml"], "laughs.yaml cannot be read as YAML: line 3 has the alias *a; write its value out"),
+        (["run", "twice.yaml"], "twice.yaml cannot be read as YAML: 'method' stands again in line 3; write it once"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
         (["run", "fedavg-p", "--mean", "2"], "--mean is 2.0, but the pixels of images lie in [0, 1]"),
     ],
@@ -134,6 +137,9 @@ def test_bad_words_end_in_one_sentence_and_code_2(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "deep.yaml").write_text("[" * 3000)
+    laughs = [f"{after}: &{after} [{', '.join([f'*{name}'] * 9)}]" for name, after in pairwise("abcdefghij")]
+    (tmp_path / "laughs.yaml").write_text("\n".join(["method: fedavg", "a: &a [ha, ha]", *laughs, "data: *j"]))
+    (tmp_path / "twice.yaml").write_text("method: fedavg\nseed: 1\nmethod: fedgm\n")
     assert sentence in fails(capsys, *words)
 
 

@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +90,24 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         files.write_bytes(place, b"new")
     assert place.read_bytes() == b"old"
     assert [f.name for f in place.parent.iterdir()] == ["file"]
+
+
+def test_only_files_of_replies_are_replies(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.store_reply(0, "update", 1, b"hello")
+    journal.flush()
+    (tmp_path / "000000-update" / "0x.reply").touch()
+    os.mkfifo(tmp_path / "000000-update" / "00002.reply")  # reading it would wait for ever
+    assert journal.replies_to(0, "update")[0] == [1]
+    journal.store_reply(0, "update", 2, b"there")
+    assert journal.read_reply(0, "update", 2) == b"there"
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path / 'a'}'")):
+        files.write_bytes(tmp_path / "a", b"content")
+    assert not list(tmp_path.iterdir())

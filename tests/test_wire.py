@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from typing import Annotated, Any
 
@@ -143,6 +144,24 @@ def test_missing_and_extra_fields_are_refused() -> None:
         wire.decode(wire.pack({k: v for k, v in tensors.items() if k != "images"}, header), FIELDS, FACTS)
     with pytest.raises(Refused, match="no object called 'fields'"):
         wire.decode(wire.pack(tensors, {}), FIELDS, FACTS)
+
+
+@pytest.mark.parametrize("text", [lambda name: name, lambda name: "".join(f"\\u{ord(c):04x}" for c in name)])
+def test_tens_of_thousands_of_tensors_are_refused_before_any_is_read(
+    text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, header = wire.unpack(wire.encode(good(), FIELDS, FACTS, {}))
+    data = wire.pack({**tensors, **{f"weights/{i}": torch.zeros(0) for i in range(1500)}}, header)
+    size = int.from_bytes(data[:8], "little")
+    head = data[8 : 8 + size].decode().replace("data_offsets", text("data_offsets")).encode()
+    facts = dataclasses.replace(FACTS, max_bytes=10**7)
+    monkeypatch.setattr("safetensors.torch.load", lambda _: pytest.fail("the tensors were read"))
+    with pytest.raises(Refused, match="more than 8 tensors and 1000 other entries"):
+        wire.decode(len(head).to_bytes(8, "little") + head + data[8 + size :], FIELDS, facts)
+    monkeypatch.setattr(wire, "_MOST", 100)
+    with pytest.raises(Refused, match="more than 100 tensors and 1000 other entries"):
+        wire.unpack(data)
+    assert len(wire.unpack(bytearray(data))[0]) > 1500  # our own, as checkpoints
 
 
 def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:

@@ -26,8 +26,10 @@ def write_bytes(path: Path, *parts: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # as of a full disk
+            error.filename = str(path)
         raise
 
 

@@ -220,7 +220,8 @@ class Journal:
         if others:
             raise ValueError(f"{self.folder} holds {others[0]} where this run asks '{step}'; choose another --out")
         place = self._place(exchange, step)
-        clients = sorted(int(f.stem) for f in place.glob("[0-9]*.reply") if asked is None or int(f.stem) in asked)
+        stored = {int(f.stem) for f in place.glob("*.reply") if f.stem.isdecimal() and f.is_file()}
+        clients = sorted(client for client in stored if asked is None or client in asked)
         refusals = []
         for f in sorted(place.glob("*.refused")):
             refusal, size = self._read_refusal(f)

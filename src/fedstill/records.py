@@ -99,6 +99,41 @@ class Records:
         return torch.bincount(self.labels, minlength=self.num_classes)
 
 
+def check(records: Records, what: str) -> None:
+    """Check records that a caller made, called ``what`` in the error.
+
+    Raises:
+        ValueError: there are none, or images, labels, classes and normalisation do not fit together; one sentence.
+    """
+    images, labels = records.images, records.labels
+    vectors = isinstance(images, Tensor) and images.ndim == 2 and images.dtype == torch.float32
+    if not vectors and (not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.ndim != 4):
+        raise ValueError(
+            f"{what} images are {_kind(images)}; they must be a uint8 tensor (n, channels, height, width), and vectors "
+            "a float32 tensor (n, d)"
+        )
+    if vectors and not images.isfinite().all():
+        raise ValueError(f"{what} vectors have values that are not finite; correct them or drop these records")
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.ndim != 1:
+        raise ValueError(f"{what} labels are {_kind(labels)}; they must be an int64 tensor (n,)")
+    if not len(images) or len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} {what} images and {len(labels)} labels; give as many, at least one")
+    if int(labels.min()) < 0 or int(labels.max()) >= records.num_classes:
+        raise ValueError(
+            f"{what} labels go from {int(labels.min())} to {int(labels.max())}; with {records.num_classes} classes "
+            f"they must be in 0 to {records.num_classes - 1}"
+        )
+    sizes = len(records.normalisation.mean), len(records.normalisation.std)
+    if sizes != (images.shape[1],) * 2 and not (vectors and sizes == (1, 1)):
+        raise ValueError(
+            f"{what} images have {images.shape[1]} channels, their normalisation has {sizes[0]}, {sizes[1]}"
+        )
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 class Trainable(Protocol):
     """Any labelled set that a network can be trained on, for example `Records` and `Examples`."""
 

@@ -48,12 +48,17 @@ def unpack(
     fields = envelope(data) if header is None else dict(header)
     if isinstance(data, bytearray):
         return _views(data), fields
+    _check_number(data, _MOST)
     try:
         return safetensors.torch.load(data), fields
     except (ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(f"{len(data)} bytes are not a fedstill message: {clean(str(error))}") from error
 
 
+_MOST = 10_000
+"""Largest number of tensors of a message whose fields are not known yet."""
+_OWN = 1000
+"""Largest number of JSON objects in a header beside the tensors' entries: the fields and the list of releases."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -130,6 +135,20 @@ def encode(values: Mapping[str, Any], fields: Schema, facts: Facts, envelope: Ma
     return pack(tensors, {**envelope, "fields": scalars})
 
 
+def _most_tensors(fields: Schema, facts: Facts) -> int:
+    """Largest number of tensors that a message with these fields can have."""
+    return len(fields) + max(map(len, facts.templates.values()), default=0) * sum(bool(f.like) for f in fields)
+
+
+def _check_number(data: bytes | bytearray, most: int) -> None:
+    """Refuse a message with far more than ``most`` tensors before any is read: each takes 0.1 ms.
+
+    A tensor's entry is a JSON object, and so are the header's own entries.
+    """
+    if data.count(b"{", 8, 8 + int.from_bytes(data[:8], "little")) > most + _OWN:
+        raise Refused(f"the message has more than {most} tensors and {_OWN} other entries")
+
+
 def decode(
     data: bytes | bytearray,
     fields: Schema,
@@ -149,6 +168,8 @@ def decode(
     """
     if len(data) > facts.max_bytes:
         raise Refused(f"the message has {len(data)} bytes; the limit is {facts.max_bytes} (--max-message-mb)")
+    if isinstance(data, bytes):
+        _check_number(data, _most_tensors(fields, facts))
     tensors, envelope = unpack(data, header)
     scalars = envelope.pop("fields", None)
     if not isinstance(scalars, dict):

@@ -242,6 +242,13 @@ def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.Log
     assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
 
 
+def test_a_site_that_was_met_at_the_last_moment_is_not_said_to_be_missing(caplog: pytest.LogCaptureFixture) -> None:
+    sites = apps.SiteTransport(Grid({1: content(b"mine", client=0)}), "terms", 1, wait=0.0)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "fedstill"):
+        assert list(sites.exchange(b"what?", [0], lambda _: None)) == [(0, b"mine", None)]
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("text", ["0:1", "0:1,1:1", "0:1,1", "0:1,1:x", "0:1;1:2", "0:1,1:-2", "a\nb", "0:1,1:2,"])
 def test_a_list_of_nodes_that_fits_no_clients_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"

@@ -291,6 +291,18 @@ def test_a_model_that_is_not_finite_becomes_no_checkpoint(good: bytes, digits: A
     assert fed.journal.load_checkpoint() is None
 
 
+def test_the_client_with_the_longest_weights_is_named_although_clients_evaluated_since(
+    digits: Any, tmp_path: Path
+) -> None:
+    fed = world(Probe(), digits, tmp_path, local_test=True).federation
+    model = fed.new_model()
+    with pytest.raises(ValueError, match="values that are not finite.* came from client [0-3]"):
+        for _ in fed.rounds(1, model):
+            fed.ask(Probe.update, weights=model.state_dict(), at_most={"n": 3})
+            assert fed.evaluate(model) is not None  # replies without weights
+            next(model.parameters()).data.fill_(math.inf)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "journal/meter.jsonl"])
 @pytest.mark.parametrize("damage", ["lost", "shorter", "twice", "changed"])
 def test_lines_of_finished_rounds_can_not_change(name: str, damage: str, digits: Any, tmp_path: Path) -> None:

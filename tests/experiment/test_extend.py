@@ -195,3 +195,75 @@ def test_the_command_says_what_it_did(away: Path, tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit):
         main(["run", "--extend"])
     assert "--extend needs a finished run" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------- without a client
+
+
+def left_out(finished: Path, client: int, out: Path, **changes: Any) -> dict[str, Any]:
+    again = extend.read_job(finished, out, "")
+    again = again.replace(experiment=again.experiment.model_copy(update=changes))
+    return run(extend.leave_out(finished, client, again))
+
+
+@pytest.mark.parametrize("name", ["late:LateModels", "late:LateHeads"])
+def test_a_client_that_is_left_out_leaves_the_model_that_the_others_would_have_made(
+    name: str, away: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(job(tmp_path / "whole", name, min_clients=None))
+    before = digests(tmp_path / "whole")
+    (away / "2").touch()
+    others = run(job(tmp_path / "others", name))
+    for client in "013":
+        (away / client).touch()  # nobody is asked
+    summary = left_out(tmp_path / "whole", 2, tmp_path / "out")
+    assert digests(tmp_path / "whole") == before
+    parts = [(tmp_path / f / "model.safetensors").read_bytes() for f in ("whole", "others", "out")]
+    assert parts[0] != parts[1] == parts[2]
+    assert summary["accuracy"] == others["accuracy"]
+    assert summary["guarantee"] == others["guarantee"]
+    assert [(r["client"], r["reason"]) for r in summary["refused"]] == [(2, "its reply was withdrawn (--without)")]
+    for name in ("meter.jsonl", "spent.jsonl"):
+        place = tmp_path / "out" / "journal" / name
+        lines = place.read_text().splitlines() if place.exists() else []
+        assert all(json.loads(line)["client"] != 2 for line in lines)
+    left_out(tmp_path / "out", 0, tmp_path / "again")  # and another one, whose missing client stays missing
+    assert {r["client"] for r in run(extend.read_job(tmp_path / "out", tmp_path / "again", ""))["refused"]} == {0, 2}
+
+
+def test_only_a_reply_that_is_there_can_be_left_out(away: Path, tmp_path: Path) -> None:
+    (away / "2").touch()
+    run(job(tmp_path / "run"))
+    for client, words in ((2, "has no reply of client 2; it has those of 0, 1, 3"), (9, "has no reply of client 9")):
+        with pytest.raises(ValueError, match=words):
+            left_out(tmp_path / "run", client, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    left_out(tmp_path / "run", 0, tmp_path / "out")
+    with pytest.raises(ValueError, match="has another run"):
+        left_out(tmp_path / "out", 1, tmp_path / "out")
+    left_out(tmp_path / "out", 1, tmp_path / "two")
+    with pytest.raises(ValueError, match="client 3 is the only one"):
+        left_out(tmp_path / "two", 3, tmp_path / "three")
+    twice = job(tmp_path / "twice")
+    run(twice.replace(method=find(twice.name)(**{**MODELS, "rounds": 2})))
+    with pytest.raises(ValueError, match="only a one-shot run can be repeated without a client"):
+        left_out(tmp_path / "twice", 0, tmp_path / "x")
+
+
+def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(job(tmp_path / "run"))
+    main(["run", "--without", "1", str(tmp_path / "run"), "--quiet"])
+    (refused,) = json.loads((tmp_path / "run-without-1" / "summary.json").read_text())["refused"]
+    assert refused["client"] == 1
+    for words, told in (
+        (["--without"], "--without needs a client's number and a finished run"),
+        (["--without", "x", str(tmp_path / "run")], "--without needs a client's number"),
+        (["--without", "1", str(tmp_path / "run"), "--seed", "5"], "with its own settings, but seed = 0, not 5"),
+        (["--without", "8", str(tmp_path / "run")], "has no reply of client 8"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["run", *words])
+        assert stopped.value.code == 2
+        assert told in capsys.readouterr().err
+    main(["run", "--without", "--help"])
+    assert "usage: fedstill run --without CLIENT RUN" in capsys.readouterr().out

@@ -1,16 +1,21 @@
 """What a person writes as a job, and code of their own."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import Probe
+from torch import nn
 
-from fedstill import Experiment, FedAvg, FedGM, Job, run
+from fedstill import Experiment, FedAvg, Federation, FedGM, Job, run
 from fedstill.cli import main
+from fedstill.data.sources import DataSet
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import share_out
 
@@ -167,3 +172,74 @@ def test_files_with_the_name_of_another_module_are_refused(
         assert sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match="there is no file nets.py.*name a function in a file"):
         _ = spec_of(Job(TASK.model_copy(update={"model": "nets.py:net"}), "fedavg", "x"), share_out(TASK, None)).facts
+
+
+class NotFinite(FedAvg):
+    """FedAvg that ends with NaN."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        model = super().server(fed)
+        with torch.no_grad():
+            next(model.parameters()).fill_(torch.nan)
+        return model
+
+
+class Half(FedAvg):
+    """FedAvg that ends with half precision."""
+
+    def server(self, fed: Federation) -> nn.Module:
+        return super().server(fed).half()
+
+
+class Nothing(FedAvg):
+    """FedAvg that returns nothing."""
+
+    def server(self, fed: Federation) -> Any:
+        super().server(fed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (NotFinite, "has values that are not finite in 'layers.0.weight', so the run has no result"),
+        (Half, "has parameters of torch.float16; they must be torch.float32"),
+        (Nothing, "returned NoneType; it must return the final model"),
+    ],
+)
+def test_a_method_of_ones_own_that_ends_with_no_usable_model_gets_a_sentence(
+    kind: type[FedAvg], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        run(Job(TASK, kind(rounds=1), tmp_path))
+    assert not (tmp_path / "summary.json").exists()
+
+
+def _spoilt(data: DataSet, **changes: Any) -> DataSet:
+    return replace(data, train=replace(data.train, **changes))
+
+
+def test_records_of_ones_own_that_do_not_fit_get_a_sentence(digits: DataSet, tmp_path: Path) -> None:
+    train, test = digits.train, digits.test
+    wrong = {
+        "training images are torch.float32 (": _spoilt(digits, images=train.images.float()),
+        "training labels are torch.float32 (": _spoilt(digits, labels=train.labels.float()),
+        "training images and ": _spoilt(digits, labels=train.labels[:-1]),
+        "training labels go from 1 to 10; with 10 classes": _spoilt(digits, labels=train.labels + 1),
+        "training labels go from -1 to 8": _spoilt(digits, labels=train.labels - 1),
+        "there are 0 test images and 0 labels": replace(digits, test=test[:0]),
+        "training images have shape (1, 8, 8), test images (1, 9, 9)": replace(
+            digits, test=replace(test, images=torch.zeros(len(test), 1, 9, 9, dtype=torch.uint8))
+        ),
+        "test labels are ndarray": replace(digits, test=replace(test, labels=test.labels.numpy())),
+    }
+    for told, data in wrong.items():
+        with pytest.raises(ValueError, match=re.escape(told)):
+            run(Job(TASK, "fedavg", tmp_path / "run"), data=data)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_not_given_out_for_other_data(digits: DataSet, tmp_path: Path) -> None:
+    summary = run(Job(TASK, FedAvg(rounds=1), tmp_path), data=digits).summary
+    assert run(Job(TASK, FedAvg(rounds=1), tmp_path), data=digits).summary == summary
+    with pytest.raises(ValueError, match="was begun with fingerprint"):
+        run(Job(TASK, FedAvg(rounds=1), tmp_path), data=replace(digits, fingerprint="0" * 64))

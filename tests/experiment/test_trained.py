@@ -10,6 +10,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.methods import find
+from fedstill.wire import pack, unpack
 
 TASK = {"data": "digits", "clients": 2, "model": "convnet:width=4,depth=2", "workers": 0, "public": "noise=50"}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
@@ -42,10 +43,27 @@ def test_the_model_that_was_judged_comes_back(name: str, digits: DataSet, tmp_pa
 def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     made(tmp_path)
     model = load_model(tmp_path)
-    with pytest.raises(ValueError, match=r"records have shape \(2, 3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"images have shape \(2, 3, 8, 8\); this model takes \(n, 1, 8, 8\)"):
         model(torch.zeros(2, 3, 8, 8))
     with pytest.raises(ValueError, match="images are torch.int64; they must be uint8, or floats in"):
         model(torch.zeros(2, 1, 8, 8, dtype=torch.int64))
+    for wrong in (255.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"images have values from .* floats must be in \[0, 1\]"):
+            model(torch.full((2, 1, 8, 8), wrong))
+    assert len(model(torch.zeros(0, 1, 8, 8))) == 0
+    array: Any = [[0]]
+    with pytest.raises(ValueError, match="images are list; they must be a tensor"):
+        model(array)
+
+
+def test_a_model_file_of_an_early_version_is_not_called_damaged(tmp_path: Path) -> None:
+    made(tmp_path)
+    weights, header = unpack((tmp_path / "model.safetensors").read_bytes())
+    del header["shape"]
+    (tmp_path / "model.safetensors").write_bytes(pack(weights, header))
+    with pytest.raises(ValueError, match="has no 'shape', as of early versions of fedstill") as refused:
+        load_model(tmp_path)
+    assert "delete" not in str(refused.value)
 
 
 @pytest.mark.slow

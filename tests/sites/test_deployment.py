@@ -239,8 +239,8 @@ def test_a_registered_site_that_says_it_is_another_is_not_believed(everyone: Loo
 
 
 @thorough
-def test_a_site_that_is_killed_while_it_works_is_left_out(here: Loopback) -> None:
-    name = "killed"
+def test_a_site_that_is_killed_while_it_works_is_left_out(everyone: Loopback) -> None:
+    here, name = everyone, "killed"
     running = here.run(name, probe(misbehave={1: "sleep"}, min_clients=3, timeout=40), wait=60)
     folder = here.folder / "runs" / name / "journal" / "000000-update"
     here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", PATIENCE)

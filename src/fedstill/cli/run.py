@@ -22,8 +22,8 @@ def run_one(words: list[str]) -> None:
     from fedstill.experiment import config
     from fedstill.lookup import add_working_folder
 
-    if words and words[0] == "--extend":
-        _extend(words[1:])
+    if words and words[0] in ("--extend", "--without"):
+        (_extend if words[0] == "--extend" else _without)(words[1:])
         return
     names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
     text = (
@@ -67,13 +67,13 @@ def _in_folder(given: Path | None, plain: Path, jobs: "Mapping[Path, Job]", make
         make(again)
 
 
-def _make_and_show(job: "Job", output: "Output") -> None:
+def _make_and_show(job: "Job", output: "Output", *, nobody: bool = False) -> None:
     from fedstill.report import tables
     from fedstill.report.page import write_report
     from fedstill.report.record import read_run
     from fedstill.runs.folder import RunFolder
 
-    _make(job, output)
+    _make(job, output, nobody=nobody)
     record, page = read_run(job.out), RunFolder(job.out).report
     write_report([record], page)
     if output.json_:
@@ -124,12 +124,42 @@ def _extend(words: list[str]) -> None:
     _make_and_show(job, parsed.output)
 
 
-def _make(job: "Job", output: "Output") -> None:
+def _without(words: list[str]) -> None:
+    from fedstill.cli import flags
+    from fedstill.experiment import config, extend
+    from fedstill.lookup import add_working_folder
+    from fedstill.runs.folder import RunFolder
+
+    text = (
+        "usage: fedstill run --without CLIENT RUN [--out FOLDER] [flags]\n\n"
+        "The model that the other clients of the finished one-shot run RUN would have made;\n"
+        "no client is asked. The flags are those of fedstill run that change no result.\n"
+        "example: fedstill run --without 3 runs/fedgm-digits-0"
+    )
+    if asks_help(words[:1]):
+        print(text)
+        return
+    if len(words) < 2 or not words[0].isdecimal() or words[1].startswith("-"):
+        raise Bad("--without needs a client's number and a finished run: fedstill run --without 3 RUN [--out FOLDER]")
+    add_working_folder()
+    client, run = int(words[0]), Path(words[1])
+    job = extend.read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
+    parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
+    changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
+    if other := config.difference(job.description(), changed.description()):
+        raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
+    job = extend.leave_out(run, client, changed)
+    _make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+def _make(job: "Job", output: "Output", *, nobody: bool = False) -> None:
+    """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
+    from fedstill.experiment.extend import Nobody
     from fedstill.experiment.progress import watch
     from fedstill.experiment.run import run
 
     with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as watcher:
-        run(job, watcher=watcher)
+        run(job, watcher=watcher, sites=(lambda spec: Nobody()) if nobody else None)
 
 
 def _slug_of(name: str) -> str:

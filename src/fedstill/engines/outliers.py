@@ -1,4 +1,4 @@
-"""Replies whose weights are far longer than those of the other clients; one of them would spoil a mean for good."""
+"""Replies whose weights are far longer than those of the other clients, and models that one of them has spoilt."""
 
 import math
 import statistics
@@ -60,13 +60,38 @@ def check_finite(round: int, carried: Sequence[nn.Module | dict[str, Tensor]], l
         ValueError: one is not; the text names the client whose last reply had the longest weights.
     """
     for part in carried:
-        for name, value in part.state_dict().items() if isinstance(part, nn.Module) else ():
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                whose = ""
-                if lengths:
-                    client = max(lengths, key=lengths.__getitem__)
-                    whose = f"; the longest weights came from client {client} (length {lengths[client]:.3g})"
-                raise ValueError(
-                    f"round {round} gave '{name}' values that are not finite, so nothing of it was saved{whose}; lower "
-                    "the learning rate, or leave that client out"
-                )
+        if isinstance(part, nn.Module) and (name := not_finite(part)) is not None:
+            whose = ""
+            if lengths:
+                client = max(lengths, key=lengths.__getitem__)
+                whose = f"; the longest weights came from client {client} (length {lengths[client]:.3g})"
+            raise ValueError(
+                f"round {round} gave '{name}' values that are not finite, so nothing of it was saved{whose}; lower "
+                "the learning rate, or leave that client out"
+            )
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """The name of the first parameter or buffer with an infinite value or NaN, or None."""
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return str(name)
+    return None
+
+
+def checked_model(name: str, model: object) -> nn.Module:
+    """The final model of the method called ``name``.
+
+    Raises:
+        ValueError: its server gave no model, another type of numbers, or values that are not finite; one sentence.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the server of {name} returned {type(model).__name__}; it must return the final model")
+    if other := [p.dtype for p in model.parameters() if p.dtype != torch.float32]:
+        raise ValueError(f"the final model of {name} has parameters of {other[0]}; they must be torch.float32")
+    if (where := not_finite(model)) is not None:
+        raise ValueError(
+            f"the final model of {name} has values that are not finite in '{where}', so the run has no result; lower "
+            "the learning rate"
+        )
+    return model

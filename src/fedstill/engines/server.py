@@ -157,8 +157,9 @@ class ServerFederation(Federation):
             finally:
                 self.journal.flush()
         replies = Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
-        self._lengths = outliers.lengths_of(replies, step.reply.schema, lengths)
-        for client, reason in outliers.too_long(self._lengths).items():
+        measured = outliers.lengths_of(replies, step.reply.schema, lengths)
+        self._lengths = measured or self._lengths  # replies without weights, as evaluations, leave the last ones
+        for client, reason in outliers.too_long(measured).items():
             refusals.append(Refusal(client, step.name, self._round, reason))
             self.journal.refuse_reply(exchange, refusals[-1])
             self._watcher.arrived(refusals[-1])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from typing_extensions import override
 
 from fedstill import methods
 from fedstill.settings import Settings
@@ -217,6 +218,26 @@ def _is_number(value: object) -> bool:
         return False
 
 
+class _Plain(yaml.SafeLoader):
+    """YAML without aliases, which can make a short text billions of values, and without a key that stands twice."""
+
+    @override
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write its value out")
+        return super().compose_node(parent, index)
+
+    @override
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"'{key.value}' stands again in line {key.start_mark.line + 1}; write it once")
+            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
     """An experiment file: ``method: NAME``, the fields of `Experiment`, and ``NAME: {hyperparameters}``.
 
@@ -224,7 +245,7 @@ def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
         ValueError: the file is missing or is not YAML, or a setting is invalid; one sentence.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _Plain)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; give a YAML file or a method's name") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Reuse of a finished run's replies, to ask its missing clients or to repeat the server's part with other settings.
+"""Reuse of a finished run's replies: to ask missing clients, leave one out, or repeat the server's part differently.
 
 The new run's folder is prepared like that of a run interrupted after the replies arrived; running it resumes there.
 """
@@ -7,17 +7,20 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from typing_extensions import override
 
 import fedstill
 from fedstill import files, methods
+from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
+from fedstill.journal import Journal, Refusal
 from fedstill.runs.folder import RunFolder
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
@@ -91,6 +94,57 @@ def begin(run: Path, job: Job) -> None:
     lay_out(run, job.out, {**described, **facts, "extends": str(run)}, "clients/**/*")
 
 
+def leave_out(run: Path, client: int, job: Job) -> Job:
+    """Prepare ``job.out`` for the model that the other clients of ``run`` would have made, without a request to anyone.
+
+    A folder that has been prepared before stays unchanged, and so does ``run``, which still has the client's reply.
+
+    Args:
+        run: a finished run.
+        client: the client whose reply is left out, with its bytes and releases.
+        job: the job from `read_job`.
+
+    Returns:
+        The job to run, in which the replies of the others are enough.
+
+    Raises:
+        ValueError: the run has more than one request, the client's reply is not there, it is the only one, or the
+            clients evaluate the model; one sentence.
+    """
+    folder, out = RunFolder(run), RunFolder(job.out)
+    content = folder.read_config()
+    job = job.replace(experiment=job.experiment.model_copy(update={"min_clients": 1}))
+    if out.config.exists():
+        if out.read_config().answers != str(run):
+            raise ValueError(f"{job.out} has another run; choose another folder with --out")
+        return job
+    if job.out.exists() and any(job.out.iterdir()):
+        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
+    _check_asked_once(folder, "repeated without a client")
+    if job.experiment.local_test:
+        raise ValueError(f"the clients of {folder} evaluate its model (--local-test), so it needs them all")
+    replies = sorted(folder.journal.glob("000000-*/*.reply"))
+    if client not in (there := [int(place.stem) for place in replies]):
+        raise ValueError(f"{folder} has no reply of client {client}; it has those of {', '.join(map(str, there))}")
+    if len(there) == 1:
+        raise ValueError(f"client {client} is the only one whose reply {folder} has; nothing would be left")
+    step = replies[0].parent.name.partition("-")[2]
+    facts = content.model_dump(include={"version", "fingerprint", "run"})
+    more = f"{folder.journal.name}/000000-*/*.refused"
+    refusal = Refusal(client, step, None, "its reply was withdrawn (--without)")
+    description = {**job.description(), **facts, "answers": str(run)}
+    lay_out(run, job.out, description, more, without=client, refusal=refusal)
+    return job
+
+
+class Nobody(Transport):
+    """A connection to no client, for runs that have all replies they will ever have."""
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        return (Arrival(client, b"", "it is not asked again") for client in clients)
+
+
 def reuse(job: Job, earlier: Iterable[Path]) -> None:
     """Prepare ``job.out`` with the replies to its first request, if a finished run has the same replies.
 
@@ -118,7 +172,14 @@ def reuse(job: Job, earlier: Iterable[Path]) -> None:
             return
 
 
-def lay_out(run: Path, out: Path, description: dict[str, Any], *more: str, without: int | None = None) -> None:
+def lay_out(
+    run: Path,
+    out: Path,
+    description: dict[str, Any],
+    *more: str,
+    without: int | None = None,
+    refusal: Refusal | None = None,
+) -> None:
     """Make ``out`` the folder of a run interrupted after the replies to its first request.
 
     Replies are hard links if the file system supports them, else copies.
@@ -129,6 +190,7 @@ def lay_out(run: Path, out: Path, description: dict[str, Any], *more: str, witho
         description: the ``config.json`` of the new run.
         *more: patterns of other files of ``run`` to copy.
         without: a client whose reply is not copied.
+        refusal: the reason to note for it, so that it is not asked.
     """
     part, left_out = out.with_name(f".{out.name}{files.PART}"), f"{-1 if without is None else without:05d}.reply"
     journal, copy = RunFolder(run).journal, RunFolder(part)
@@ -143,6 +205,8 @@ def lay_out(run: Path, out: Path, description: dict[str, Any], *more: str, witho
         if first:
             files.write_bytes(copy.journal / name, *(json.dumps(line).encode() + b"\n" for line in first))
     copy.write_config(description)
+    if refusal is not None:
+        Journal(copy.journal).store_refusal(0, refusal, 0)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         out.rmdir()
@@ -150,13 +214,17 @@ def lay_out(run: Path, out: Path, description: dict[str, Any], *more: str, witho
 
 
 def _check_one_shot(folder: RunFolder, clients: int) -> None:
-    if (asked := folder.exchanges) != {0}:
-        raise ValueError(
-            f"{folder} made {len(asked)} requests; only a one-shot run can be extended, since later requests depend on "
-            "all earlier replies"
-        )
+    _check_asked_once(folder, "extended")
     if len(list(folder.journal.glob("000000-*/*.reply"))) >= clients:
         raise ValueError(f"all {clients} clients of {folder} have replied; there is nothing to add")
+
+
+def _check_asked_once(folder: RunFolder, what: str) -> None:
+    if (asked := folder.exchanges) != {0}:
+        raise ValueError(
+            f"{folder} made {len(asked)} requests; only a one-shot run can be {what}, since later requests depend on "
+            "all earlier replies"
+        )
 
 
 def _link(place: Path, to: Path, *, linked: bool) -> None:

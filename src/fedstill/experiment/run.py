@@ -17,6 +17,7 @@ from torch import nn
 import fedstill
 from fedstill import locks
 from fedstill.data import sources
+from fedstill.engines import outliers
 from fedstill.engines.client_state import forget_state
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
@@ -142,7 +143,7 @@ def _run(
             watcher=watcher,
             local_test=experiment.local_test > 0,
         )
-        model = job.method.server(federation)
+        model = outliers.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)
         summary = _finish(job, task, folder, federation, model)

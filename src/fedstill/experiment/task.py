@@ -14,7 +14,7 @@ from fedstill import seeds
 from fedstill.data import features, partition, public, shards, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.experiment.config import Experiment
-from fedstill.records import Normalisation, Records
+from fedstill.records import Normalisation, Records, check
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ def share_out(
     """
     if data is not None and experiment.size is not None:
         raise ValueError(f"size is {experiment.size}, but the records were given as they are; load them with this size")
+    if data is not None:
+        _check_given(data)
     backbone = None
     if experiment.features is not None:
         data, found = features.load(
@@ -117,6 +119,21 @@ def share_out(
             parts.append((own, own[:0]))
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone
     return Task(loaded.train, test, parts, *facts)
+
+
+def _check_given(data: sources.DataSet) -> None:
+    """Refuse a data set of a caller whose records do not fit together."""
+    check(data.train, "training")
+    check(data.test, "test")
+    if data.train.shape != data.test.shape:
+        raise ValueError(
+            f"training images have shape {data.train.shape}, test images {data.test.shape}; give one shape"
+        )
+    if data.train.num_classes != data.test.num_classes:
+        raise ValueError(
+            f"training records have {data.train.num_classes} classes, test records {data.test.num_classes}; give one "
+            "number"
+        )
 
 
 def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSet:

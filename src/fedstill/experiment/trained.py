@@ -19,6 +19,9 @@ from fedstill.records import Normalisation
 from fedstill.runs.folder import RunFolder
 from fedstill.weights import state
 
+_ROUNDING = 1e-3
+"""Largest distance from [0, 1] of a pixel that rounding explains, in half precision too."""
+
 
 class Trained(nn.Module):
     """A run's network with the normalisation of its data; in eval mode, on the CPU.
@@ -58,20 +61,25 @@ class Trained(nn.Module):
                 of any size, uint8, or texts.
 
         Raises:
-            ValueError: images have another shape or type, or the backbone can't be loaded or has changed; one sentence.
+            ValueError: images have another shape or type, or values outside of their range, or the backbone can't be
+                loaded or has changed; one sentence.
         """
         if self.features is not None:
             images = self._vectors(images)
         if not isinstance(images, Tensor):
-            raise ValueError("records are texts; this model takes tensors")
+            raise ValueError(f"records are {type(images).__name__}; they must be a tensor, as of torch.from_numpy")
+        kind = "vectors" if len(self.shape) == 1 else "images"
         if images.ndim < 2 or tuple(images.shape[1:]) != self.shape:
             wanted = ", ".join(map(str, self.shape))
-            raise ValueError(f"records have shape {tuple(images.shape)}; this model takes (n, {wanted})")
-        if len(self.shape) == 1:
+            raise ValueError(f"{kind} have shape {tuple(images.shape)}; this model takes (n, {wanted})")
+        if kind == "vectors":
             outputs: Tensor = self.network(self.normalisation.apply(images.float()))
             return outputs
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}; they must be uint8, or floats in [0, 1]")
+        if images.is_floating_point() and len(images) and not _in_range(images):
+            least, most = float(images.min()), float(images.max())
+            raise ValueError(f"images have values from {least:g} to {most:g}; floats must be in [0, 1], bytes be uint8")
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
         logits: Tensor = self.network(self.normalisation.apply(pixels))
         return logits
@@ -90,6 +98,11 @@ class Trained(nn.Module):
         return torch.from_numpy(features.rows_of(self._backbone, records))
 
 
+def _in_range(images: Tensor) -> bool:
+    """Whether all values are in [0, 1], up to rounding."""
+    return bool(images.min() >= -_ROUNDING) and bool(images.max() <= 1 + _ROUNDING)
+
+
 def load_model(folder: str | Path) -> Trained:
     """The final model of a finished run.
 
@@ -98,14 +111,20 @@ def load_model(folder: str | Path) -> Trained:
             (``package.module:name``), that code is imported and called, so check a folder that you did not write.
 
     Raises:
-        ValueError: there is no finished run, its file is damaged, or each client has its own model; one sentence.
+        ValueError: there is no finished run, its file is damaged or of an early version, or each client has its own
+            model; one sentence.
     """
     folder = Path(folder)
     job = read_job(folder, folder, "")
-    return RunFolder(folder).read_model(partial(_restored, job.name, job.method))
+    return RunFolder(folder).read_model(partial(_restored, folder, job.name, job.method))
 
 
-def _restored(name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
+def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
+    if missing := [key for key in ("model", "shape", "class_names", "mean", "std") if key not in header]:
+        raise ValueError(
+            f"{RunFolder(folder).model} has no '{missing[0]}', as of early versions of fedstill; load it with the "
+            "version that wrote it (config.json, environment.jsonl), or repeat the run in another folder"
+        )
     shape, class_names = tuple(map(int, header["shape"])), tuple(map(str, header["class_names"]))
     with seeds.isolated(0):
         network = models.build(header["model"], shape, len(class_names))

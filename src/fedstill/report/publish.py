@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.export import Dim
 
 import fedstill
@@ -70,11 +72,24 @@ def upload(folder: Path, name: str) -> str:
         ) from error
 
 
+class _Plain(nn.Module):
+    """The normalisation and the network, without the checks of values, which `torch.export` cannot write."""
+
+    def __init__(self, model: Trained) -> None:
+        super().__init__()
+        self.network, self._normalisation = model.network, model.normalisation
+        self.eval()
+
+    def forward(self, images: Float[Tensor, "n ..."]) -> Float[Tensor, "n classes"]:
+        logits: Tensor = self.network(self._normalisation.apply(images))
+        return logits
+
+
 def _export(model: Trained, path: Path) -> None:
     """Write the model as a program for batches of any size, and compare it with the model."""
     images = torch.rand(4, *model.shape, generator=torch.Generator().manual_seed(0))
     try:
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: Dim("n", min=1)},))
+        program = torch.export.export(_Plain(model), (images,), dynamic_shapes=({0: Dim("n", min=1)},))
         torch.export.save(program, path)
     except Exception as error:  # torch has no common class for what it cannot trace
         why = str(error).strip().split("\n")[0]

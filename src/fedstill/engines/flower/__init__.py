@@ -1,4 +1,4 @@
-"""Flower (flwr 1.41): its simulation runtime and its deployment runtime. No module outside this folder imports Flower.
+"""Flower (flwr 1.41, 1.42): its simulation and deployment runtimes. No module outside this folder imports Flower.
 
 Telemetry is switched off here before Flower is imported, for this process and its children.
 """

@@ -1,4 +1,9 @@
-"""Flower's simulation runtime: Ray runs the clients on all the cores, GPUs and machines of its cluster."""
+"""Flower's simulation runtime: Ray runs the clients on all the cores, GPUs and machines of its cluster.
+
+Flower recommends `flwr run`, which takes a bundle and a SuperLink; the program that the SuperLink starts for it calls
+`_run_simulation`. `Simulation` calls the same function in this process, so that a run has its own method objects,
+folder and progress. Flower does not document it; tests/engines/test_simulation_seam.py pins it.
+"""
 
 import logging
 import math
@@ -19,7 +24,8 @@ import ray
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
+from flwr.simulation.run_simulation import _run_simulation
+from flwr.supercore.telemetry import EventType
 from typing_extensions import override
 
 from fedstill.engines.flower.grid import ASK, GridTransport, content, take_bytes
@@ -146,7 +152,13 @@ class _FlowerThread(threading.Thread):
             self._done.wait()
 
         try:
-            run_simulation(app, self._app, self._clients, backend_config=self._backend)
+            _run_simulation(
+                num_supernodes=self._clients,
+                exit_event=EventType.FLWR_SIMULATION_RUN_LEAVE,
+                client_app=self._app,
+                server_app=app,
+                backend_config=self._backend,
+            )
         except BaseException as error:
             self._error = error
         finally:
