@@ -44,7 +44,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, deploy, privacy"),
+        (["fly"], "there is no command 'fly'; choose run, compare, report, methods, data, deploy, site, privacy"),
         (["run", "fedsum"], "there is no method 'fedsum'; did you mean fedgm? (all: fedstill methods)"),
         (["run", "xyz"], "there is no method 'xyz'; choose fedavg, fedprox"),
         (["compare", "fedagv"], "there is no method 'fedagv'; did you mean fedavg?"),
@@ -312,7 +312,7 @@ def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> N
 HELPED = [
     "", "run", "run fedgm", "run fedkadp", "run fedauxfdp", "run --extend", "compare", "compare fedavg fedgm", "report",
     "methods", "data", "data list", "data show", "privacy", "privacy plan", "privacy RUN", "attack", "attack RUN",
-    "attack RUN uploads", "deploy", "deploy site", "deploy app", "deploy check",
+    "attack RUN uploads", "deploy", "deploy site", "deploy app", "deploy check", "site",
 ]  # fmt: skip
 
 

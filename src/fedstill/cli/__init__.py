@@ -10,6 +10,7 @@ from fedstill.cli.inspect import attack, data, list_methods, privacy
 from fedstill.cli.publish import publish
 from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
+from fedstill.cli.site import site
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -30,6 +31,7 @@ commands:
   attack --updates FOLDER     infer them from saved gradients or weights
   publish RUN                 write the model for plain PyTorch, with a card
   deploy site | app | check   set up real clients over TLS on Flower, or try it
+  site COMMAND FOLDER         show and govern a real site: status, log, ledger
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
 fedstill --version prints the version.
@@ -101,6 +103,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "methods": list_methods,
     "data": data,
     "deploy": deployment,
+    "site": site,
     "privacy": privacy,
     "attack": attack,
     "runs": runs,

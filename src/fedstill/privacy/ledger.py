@@ -97,10 +97,11 @@ def by_record(entries: Sequence[Entry]) -> list[list[Entry]]:
     groups: list[list[Entry]] = []
     for data in {e.records[: _PRINT + _COUNT] for e in entries if e.records is not None}:
         known = [i for i, e in enumerate(entries) if e.records is not None and e.records.startswith(data)]
-        packed = [np.frombuffer(entries[i].records or b"", np.uint8)[len(data) :] for i in known]
+        rows = {records: row for row, records in enumerate(dict.fromkeys(entries[i].records or b"" for i in known))}
+        packed = [np.frombuffer(records, np.uint8)[len(data) :] for records in rows]
         bits = np.unpackbits(np.stack(packed), axis=1, count=int.from_bytes(data[_PRINT:], "big"))
         for column in np.unique(bits, axis=1).T:
-            without = {i for i, inside in zip(known, column, strict=True) if not inside}
+            without = {i for i in known if not column[rows[entries[i].records or b""]]}
             groups.append([e for i, e in enumerate(entries) if i not in without])
     return groups or [list(entries)]
 
