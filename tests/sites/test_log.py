@@ -12,6 +12,7 @@ import pytest
 from releases import entry
 
 from fedstill import files
+from fedstill.privacy.events import Gaussian
 from fedstill.sites import chain, log, verify
 from fedstill.sites.chain import Chain, NewerFormat
 from fedstill.sites.ledger import HEAD, create_ledger, open_ledger, read_charges
@@ -161,6 +162,30 @@ def test_a_log_of_an_earlier_version_is_kept_and_read_on(state: Path) -> None:
     (state / log.OLD).write_text(json.dumps({**old, "detail": "13 bytes"}) + "\n")
     with pytest.raises(files.Damaged, match=f"{log.OLD} is damaged"):
         log.read(state)
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_state_of_an_earlier_version_loses_no_charge(crashed: bool, state: Path) -> None:
+    """Written by fedstill 0.1.0: three charges of two runs, the parts of some labels, a log without a chain."""
+    shutil.copytree(Path(__file__).parent / "state_of_0_1", state)
+    if crashed:  # between line and head: what follows is the head that 0.1 wrote after two lines
+        key, lines = (state / "ledger" / name for name in ("ledger.key", "ledger.jsonl"))
+        shorter = chain.Head(2, bytes.fromhex(json.loads(lines.read_text().splitlines()[1])["mac"]))
+        (state / "ledger" / HEAD).write_bytes(shorter.encode_first(key.read_bytes()))
+    assert "version" not in json.loads((state / "ledger" / HEAD).read_bytes())
+    charges = read_charges(state / "ledger")
+    assert [(charge.number, charge.run, charge.time) for charge in charges] == [
+        (1, "0123-first", None), (2, "0123-first", None), (3, "4567-second", None),
+    ]  # fmt: skip
+    assert charges[1].entry.records is not None
+    assert json.loads((state / "ledger" / HEAD).read_bytes())["version"] == 2
+    own = open_ledger(state / "ledger", "0123-first", delta=1e-5, budget=4.0, public_images=True)
+    assert own.entries == [charge.entry for charge in charges[:2]]
+    own.charge(entry(Gaussian(noise_multiplier=9.0), index=2))
+    log.append(state, {**REAL, "what": "asked", "request": "1"})
+    assert [line["what"] for line in log.read(state)] == ["asked", "answered", "begun", "asked"]
+    assert [len(read_charges(state / "ledger")), log.read(state)[2]["ledger"]] == [4, 4]
+    assert verify.verify(state).problems == []
 
 
 def test_a_damaged_log_is_put_aside_and_the_new_one_says_so(sample: Path) -> None:

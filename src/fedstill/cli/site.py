@@ -51,11 +51,11 @@ def site(words: list[str]) -> None:
 
 def _status(words: list[str]) -> None:
     policy, _, flags = _parse("status", words, ("--json", "--prometheus"))
-    from fedstill.sites import status
+    from fedstill.sites import site_status
 
-    found = status.status(policy)
+    found = site_status.status(policy)
     if "--prometheus" in flags:
-        print(status.prometheus(found), end="")
+        print(site_status.prometheus(found), end="")
     elif "--json" in flags:
         print_json(found)
     else:
@@ -63,7 +63,7 @@ def _status(words: list[str]) -> None:
 
 
 def _print_status(found: dict[str, Any]) -> None:
-    from fedstill.sites.status import brief
+    from fedstill.sites.site_status import brief
 
     budget, health = found["budget"], found["health"]
     state = "paused" if found["paused"] else "open"
@@ -165,14 +165,14 @@ def _show(words: list[str]) -> None:
 def _ledger(words: list[str]) -> None:
     policy, _, flags = _parse("ledger", words, ("--json", "--all"))
     from fedstill.report.privacy import cost_words
-    from fedstill.sites import log, status
+    from fedstill.sites import log, site_status
     from fedstill.sites.ledger import read_charges
 
     charges = read_charges(policy.ledger)
-    runs = [run for run in status.runs(policy, log.read(policy.state), charges) if run["releases"]]
+    runs = [run for run in site_status.runs(policy, log.read(policy.state), charges) if run["releases"]]
     if "--json" in flags:
         listed = [{**charge._asdict(), "entry": charge.entry.model_dump(mode="json")} for charge in charges]
-        print_json({"budget": status.budget(policy, charges), "runs": runs, "charges": listed})
+        print_json({"budget": site_status.budget(policy, charges), "runs": runs, "charges": listed})
         return
     if "--all" in flags:
         rows = [
@@ -190,7 +190,7 @@ def _ledger(words: list[str]) -> None:
             for unit, use in run["spent"].items()
         ],
     )
-    budget = status.budget(policy, charges)
+    budget = site_status.budget(policy, charges)
     for unit, use in budget["spent"].items():
         print(f"all runs, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
 

@@ -10,7 +10,7 @@ from fedstill import __version__, files
 from fedstill.report.guarantees import round_up
 from fedstill.report.html import data_table, folded, framed, section
 from fedstill.report.privacy import cost_words
-from fedstill.sites import log, status, verify
+from fedstill.sites import log, site_status, verify
 from fedstill.sites.ledger import TIME, Charge, read_charges
 from fedstill.sites.policy import SitePolicy
 
@@ -50,8 +50,8 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
         "site": policy.client,
         "policy": policy.model_dump(mode="json"),
         "check": {"is_whole": verdict.is_whole, **vars(verdict)},
-        "budget": status.budget(policy, charges),
-        "runs": status.runs(policy, lines, charges),
+        "budget": site_status.budget(policy, charges),
+        "runs": site_status.runs(policy, lines, charges),
         "charges": [_charge(charge) for charge in charges],
         "log": [{**line, "detail": "in the site's log"} if line["what"] == "failed" else line for line in lines],
     }

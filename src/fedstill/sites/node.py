@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstill import extras
+from fedstill import __version__, extras
+from fedstill.sites import log
 from fedstill.sites.policy import SitePolicy
 
 _PROGRAM = "from fedstill.sites import launcher; launcher.main()"
@@ -20,7 +21,7 @@ def serve(folder: Path, options: Sequence[str]) -> int:
         options: options of ``flower-supernode``: address and certificate of the server, the site's key.
 
     Raises:
-        ValueError: the policy is invalid, or Flower is not installed; one sentence.
+        ValueError: the policy is invalid, the log is damaged, or Flower is not installed; one sentence.
     """
     place = folder.resolve() / "policy.toml"
     policy = SitePolicy.read(place)
@@ -29,6 +30,8 @@ def serve(folder: Path, options: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {extras.install('flower')}") from error
     os.umask(0o077)
+    settings = policy.model_dump(mode="json")
+    log.write(policy, {"fedstill": __version__, "settings": settings}, "started", "the site's node starts")
 
     def launch(address: str, token: str) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-P", "-c", _PROGRAM, str(place), address, str(os.getpid())]
