@@ -78,7 +78,7 @@ class Chain:
     def __init__(self, folder: Path, name: str, remedy: str, largest: int | None = None) -> None:
         self._folder, self._name, self._remedy, self._largest = folder, name, remedy, largest
         self._key = b""
-        self._known, self._lines = b"", list[Line]()  # what `read` has checked
+        self._known, self._lines = bytearray(), list[Line]()  # what `read` has checked
         self._head = Head()  # of what was read or synchronised last
         self.lock = FileLock(folder / f"{name}.lock", timeout=60)
         """A lock against other processes; an instance may take it again."""
@@ -125,7 +125,7 @@ class Chain:
             head = self._load_head(key)
             parts = [self._read(place) for place in self.places]
             data, name = b"".join(parts), self._place("jsonl").name
-            if not data.startswith(self._known) or self._key not in (b"", key):
+            if not data.startswith(bytes(self._known)) or self._key not in (b"", key):
                 raise self._damaged(f"{name} was replaced by another copy")
             *new, torn = data[len(self._known) :].split(b"\n")
             lines = list(self._lines)
@@ -142,7 +142,8 @@ class Chain:
                 before, size = lines[-2].mac if len(lines) > 1 else START, len(lines[-1].text) + _TAIL
                 shorter = replace(now, count=now.count - 1, last=before, size=now.size - size)
             self._check(key, head, now, shorter)
-            self._known, self._lines, self._key, self._head = data[: len(data) - len(torn)], lines, key, now
+            self._known, self._lines = bytearray(data[: len(data) - len(torn)]), lines
+            self._key, self._head = key, now
             return lines[since:]
 
     def synchronise(self) -> None:
