@@ -337,6 +337,7 @@ def test_charges_of_an_earlier_version_are_none_of_the_log_s(state: Path) -> Non
     log.append(state, {**REAL, "what": "asked", "request": "b"})
     assert log.read(state)[0]["ledger"] == 1
     assert verify.verify(state).problems == []
+    assert "the chain of the log begins after charge 1" in verify.verify(state).notes[0]
     (state / "ledger" / HEAD).unlink()
     (problem,) = verify.verify(state).problems
     assert f"{HEAD} can't be read" in problem

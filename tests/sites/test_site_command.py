@@ -182,6 +182,19 @@ def test_a_run_waits_for_a_yes_and_a_no_is_the_same_to_the_server(
     assert "no run has the name 'f'" in fails(capsys, "approve", folder, "f", "--yes")
 
 
+def test_the_words_of_a_server_move_no_cursor(
+    digits: DataSet, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site(tmp_path, digits, approval="ask", methods=["real"], own_code=["a:\x1b[2J"])
+    text = spec_of("real", digits, public="noise=9\x1b[2J").text()
+    answer(site, text, wire.pack({}, {"step": "select", "exchange": 0, "fields": {}}))
+    answer(site, text, wire.pack({}, {"step": "\x1b[2J", "exchange": "\x1b[2J", "fields": {}}))
+    answer(site, text.replace('"convnet', '"\\u001b[2Jconvnet'), wire.pack({}, {"step": "select", "exchange": 0}))
+    (name,) = [line.split()[0] for line in shown(capsys, "approve", folder).splitlines()]
+    for words in (["approve", folder, name, "--no"], ["status", folder], ["log", folder], ["ledger", folder]):
+        assert "\x1b" not in shown(capsys, *words)
+
+
 def test_runs_that_wait_fill_no_disk(
     digits: DataSet, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +258,7 @@ def test_the_ledger_and_the_log_are_shown(
     assert stop.value.code == 1
     assert "WRONG: " in capsys.readouterr().out
     shown(capsys, "log", folder, "--restart")
-    assert shown(capsys, "log", folder, "--verify").startswith("log and ledger are whole")
+    assert "log and ledger are whole" in shown(capsys, "log", folder, "--verify")
 
 
 @pytest.mark.parametrize("ending", ["html", "json"])

@@ -63,6 +63,7 @@ def _status(words: list[str]) -> None:
 
 
 def _print_status(found: dict[str, Any]) -> None:
+    from fedstill.schema import clean
     from fedstill.sites.site_status import brief
 
     budget, health = found["budget"], found["health"]
@@ -85,7 +86,7 @@ def _print_status(found: dict[str, Any]) -> None:
         print(f"waits for approval since {run['time']}: {run['run']}")
     for line in (*found["running"], *found["last"]):
         facts = brief(line)
-        print(f"{facts['time']}  {facts['what']:<8}  {_words(facts['method'])}.{_words(facts['step'])}")
+        print(clean(f"{facts['time']}  {facts['what']:<8}  {_words(facts['method'])}.{_words(facts['step'])}", 200))
 
 
 def _log(words: list[str]) -> None:

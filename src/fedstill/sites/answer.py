@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from fedstill import schema, wire
 from fedstill.data import public, sources
@@ -68,7 +69,9 @@ class _Answer:
             return self._failure(error)
         try:
             data.check()
-            reply = site.reply(self._policy.client, question)
+            # one question of a run at a time: the same one, asked twice at once, must not be released twice
+            with FileLock(site.folder / "answer.lock", timeout=self._policy.max_seconds):
+                reply = site.reply(self._policy.client, question)
             sent.keep(self._policy, self._run, self._request, reply)
         except BudgetExceeded as error:  # depends on the requests alone, like the ledger
             questions.end()

@@ -70,7 +70,8 @@ def words(found: Mapping[str, Any]) -> list[str]:
         lines += ["Costs: the policy has no budget, so nothing can be charged."]
     else:
         lines += [f"Costs at most: epsilon {cost['at_most']:g} of the site's budget of {cost['budget']:g}{left}."]
-    return [*lines, "A yes holds for this run, with this method and these settings, and for no other."]
+    lines += ["A yes holds for this run, with this method and these settings, and for no other."]
+    return [schema.clean(line, 1000) for line in lines]  # words of a server are among them
 
 
 def kind_of(field: schema.Field) -> str:

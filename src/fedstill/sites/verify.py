@@ -73,6 +73,10 @@ def unfinished(lines: Sequence[Line]) -> list[Line]:
 
 def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge]) -> None:
     begun = max((int(line["ledger"]) for line in lines if line["what"] == "begun"), default=0)
+    if begun:
+        verdict.notes.append(
+            f"the chain of the log begins after charge {begun}; earlier charges are in the ledger only"
+        )
     if wrong := next((i for i, line in enumerate(lines, start=1) if line["n"] != i), None):
         verdict.problems.append(f"entry {wrong} of the log has another number")
     logged = _logged(verdict, lines, charges)
