@@ -15,13 +15,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.privacy import accounting, composition
 from fedstill.privacy.composition import for_replaced_labels as replaced
 from fedstill.privacy.events import Event, Pure, Unbounded, Unit
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, by_record, check_budget, refuse_unbudgeted
+from fedstill.privacy.ledger import (
+    BudgetExceeded,
+    Entry,
+    Ledger,
+    by_record,
+    check_budget,
+    record_masks,
+    refuse_unbudgeted,
+)
 from fedstill.sites.chain import Chain, Line
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
@@ -279,7 +288,11 @@ def shares(uses: Mapping[Unit, composition.Use]) -> dict[str, dict[str, float | 
 
 def _paths(entries: Sequence[Entry], unit: Unit) -> set[tuple[Event, ...]]:
     """The costs of the releases that one record can influence, for each record; equal ones once."""
-    return {tuple(chain(*(_costs(e, unit) for e in path))) for path in by_record(entries)}
+    numbers: dict[tuple[Event, ...], int] = {}  # of equal costs, which are many
+    kinds = np.array([numbers.setdefault(tuple(_costs(entry, unit)), len(numbers)) for entry in entries])
+    costs = list(numbers)
+    different = {kinds[mask].tobytes() for mask in record_masks(entries)}
+    return {tuple(chain(*(costs[kind] for kind in np.frombuffer(path, kinds.dtype)))) for path in different}
 
 
 def _costs(entry: Entry, unit: Unit) -> list[Event]:
