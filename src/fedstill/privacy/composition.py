@@ -25,11 +25,11 @@ share delta in proportions that the *first* release alone decides, which is chos
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 
 _SHARE = 1e-5
 """The Renyi filter's share of delta where the Gaussian one has the rest, as little as methods' noise has to spare."""
@@ -90,6 +90,14 @@ def used(events: Sequence[Event], first: Event, epsilon: float, delta: float) ->
     renyi = accounting.rdp_filter(epsilon, delta * _SHARE if is_whole else delta)
     ways.append(Use(renyi.epsilon(events), renyi.share(events)))
     return min(ways, key=lambda use: use.share)
+
+
+def shares(uses: Mapping[Unit, Use]) -> dict[str, dict[str, float | None]]:
+    """Uses by unit as JSON; None stands for no bound."""
+    return {
+        unit: {name: value if math.isfinite(value) else None for name, value in use._asdict().items()}
+        for unit, use in uses.items()
+    }
 
 
 def _is_whole(event: Event) -> bool:

@@ -15,11 +15,12 @@ from fedstill import schema, wire
 from fedstill.data import public, sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import NO_REPLY, Question, Site
+from fedstill.privacy.composition import shares
 from fedstill.privacy.ledger import BudgetExceeded, Ledger
 from fedstill.records import Records
 from fedstill.sites import decisions, log, sent
 from fedstill.sites.consent import kind_of
-from fedstill.sites.ledger import Charge, SiteStore, open_ledger, shares, standing
+from fedstill.sites.ledger import Charge, SiteStore, open_ledger, standing
 from fedstill.sites.policy import SitePolicy
 from fedstill.sites.questions import Questions
 

@@ -7,8 +7,9 @@ from typing import Any
 from fedstill import schema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
+from fedstill.privacy.composition import shares
 from fedstill.sites import decisions
-from fedstill.sites.ledger import read_charges, shares, standing
+from fedstill.sites.ledger import read_charges, standing
 from fedstill.sites.policy import SitePolicy
 
 _KINDS = {

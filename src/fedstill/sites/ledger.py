@@ -8,7 +8,7 @@ import base64
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -267,23 +267,13 @@ def standing(
         budget: the site's budget; None for no budget, of which every share is infinite.
         delta: the budget's delta.
     """
-    units: dict[Unit, None] = dict.fromkeys(e.unit for e in entries)
-    start = entries[0].event if first is None and entries else first
-    uses = {}
-    for unit in units:
-        assert start is not None
+    uses: dict[Unit, composition.Use] = {}
+    for unit in dict.fromkeys(e.unit for e in entries):
+        start = first or entries[0].event
         each = (composition.used(events, start, budget or 1.0, delta) for events in _paths(entries, unit))
         most = max(each, key=lambda use: use.share)
         uses[unit] = most if budget is not None else most._replace(share=math.inf)
     return uses
-
-
-def shares(uses: Mapping[Unit, composition.Use]) -> dict[str, dict[str, float | None]]:
-    """The result of `standing` as JSON; None stands for no bound."""
-    return {
-        unit: {name: value if math.isfinite(value) else None for name, value in use._asdict().items()}
-        for unit, use in uses.items()
-    }
 
 
 def _paths(entries: Sequence[Entry], unit: Unit) -> set[tuple[Event, ...]]:

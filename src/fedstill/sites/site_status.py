@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from fedstill import __version__, files
+from fedstill.privacy.composition import shares
 from fedstill.privacy.ledger import Entry
 from fedstill.sites import decisions, log, verify
-from fedstill.sites.ledger import TIME, Charge, read_charges, shares, standing
+from fedstill.sites.ledger import TIME, Charge, read_charges, standing
 from fedstill.sites.policy import SitePolicy
 
 LAST = 5
