@@ -199,7 +199,7 @@ def test_a_site_s_refusal_reaches_the_server_and_nothing_else_does(here: Loopbac
     assert refused["client"] == 2
     assert "policy allows scaffold, fedgm, fedavg-p, not 'small:Probe.update'" in refused["reason"]
     log = (here.folder / "site-2" / "state" / "log.jsonl").read_text()
-    assert '"what": "refused"' in log.splitlines()[-1]
+    assert '"what":"refused"' in log.splitlines()[-1]
 
 
 @thorough

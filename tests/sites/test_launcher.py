@@ -83,6 +83,14 @@ def test_a_question_within_the_limits_gets_its_reply(policy: SitePolicy, monkeyp
         assert worker("spec ", bytes(10**7)) == b"spec " + bytes(10**7)
 
 
+def test_a_message_that_is_no_question_is_logged(policy: SitePolicy) -> None:
+    launcher.failed(policy, ValueError("no facts"))
+    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    assert (line["what"], line["detail"]) == ("failed", "ValueError: no facts")
+    (policy.state / "log.head").unlink()
+    launcher.failed(policy, ValueError("no facts"))  # the server gets the constant reply all the same
+
+
 def test_a_foreign_bundle_is_logged_with_its_hash(policy: SitePolicy) -> None:
     assert launcher.refuse_by(policy)(b"PK", 7) == "the site runs fedstill's own app only"
     (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]

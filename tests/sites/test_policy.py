@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import small
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from real_sites import RUN, federation, make_site, spec_of, write_data
 
 from fedstill import methods, models, wire
 from fedstill.data.features import rows_of
@@ -19,7 +19,6 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.site import NO_REPLY
-from fedstill.engines.transport import Arrival
 from fedstill.methods.fedavg_p import FedAvgP
 from fedstill.methods.heads import HeadTraining
 from fedstill.models import pretrained
@@ -30,14 +29,9 @@ from fedstill.sites.answer import answer
 from fedstill.sites.policy import SitePolicy
 from fedstill.weights import state
 
-RUN = "0123456789abcdef" * 2
 NAMES = tuple("0123456789")
 INSEPARABLE = 61
 INDEX = st.integers(0, INSEPARABLE - 1)
-
-
-def write_data(place: Path, records: Records) -> None:
-    np.savez(place, x_train=records.images.permute(0, 2, 3, 1).numpy(), y_train=records.labels.numpy())
 
 
 @pytest.fixture
@@ -45,46 +39,9 @@ def make(digits: DataSet, tmp_path: Path) -> Callable[..., SitePolicy]:
     """Makes a site with half the digits."""
 
     def site(client: int = 0, records: Records | None = None, **policy: Any) -> SitePolicy:
-        place = tmp_path / f"site-{client}"
-        place.mkdir()
-        part = np.array_split(np.arange(len(digits.train)), 2)[client]
-        write_data(place / "data.npz", digits.train[torch.from_numpy(part)] if records is None else records)
-        wanted = {"methods": ["fedavg", "fedgm", "fedavg-p"], "unprotected": True, "simulated_noise": True, **policy}
-        return setup.site(place, {"client": client, "data": "data.npz", "state": "state", **wanted})
+        return make_site(tmp_path, digits, client, records, **policy)
 
     return site
-
-
-def spec_of(name: str, digits: DataSet, **facts: Any) -> RunSpec:
-    small_settings: dict[str, Any] = {
-        "fedavg": {"rounds": 2, "local": {"lr": 0.05, "batch_size": 32}},
-        "fedgm": {"ipc": 1, "training": {"epochs": 1}, "matching": {"nets": 1, "batch_size": 8}},
-        "fedavg-p": {"extractor": {"pretrain": "none"}, "space": {"dims": 8}},
-    }
-    method = methods.find(name)(**small_settings.get(name, {}))
-    return small.spec_of(method, digits.train, **{"name": name, "run": RUN, "public": "noise=64", **facts})
-
-
-class Direct:
-    """The way to sites in this process."""
-
-    def __init__(self, sites: list[SitePolicy], spec: RunSpec) -> None:
-        self.sites = sites
-        self.spec = spec
-        self.replies: list[bytes] = []
-
-    def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
-        for client in clients:
-            sent(client)
-            self.replies.append(answer(self.sites[client], self.spec.text(), request))
-            yield Arrival(client, self.replies[-1])
-
-
-def federation(name: str, digits: DataSet, sites: list[SitePolicy], folder: Path, **facts: Any) -> ServerFederation:
-    spec = spec_of(name, digits, **facts)
-    options = {"num_clients": len(sites), "public": small.noise_images(digits)()}
-    fed: ServerFederation = small.federation(spec.method, Direct(sites, spec), digits, folder, spec=spec, **options)
-    return fed
 
 
 def log(site: SitePolicy) -> list[dict[str, Any]]:
@@ -124,6 +81,7 @@ def test_what_was_answered_is_logged_and_what_was_released_is_spent_for_good(
     assert fed.guarantee().epsilon == pytest.approx(1.0, rel=1e-3)
     assert [(line["what"], line["method"], line["step"]) for line in log(site)] == [
         ("asked", "fedavg-p", "train_head"),
+        ("charged", "fedavg-p", "train_head"),
         ("answered", "fedavg-p", "train_head"),
     ]
     assert len(spent(site)) == 1
@@ -342,7 +300,7 @@ def test_a_run_that_failed_too_often_is_answered_no_more(digits: DataSet, make: 
     text = json.loads(spec_of("real", digits).text())
     for _ in range(4):
         assert asked(site, text) == NO_REPLY
-    assert [line["what"] for line in log(site)] == ["asked", "failed", "asked", "failed", "failed", "failed"]
+    assert [line["what"] for line in log(site)] == ["asked", "failed"] * 4
     assert "the run has failed 2 times; the limit is 2" in log(site)[-1]["detail"]
     generous = site.model_copy(update={"min_records": 1})
     assert asked(generous, text) == NO_REPLY  # not even if the data have changed since

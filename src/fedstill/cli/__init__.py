@@ -12,6 +12,7 @@ from fedstill.cli.publish import publish
 from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
 from fedstill.cli.server import server
+from fedstill.cli.site import site
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -33,7 +34,7 @@ commands:
   audit METHOD ...            prove lower bounds on a method's epsilon
   publish RUN                 write the model for plain PyTorch, with a card
   server COMMAND              set up and run the server of real sites
-  site COMMAND                set up and run a real site
+  site COMMAND FOLDER         set up, run, show and govern a real site
   deploy check                try a server and two sites on this machine
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
@@ -99,12 +100,6 @@ def _dispatch(words: list[str]) -> None:
     command(words[1:])
 
 
-def _site(words: list[str]) -> None:
-    from fedstill.cli.site_service import site
-
-    site(words)
-
-
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": run_one,
     "compare": compare,
@@ -112,7 +107,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "methods": list_methods,
     "data": data,
     "server": server,
-    "site": _site,
+    "site": site,
     "deploy": deployment,
     "privacy": privacy,
     "attack": attack,

@@ -1,6 +1,5 @@
 """``fedstill site init | check | join | rekey | serve``: the commands that set up a site and run it."""
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,19 +10,6 @@ from fedstill.cli.common import Bad, asks_help, no_more
 from fedstill.cli.declared import declared
 from fedstill.cli.parser import Section
 from fedstill.settings import Settings
-
-USAGE = """usage: fedstill site init FOLDER --invite FILE --data PATH [flags]
-                         make a site: policy, ledger, key, unit of systemd
-       fedstill site check FOLDER
-                         say what the policy lets out, after a change of it
-       fedstill site join FOLDER --invite FILE
-                         take a server's new invitation
-       fedstill site rekey FOLDER
-                         make another key
-       fedstill site serve FOLDER
-                         run the site's node, and answer the server
-"""
-"""The usage of these commands, a part of that of ``fedstill site``."""
 
 
 class _Invite(Settings):
@@ -127,16 +113,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "rekey": rekey,
     "serve": serve,
 }
-
-
-def site(words: list[str]) -> None:
-    """``fedstill site``."""
-    if not words or words[0] not in COMMANDS or (asks_help(words) and words[0] != "init"):
-        if words and not asks_help(words):
-            raise Bad(f"there is no command 'site {words[0]}'; choose {', '.join(COMMANDS)} (fedstill site --help)")
-        print(USAGE, file=sys.stdout if words else sys.stderr)
-        raise SystemExit(0 if words else 2)
-    COMMANDS[words[0]](words[1:])
 
 
 def _folder(words: Sequence[str]) -> Path:

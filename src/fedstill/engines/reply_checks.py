@@ -9,6 +9,7 @@ from fedstill import schema, wire
 from fedstill.engines import outliers
 from fedstill.engines.transport import Arrival
 from fedstill.privacy.ledger import Entry
+from fedstill.privacy.theorems import own_words
 from fedstill.protocol import Step
 
 _SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_length=100)])
@@ -63,7 +64,7 @@ def _check_variances(values: Mapping[str, Any], fields: schema.Schema) -> None:
 
 
 def listed(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
-    """The releases that a reply lists.
+    """The releases that a reply lists, with this fedstill's own words for their mechanisms.
 
     Raises:
         Refused: the list is malformed, or belongs to another step.
@@ -81,4 +82,4 @@ def listed(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
     for entry in entries:
         if not entry.mechanism.isidentifier():
             raise schema.Refused(f"its list of releases names the mechanism '{schema.clean(entry.mechanism)}'")
-    return entries
+    return [own_words(entry) for entry in entries]

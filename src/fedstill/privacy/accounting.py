@@ -208,6 +208,10 @@ class RdpFilter:
         """Whether all ``events`` together stay within the bound."""
         return self._divergence(events) <= self.bound
 
+    def share(self, events: Iterable[Event]) -> float:
+        """The share of the bound that ``events`` use up; infinite if the bound is not positive."""
+        return self._divergence(events) / self.bound if self.bound > 0 else math.inf
+
     def epsilon(self, events: Iterable[Event]) -> float:
         """The epsilon of ``events`` at the filter's order; 0 for no events."""
         spent = self._divergence(events)

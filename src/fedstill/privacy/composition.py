@@ -24,10 +24,12 @@ P[E] = P[E and S] + P[E and not S] <= e^epsilon Q[E] + delta_1 + delta_2. The pu
 share delta in proportions that the *first* release alone decides, which is chosen before any outcome.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
+from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 
 _SHARE = 1e-5
 """The Renyi filter's share of delta where the Gaussian one has the rest, as little as methods' noise has to spare."""
@@ -55,6 +57,47 @@ def admits(events: Sequence[Event], first: Event, epsilon: float, delta: float) 
         if accounting.gaussian_delta(precision**-0.5, epsilon) <= delta * (1 - _SHARE):
             return True
     return accounting.rdp_filter(epsilon, delta * _SHARE).allows(events)
+
+
+class Use(NamedTuple):
+    """The part of a bound that releases use up.
+
+    Attributes:
+        epsilon: an epsilon that bounds them, by the filter that has most room for them.
+        share: the share of that filter's bound, 1 for all of it.
+    """
+
+    epsilon: float
+    share: float
+
+
+def used(events: Sequence[Event], first: Event, epsilon: float, delta: float) -> Use:
+    """The use that ``events`` make of the bound; arguments as of `admits`, which admits a share up to 1."""
+    if not events:
+        return Use(0.0, 0.0)
+    if any(isinstance(event, Unbounded) for event in events):
+        return Use(math.inf, math.inf)
+    ways = []
+    pure = [event.epsilon for event in events if isinstance(event, Pure)]
+    if len(pure) == len(events):
+        ways.append(Use(sum(pure), sum(pure) / epsilon))
+    is_whole = _is_whole(first)
+    whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
+    if is_whole and len(whole) == len(events):
+        precision, own = sum(event.count / event.noise_multiplier**2 for event in whole), delta * (1 - _SHARE)
+        share = precision * accounting.gaussian_noise(epsilon, own) ** 2
+        ways.append(Use(accounting.gaussian_epsilon(precision**-0.5, own), share))
+    renyi = accounting.rdp_filter(epsilon, delta * _SHARE if is_whole else delta)
+    ways.append(Use(renyi.epsilon(events), renyi.share(events)))
+    return min(ways, key=lambda use: use.share)
+
+
+def shares(uses: Mapping[Unit, Use]) -> dict[str, dict[str, float | None]]:
+    """Uses by unit as JSON; None stands for no bound."""
+    return {
+        unit: {name: value if math.isfinite(value) else None for name, value in use._asdict().items()}
+        for unit, use in uses.items()
+    }
 
 
 def _is_whole(event: Event) -> bool:

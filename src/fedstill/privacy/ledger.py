@@ -5,13 +5,15 @@ simulated client, `fedstill.sites.ledger.open_ledger` that of a real site.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self, final
 
 import numpy as np
+from jaxtyping import Bool
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 from typing_extensions import override
 
@@ -94,15 +96,23 @@ def by_record(entries: Sequence[Entry]) -> list[list[Entry]]:
     Releases whose records are not known, or are records of other data, count for every record. Unlike `by_part`, this
     trusts no name.
     """
-    groups: list[list[Entry]] = []
+    return [list(compress(entries, mask)) for mask in record_masks(entries)]
+
+
+def record_masks(entries: Sequence[Entry]) -> Iterator[Bool[np.ndarray, " n"]]:
+    """For each record, whether it can influence each of the ``n`` releases, as in `by_record`; equal masks once."""
+    if all(entry.records is None for entry in entries):
+        yield np.ones(len(entries), dtype=np.bool_)
     for data in {e.records[: _PRINT + _COUNT] for e in entries if e.records is not None}:
         known = [i for i, e in enumerate(entries) if e.records is not None and e.records.startswith(data)]
-        packed = [np.frombuffer(entries[i].records or b"", np.uint8)[len(data) :] for i in known]
+        rows: dict[bytes, int] = {}  # equal parts once, as there may be thousands
+        places = np.array([rows.setdefault(entries[i].records or b"", len(rows)) for i in known])
+        packed = [np.frombuffer(records, np.uint8)[len(data) :] for records in rows]
         bits = np.unpackbits(np.stack(packed), axis=1, count=int.from_bytes(data[_PRINT:], "big"))
         for column in np.unique(bits, axis=1).T:
-            without = {i for i, inside in zip(known, column, strict=True) if not inside}
-            groups.append([e for i, e in enumerate(entries) if i not in without])
-    return groups or [list(entries)]
+            mask = np.ones(len(entries), dtype=np.bool_)
+            mask[known] = column[places]
+            yield mask
 
 
 def by_part(entries: Sequence[Entry]) -> list[list[Entry]]:

@@ -12,9 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from fedstill import files
 from fedstill.engines.flower import apps, node
 from fedstill.engines.site import NO_REPLY
 from fedstill.sites import bundle, log
@@ -34,8 +37,22 @@ def main() -> None:
     policy = SitePolicy.read(Path(place))
     limit_memory(policy)
     with Worker(policy) as worker:
-        app = apps.client_app(lambda *_: policy.client, lambda node, run, client, spec, request: worker(spec, request))
-        node.run_task(address, token, int(parent), app, refuse_by(policy))
+        app = apps.client_app(
+            lambda *_: policy.client,
+            lambda node, run, client, spec, request: worker(spec, request),
+            partial(failed, policy),
+        )
+        try:
+            node.run_task(address, token, int(parent), app, refuse_by(policy))
+        except Exception as error:  # a message of a kind that no app of fedstill's takes
+            failed(policy, error)
+            raise
+
+
+def failed(policy: SitePolicy, error: Exception) -> None:
+    """Log what kept a message from the site's own answer; that the log itself is damaged needs no line."""
+    with suppress(files.Damaged, OSError):
+        log.write(policy, {}, "failed", error)
 
 
 def refuse_by(policy: SitePolicy) -> Callable[[bytes, int], str | None]:

@@ -5,31 +5,55 @@ the releases of all runs.
 """
 
 import base64
-import hashlib
-import hmac
 import json
 import math
-import os
-import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from filelock import FileLock
+import numpy as np
 from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.privacy import accounting, composition
 from fedstill.privacy.composition import for_replaced_labels as replaced
 from fedstill.privacy.events import Event, Pure, Unbounded, Unit
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, by_record, check_budget, refuse_unbudgeted
+from fedstill.privacy.ledger import (
+    BudgetExceeded,
+    Entry,
+    Ledger,
+    by_record,
+    check_budget,
+    record_masks,
+    refuse_unbudgeted,
+)
+from fedstill.sites.chain import Chain, Line
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
-_START = bytes(32)  # in place of the MAC before the first line
-_TAIL = len(',"mac":""}') + 2 * len(_START)
+TIME = "%Y-%m-%dT%H:%M:%S%z"
+"""Format of the times in a site's files."""
+
+
+class Charge(NamedTuple):
+    """A release in a site's ledger.
+
+    Attributes:
+        number: its number among the releases of all runs, from 1.
+        run: the run's name at the site.
+        entry: the release.
+        time: the time of the charge; None in ledgers of fedstill 0.1.
+        mac: the MAC of its line, in hexadecimal.
+    """
+
+    number: int
+    run: str
+    entry: Entry
+    time: str | None
+    mac: str
 
 
 def create_ledger(folder: Path) -> None:
@@ -42,13 +66,7 @@ def create_ledger(folder: Path) -> None:
         raise ValueError(f"{folder} has a {there[0]} already; a new ledger would forget what was released")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    key = secrets.token_bytes(32)
-    for name, data in ((KEY, key), (LINES, b""), (HEAD, _head(key, 0, _START))):
-        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        _flush(folder / name)
-    _flush(folder)
-    _flush(folder.parent)
+    _chain(folder).create()
 
 
 def open_ledger(
@@ -59,7 +77,9 @@ def open_ledger(
     budget: float | None,
     allow_unbounded: bool = False,
     public_images: bool = False,
+    budget_per_run: float | None = None,
     run_limit: tuple[float, float] | None = None,
+    charged: "Callable[[Charge, SiteStore], None] | None" = None,
 ) -> Ledger:
     """The ledger of a site for one of its runs; its ``entries`` are those of this run.
 
@@ -73,7 +93,9 @@ def open_ledger(
         budget: maximum epsilon of the releases of all runs together; None for no limit.
         allow_unbounded: whether releases that no epsilon bounds are allowed, if there is no budget.
         public_images: whether releases that protect labels only are allowed within a budget.
+        budget_per_run: maximum epsilon of this run's releases at ``delta``; None for no limit.
         run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
+        charged: called with every release that is charged and with the store, before the release happens.
 
     Raises:
         Damaged: the ledger's files were changed.
@@ -81,7 +103,7 @@ def open_ledger(
     """
     if budget is not None and not 0 <= budget < math.inf:
         raise ValueError(f"budget is {budget}; it must be a number of 0 or more, or None")
-    store = SiteStore(folder, run)
+    store = SiteStore(folder, run, charged)
     rule = partial(
         _check,
         store=store,
@@ -89,6 +111,7 @@ def open_ledger(
         budget=budget,
         allow_unbounded=allow_unbounded,
         public_images=public_images,
+        budget_per_run=budget_per_run,
         run_limit=run_limit,
     )
     return Ledger(store, rule)
@@ -97,108 +120,86 @@ def open_ledger(
 class SiteStore:
     """The releases of one site in all its runs; each is on disk before it happens.
 
-    A line has the run, the entry, and the HMAC-SHA256 of both and of the previous line's MAC; the head has the number
-    of lines. One line more than that comes from a crash before the release, and counts. An incomplete last line comes
-    from a crash before `Ledger.charge` returned, and does not count. Any other difference is damage and stops all
-    releases. So does an older copy that replaces the files while this object exists; between two openings, such a copy
-    could only be detected by a counter elsewhere. A reader of the key can forge a ledger, so only the site may have
-    access to the folder.
+    A line of the chain (`fedstill.sites.chain`) has the run, the entry and the time. An older copy that replaces the
+    files while this object exists is noticed; between two openings, the site's log tells (`fedstill.sites.verify`).
 
     Args:
         folder: the folder given to `create_ledger`.
         run: the run whose entries `read` returns and `append` writes.
+        charged: called with every release that `append` wrote, and with this object.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._run = folder, run
-        self._lock = FileLock(folder / LOCK, timeout=60)
-        self._macs = [_START]
-        self._runs: dict[str, list[Entry]] = {}
+    def __init__(self, folder: Path, run: str, charged: "Callable[[Charge, SiteStore], None] | None" = None) -> None:
+        self._chain, self._folder, self._run, self._charged = _chain(folder), folder, run, charged
+        self.runs: dict[str, list[Entry]] = {}
+        """The entries of each run, as last read."""
+        self._count = 0
 
     def lock(self) -> AbstractContextManager[Any]:
         """A lock against charges by other processes."""
-        return self._lock
+        return self._chain.lock
 
     @property
     def size(self) -> int:
         """Number of entries of all runs, as last read."""
-        return len(self._macs) - 1
+        return self._chain.count
 
     def other_runs(self) -> list[list[Entry]]:
         """The entries of each other run, as last read."""
-        return [entries for run, entries in self._runs.items() if run != self._run]
+        return [entries for run, entries in self.runs.items() if run != self._run]
 
     @property
     def first(self) -> Entry | None:
         """The first entry of all runs, as last read."""
-        return next((entries[0] for entries in self._runs.values() if entries), None)
+        return next((entries[0] for entries in self.runs.values() if entries), None)
 
     def read(self) -> list[Entry]:
         """The run's entries, after a check of every line on disk.
 
         Raises:
-            Damaged: the ledger's files were changed.
+            Damaged: the ledger's files were changed, or a newer fedstill wrote them.
         """
-        self._key = self._bytes(KEY)
-        with self._lock:
-            (lines, macs), known = self._verified(), len(self._macs)
-            if macs[:known] != self._macs:
-                raise self._damaged(f"{LINES} was replaced by another copy")
-            try:
-                new = [_read(json.loads(line)) for line in lines[known - 1 :]]
-            except (ValidationError, ValueError, TypeError, KeyError) as error:
-                raise self._damaged(f"{LINES} was written by another version of fedstill") from error
-            for run, entry in new:
-                self._runs.setdefault(run, []).append(entry)
-            self._macs = macs  # last, so that every line counts after an interruption
-        return list(self._runs.get(self._run, []))
-
-    def _verified(self) -> tuple[list[bytes], list[bytes]]:
-        """The lines and the MACs, the first of which precedes the first line; repairs the head after a crash."""
-        if len(self._key) != len(_START):
-            raise self._damaged(f"{KEY} has {len(self._key)} bytes in place of {len(_START)}")
-        head, data, macs = self._bytes(HEAD), self._bytes(LINES), [_START]
-        *lines, torn = data.split(b"\n")
-        self._end = len(data) - len(torn)
-        for number, line in enumerate(lines, start=1):
-            signed, mac = _signed(self._key, macs[-1], line[:-_TAIL] + b"}")
-            if not hmac.compare_digest(signed, line):
-                raise self._damaged(f"line {number} of {LINES} was changed, moved or added, or {KEY} is another's")
-            macs.append(mac)
-        if head != _head(self._key, len(lines), macs[-1]):
-            if not lines or head != _head(self._key, len(lines) - 1, macs[-2]):
-                raise self._damaged(f"{HEAD} does not fit {LINES}, which lacks lines or has too many, or {KEY}")
-            self._write_head(len(lines), macs[-1])
-        return lines, macs
+        for charge in _charges(self._chain, self._folder, self._count):
+            self._add(charge.run, charge.entry)
+        return list(self.runs.get(self._run, []))
 
     def append(self, entry: Entry) -> None:
         """Write one more entry of the run, and flush it to disk."""
-        facts: dict[str, Any] = {"run": self._run, "entry": entry.model_dump(mode="json")}
+        now = time.strftime(TIME)
+        facts: dict[str, Any] = {"run": self._run, "time": now, "entry": entry.model_dump(mode="json")}
         if entry.records is not None:
             facts["records"] = base64.b64encode(entry.records).decode()
-        text = json.dumps(facts, separators=(",", ":"))
-        line, mac = _signed(self._key, self._macs[-1], text.encode())
-        with (self._folder / LINES).open("r+b") as file:
-            file.truncate(self._end)  # removes an incomplete last line
-            file.seek(self._end)
-            file.write(line + b"\n")
-        self._write_head(len(self._macs), mac)
-        self._runs.setdefault(self._run, []).append(entry)
-        self._macs.append(mac)
+        mac = self._chain.append(facts)
+        self._add(self._run, entry)
+        if self._charged is not None:
+            self._charged(Charge(self._chain.count, self._run, entry, now, mac.hex()), self)
 
-    def _write_head(self, count: int, mac: bytes) -> None:
-        _flush(self._folder / LINES)
-        files.write_bytes(self._folder / HEAD, _head(self._key, count, mac))
-        _flush(self._folder)
+    def _add(self, run: str, entry: Entry) -> None:
+        self.runs.setdefault(run, []).append(entry)
+        self._count += 1  # last, so that every entry counts after an interruption
 
-    def _bytes(self, name: str) -> bytes:
-        try:
-            return (self._folder / name).read_bytes()
-        except OSError as error:
-            raise self._damaged(f"{name} can't be read ({error.strerror})") from error
 
-    def _damaged(self, what: str) -> files.Damaged:
-        return files.Damaged(f"{self._folder} is damaged: {what}; nothing is released until its newest copy is back")
+def read_charges(folder: Path) -> list[Charge]:
+    """All releases of a site in order, after a check of every line on disk.
+
+    Raises:
+        Damaged: the ledger's files were changed, or a newer fedstill wrote them.
+    """
+    return _charges(_chain(folder), folder)
+
+
+def _chain(folder: Path) -> Chain:
+    return Chain(folder, "ledger", "nothing is released until its newest copy is back")
+
+
+def _charges(chain: Chain, folder: Path, since: int = 0) -> list[Charge]:
+    try:
+        return [_read(number, line) for number, line in enumerate(chain.read(since), start=since + 1)]
+    except (ValidationError, TypeError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise files.Damaged(
+            f"{folder} is damaged: {LINES} was written by another version of fedstill; nothing is released until its "
+            "newest copy is back"
+        ) from error
 
 
 def _check(
@@ -210,9 +211,10 @@ def _check(
     budget: float | None,
     allow_unbounded: bool,
     public_images: bool,
+    budget_per_run: float | None,
     run_limit: tuple[float, float] | None,
 ) -> None:
-    """The rule of a site's ledger: the run stays within its limit, and all runs together within the site's budget.
+    """The rule of a site's ledger: the run stays within its limits, and all runs together within the site's budget.
 
     A server chooses every request by earlier replies, so filters decide (`fedstill.privacy.composition`). The names of
     parts are the server's word: two releases count as of disjoint parts only if the ledger knows the records of both. A
@@ -232,18 +234,55 @@ def _check(
         if not accounting.rdp_filter(*run_limit).allows(own):  # sufficient, and quicker than the exact sum
             check_budget(entries, entry, *run_limit, split=by_record)
     if budget is None:
-        return refuse_unbudgeted(entry)
-    every, first = [*chain(*store.other_runs()), *entries, entry], (store.first or entry).event
-    units: set[Unit] = {e.unit for e in every}
+        refuse_unbudgeted(entry)
+    else:
+        every = [*chain(*store.other_runs()), *entries, entry]
+        what = f"the site's budget of {budget:g} at delta {delta:g}, including earlier runs"
+        _check_all(every, (store.first or entry).event, budget, delta, f"{what}; nothing was released", entry)
+    if budget_per_run is not None:
+        what = f"the site's budget of {budget_per_run:g} at delta {delta:g} for a run (budget_per_run)"
+        _check_all([*entries, entry], [*entries, entry][0].event, budget_per_run, delta, what, entry)
+
+
+def _check_all(entries: Sequence[Entry], first: Event, budget: float, delta: float, limit: str, entry: Entry) -> None:
+    """Raise `BudgetExceeded` unless filters admit ``entries``, of which ``entry`` is the new one."""
+    units: set[Unit] = {e.unit for e in entries}
     for unit in units & {entry.unit, "label"}:
-        paths = [list(chain(*(_costs(e, unit) for e in path))) for path in by_record(every)]
-        for events in set(map(tuple, paths)):
+        for events in _paths(entries, unit):
             if not composition.admits(events, first, budget, delta):
                 raise BudgetExceeded(
-                    f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {unit} above the "
-                    f"site's budget of {budget:g} at delta {delta:g}, including earlier runs; nothing was released "
-                    "(raise the site's budget or the noise)"
+                    f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {unit} above "
+                    f"{limit} (raise the site's budget or the noise)"
                 )
+
+
+def standing(
+    entries: Sequence[Entry], first: Event | None, budget: float | None, delta: float
+) -> dict[Unit, composition.Use]:
+    """The part of a budget that releases use up, for each unit that they protect.
+
+    Args:
+        entries: the releases of one run, or of all.
+        first: the first release of all runs, or of this run for a budget of a run; None for the first of ``entries``.
+        budget: the site's budget; None for no budget, of which every share is infinite.
+        delta: the budget's delta.
+    """
+    uses: dict[Unit, composition.Use] = {}
+    for unit in dict.fromkeys(e.unit for e in entries):
+        start = first or entries[0].event
+        each = (composition.used(events, start, budget or 1.0, delta) for events in _paths(entries, unit))
+        most = max(each, key=lambda use: use.share)
+        uses[unit] = most if budget is not None else most._replace(share=math.inf)
+    return uses
+
+
+def _paths(entries: Sequence[Entry], unit: Unit) -> set[tuple[Event, ...]]:
+    """The costs of the releases that one record can influence, for each record; equal ones once."""
+    numbers: dict[tuple[Event, ...], int] = {}  # of equal costs, which are many
+    kinds = np.array([numbers.setdefault(tuple(_costs(entry, unit)), len(numbers)) for entry in entries])
+    costs = list(numbers)
+    different = {kinds[mask].tobytes() for mask in record_masks(entries)}
+    return {tuple(chain(*(costs[kind] for kind in np.frombuffer(path, kinds.dtype)))) for path in different}
 
 
 def _costs(entry: Entry, unit: Unit) -> list[Event]:
@@ -254,25 +293,8 @@ def _costs(entry: Entry, unit: Unit) -> list[Event]:
     return [entry.event] if isinstance(entry.event, Pure) and entry.unit == "label" else replaced(entry.event)
 
 
-def _read(value: dict[str, Any]) -> tuple[str, Entry]:
+def _read(number: int, line: Line) -> Charge:
+    value = json.loads(line.text)
     records = base64.b64decode(value["records"]) if "records" in value else None
-    return value["run"], Entry(**value["entry"], records=records)
-
-
-def _signed(key: bytes, before: bytes, text: bytes) -> tuple[bytes, bytes]:
-    """The JSON object ``text`` with its MAC appended, and the MAC."""
-    mac = hmac.digest(key, before + text, hashlib.sha256)
-    return text[:-1] + b',"mac":"%s"}' % mac.hex().encode(), mac
-
-
-def _head(key: bytes, count: int, mac: bytes) -> bytes:
-    head = json.dumps({"count": count, "last": mac.hex()}).encode()
-    return _signed(key, b"head", head)[0] + b"\n"  # signed, since any key would fit an empty ledger otherwise
-
-
-def _flush(place: Path) -> None:
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    entry = Entry(**value["entry"], records=records)
+    return Charge(number, value["run"], entry, value.get("time"), line.mac.hex())

@@ -1,20 +1,158 @@
-"""A site's log: one JSON line for each question and its outcome."""
+"""A site's log: a chained, keyed line for everything that arrives, for what became of it, and for every charge.
 
+The lines are in ``state/log.jsonl`` (`fedstill.sites.chain`); files of 64 MiB are kept under other names. A line has
+its number ``n``, the time, ``what`` happened, a ``detail`` in words, and facts that depend on ``what``:
+
+============  ========================================================================================================
+what          facts
+============  ========================================================================================================
+started       of the node: version of fedstill, the policy
+asked         run, method, step, exchange, model, settings, ``spec`` and ``request`` (SHA-256), bytes, process, policy
+charged       the same, number ``ledger`` and ``ledger_mac`` of the line in the ledger, unit, epsilon, shares of budgets
+answered      the same, ``reply`` (SHA-256), its bytes, its fields, the numbers of its charges
+refused       the same, ``reply``; of a foreign bundle, ``bundle`` (SHA-256)
+waiting       as refused: the operator has not approved the run
+failed        as refused; the reason may contain data
+begun         a chain begins at a site that has earlier charges or a log of fedstill 0.1, which is kept
+============  ========================================================================================================
+
+and, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
+"""
+
+import hashlib
 import json
 import logging
+import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from fedstill import files
+from fedstill.sites.chain import Chain, NewerFormat
+from fedstill.sites.ledger import LINES as LEDGER
+from fedstill.sites.ledger import TIME
 from fedstill.sites.policy import SitePolicy
+
+OLD = "log-old.jsonl"
+"""Name of a log of fedstill 0.1, which had no chain."""
+FORMAT, VERSION = "format.json", 2
+"""File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
+_LARGEST = 64 * 2**20
+_REMEDY = (
+    "the site replies to nothing until its newest copy is back, or until 'fedstill site log FOLDER --restart' puts it "
+    "aside and begins another"
+)
 
 log = logging.getLogger("fedstill")
 
 
-def write(policy: SitePolicy, facts: Mapping[str, str], what: str, detail: str | Exception) -> None:
-    """Append a line with ``facts``, ``what`` happened and its ``detail``."""
+def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str | Exception, **more: Any) -> None:
+    """Append a line with ``facts`` and ``more``, ``what`` happened and its ``detail``.
+
+    Raises:
+        Damaged: the log was changed, or a newer fedstill wrote it.
+        OSError: the line can't be written.
+    """
     text = f"{type(detail).__name__}: {detail}" if isinstance(detail, Exception) else detail
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "what": what, **facts, "detail": text}
+    line = {"time": time.strftime(TIME), "what": what, **facts, **more, "detail": text}
     log.info("%s", json.dumps(line))
-    policy.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.append_json(policy.state / "log.jsonl", line)
+    append(policy.state, line)
+
+
+def append(state: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to the log in a site's folder ``state``, and begin the log if there is none."""
+    check_format(state)
+    chain = _chain(state)
+    with chain.lock:
+        _begin(state, chain)
+        chain.synchronise()
+        chain.append({"n": chain.count + 1, **line})
+
+
+def read(state: Path) -> list[dict[str, Any]]:
+    """All lines, those of a log without a chain first, after a check of the chain.
+
+    Raises:
+        Damaged: the log was changed, or a newer fedstill wrote it.
+    """
+    if not (state / "log.head").exists() and not (state / "log.key").exists():
+        return files.read_json_lines(state / "log.jsonl")
+    chain = _chain(state)
+    lines: list[dict[str, Any]] = [json.loads(line.text) for line in chain.read()]
+    begun = next((line for line in lines if line["what"] == "begun" and "old" in line), None)
+    if begun is None:
+        return lines
+    old = state / OLD
+    if not old.exists() or _digest(old) != begun["old"]:
+        raise files.Damaged(f"{old} is damaged: it is missing or was changed; {_REMEDY}")
+    return [*files.read_json_lines(old), *lines]
+
+
+def restart(state: Path) -> Path:
+    """Put a damaged log aside and begin another, whose first line says so; returns the folder of the old one."""
+    aside = state / time.strftime("log-damaged-%Y%m%d-%H%M%S")
+    chain = _chain(state)
+    with chain.lock:
+        aside.mkdir(mode=0o700)
+        places = [p for p in (*chain.places, state / OLD, state / "log.key", state / "log.head") if p.exists()]
+        digests = {place.name: _digest(place) for place in places}
+        for place in places:
+            shutil.move(place, aside / place.name)
+        _begin(state, chain, damaged=digests)
+    return aside
+
+
+def check_format(state: Path) -> None:
+    """Refuse the state of a newer fedstill; mark that of an older one, whose layout is the same.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote the state.
+    """
+    place = state / FORMAT
+    if not place.exists():
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_json(place, {"version": VERSION})
+        return
+    try:
+        version = json.loads(place.read_text())["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
+    if version not in range(1, VERSION + 1):
+        raise NewerFormat(
+            f"{state} has the format {version}; this fedstill reads formats up to {VERSION}, so install the newer "
+            "fedstill that wrote it"
+        )
+
+
+def _chain(state: Path) -> Chain:
+    return Chain(state, "log", _REMEDY, _LARGEST)
+
+
+def _begin(state: Path, chain: Chain, **more: Any) -> None:
+    """Make the chain if there is none, with a line about what came before it."""
+    key, head, lines = (state / f"log.{part}" for part in ("key", "head", "jsonl"))
+    if head.exists() or (key.exists() and lines.exists() and lines.stat().st_size):
+        return
+    if lines.exists() and lines.stat().st_size:
+        lines.rename(state / OLD)
+    for place in (key, lines):  # of a crash while they were made
+        place.unlink(missing_ok=True)
+    chain.create()
+    ledger = ledger_of(state) / LEDGER
+    facts: dict[str, Any] = {"ledger": ledger.read_bytes().count(b"\n") if ledger.exists() else 0, **more}
+    if (state / OLD).exists():
+        facts["old"] = _digest(state / OLD)
+    if facts != {"ledger": 0}:
+        chain.synchronise()
+        line = {"time": time.strftime(TIME), "what": "begun", **facts, "detail": "the chain of the log begins here"}
+        chain.append({"n": 1, **line})
+
+
+def ledger_of(state: Path) -> Path:
+    """Folder of the ledger in a site's folder ``state``."""
+    return state / "ledger"
+
+
+def _digest(place: Path) -> str:
+    return hashlib.sha256(place.read_bytes()).hexdigest()

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstill import extras
-from fedstill.sites import setup
+from fedstill import __version__, extras
+from fedstill.sites import log, setup
 from fedstill.sites.policy import SitePolicy
 
 _PROGRAM = "from fedstill.sites import launcher; launcher.main()"
@@ -21,7 +21,8 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         options: further options of ``flower-supernode``.
 
     Raises:
-        ValueError: the policy is invalid, the site has no server, or Flower is not installed; one sentence.
+        ValueError: the policy is invalid, the site has no server, the log is damaged, or Flower is not installed; one
+            sentence.
     """
     place = folder.resolve() / setup.POLICY
     policy = SitePolicy.read(place)
@@ -32,6 +33,8 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         raise ValueError(f"the package {error.name} is not installed; {extras.install('flower')}") from error
     os.umask(0o077)
     os.environ["FLWR_HOME"] = str(folder.resolve() / "flower")  # a service may have no home
+    settings = policy.model_dump(mode="json")
+    log.write(policy, {"fedstill": __version__, "settings": settings}, "started", "the site's node starts")
 
     def launch(address: str, token: str) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-P", "-c", _PROGRAM, str(place), address, str(os.getpid())]

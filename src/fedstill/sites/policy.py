@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
@@ -31,6 +31,10 @@ class SitePolicy(Settings):
     """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     """Delta of that epsilon, and the maximum delta of a run."""
+    budget_per_run: PositiveFloat | None = None
+    """Maximum epsilon, at ``delta``, of the releases of one run; None lets one run take the whole budget."""
+    approval: Literal["none", "ask"] = "none"
+    """Whether a new run waits until the site's operator approves it ("ask"): fedstill site approve."""
     unprotected: bool = False
     """Whether fields that no mechanism protects (models, images) may leave."""
     public_images: bool = False
@@ -48,6 +52,10 @@ class SitePolicy(Settings):
     """Largest time in seconds that a question may take; then its process is ended."""
     max_memory_gb: NonNegativeFloat = 16.0
     """Largest address space of a question's processes in gigabytes; 0 for no limit, which CUDA needs."""
+    keep_sent_days: NonNegativeFloat = 30.0
+    """Number of days for which the site keeps a copy of what it sent; 0 for none. Releases stay for good."""
+    keep_sent_gb: NonNegativeFloat = 1.0
+    """Largest size of these copies in gigabytes; the oldest go first."""
     messages_at_a_time: Annotated[int, Ge(1), Le(64)] = 2
     """Number of messages that the site works on at a time."""
     public: dict[str, Path] = {}

@@ -8,6 +8,8 @@ from fedstill import files, schema
 from fedstill.sites.policy import SitePolicy
 
 DAY = 86_400.0
+SPEC = "spec.json"
+"""Name of the file with the spec in the folder of a run."""
 
 
 class FailedTooOften(RuntimeError):
@@ -22,11 +24,13 @@ class Questions:
     Args:
         policy: the site's policy, which has the limits.
         run: the run's name at this site.
+        text: the run's spec, which is stored with the first question.
     """
 
-    def __init__(self, policy: SitePolicy, run: str) -> None:
+    def __init__(self, policy: SitePolicy, run: str, text: str) -> None:
         self._policy = policy
         self._run = run
+        self._text = text
         self._lines = policy.state / "runs" / run / "questions.jsonl"
         self._runs = policy.state / "runs.jsonl"
         policy.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,6 +61,7 @@ class Questions:
         if today >= self._policy.runs_per_day:
             raise schema.Refused(f"the site has begun {today} runs in the last day, its limit (runs_per_day)")
         self._lines.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_bytes(self._lines.with_name(SPEC), self._text.encode())
         files.append_json(self._runs, {"time": time.time(), "run": self._run})
 
     def end(self) -> None:

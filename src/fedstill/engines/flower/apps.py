@@ -33,8 +33,8 @@ AnswerRequest = Callable[[Config, Config, int, str, bytes], bytes]
 """Returns a reply, given both configurations, the client number, the text of the run's spec and the request."""
 
 
-def client_app(number: Number, answer: AnswerRequest) -> ClientApp:
-    """The app of a node; calls one of the functions for each message."""
+def client_app(number: Number, answer: AnswerRequest, failed: Callable[[Exception], None] | None = None) -> ClientApp:
+    """The app of a node; calls ``number`` or ``answer`` for each message, and ``failed`` if there was no answer."""
     app = ClientApp()
 
     @app.query(HELLO)
@@ -55,6 +55,8 @@ def client_app(number: Number, answer: AnswerRequest) -> ClientApp:
             reply = answer(context.node_config, context.run_config, client, spec, take_bytes(message))
         except Exception as error:
             log.error("this site can't answer: %s", error)
+            if failed is not None:
+                failed(error)
             reply = NO_REPLY
         return Message(content(reply), reply_to=message)
 

@@ -1,0 +1,82 @@
+"""Words on mechanisms in guarantees come from fedstill's own table, never from a client."""
+
+from importlib import import_module
+from inspect import isabstract
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from releases import entry
+
+import fedstill
+from fedstill.privacy import theorems
+from fedstill.privacy.batch_clipping import UNBOUNDED, BatchClippedSGD
+from fedstill.privacy.dp_sgd import DPSGD
+from fedstill.privacy.events import Unbounded
+from fedstill.privacy.ledger import Entry
+from fedstill.privacy.logistic import BinaryHead, LogisticHead, PublishedBinaryHead, PublishedLogisticHead
+from fedstill.privacy.mechanisms import ClassSums, ClippedUpdate, Histogram, Mechanism, NoisySum, UnprotectedLabels
+from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior
+from fedstill.privacy.second_moments import SecondMoments
+from fedstill.privacy.theorems import NO_REASON, NO_THEOREM, THEOREMS, UNKNOWN, own_words
+
+PRIOR = torch.full((3, 4), 0.25)
+HEAD: dict[str, Any] = {"num_classes": 4, "penalty": 0.3, "radius": 2.0, "noise_multiplier": 1e-5}
+PUBLISHED: dict[str, Any] = {"lam": 1e-3, "epsilon": 1.0, "delta": 1e-5}
+
+
+def made() -> list[Mechanism[Any, Any]]:
+    """Mechanisms of every kind, with numbers of every form."""
+    few = [NoisySum(1e-7, 1.0), NoisySum(123456.0, 0.0), ClassSums(4, 0.25, 1.0), ClippedUpdate(1e9, 1.0)]
+    few += [Histogram(4, 1.0), RandomizedResponse(4, 1e-6), RRWithPrior(0.5, PRIOR), RRWithPrior(0.5, PRIOR, k=2)]
+    few += [UnprotectedLabels("labels are not randomised"), LogisticHead(**HEAD)]
+    binary = {name: value for name, value in HEAD.items() if name != "num_classes"}
+    few += [BinaryHead(**binary, negatives=torch.zeros(1, 2))]
+    few += [SecondMoments(num_classes=4, dims=3, radius=1.0, noise_multiplier=1.0, share=0.123456789)]
+    sgd: dict[str, Any] = {"lr": 0.1, "clip": 1e-4, "noise_multiplier": 1.0, "sampling": 1 / 3, "steps": 10**6}
+    few += [DPSGD(model=torch.nn.Linear(2, 2), batch_size=8, **sgd)]
+    few += [PublishedBinaryHead(**PUBLISHED, negatives=torch.zeros(1, 2))]
+    few += [PublishedLogisticHead(**PUBLISHED, num_classes=4, scaling=how) for how in ("paper", "repository")]
+    return few
+
+
+def listed(mechanism: Mechanism[Any, Any]) -> Entry:
+    facts = {"mechanism": type(mechanism).__name__, "theorem": mechanism.theorem, "event": mechanism.event}
+    return entry().model_copy(update=facts)
+
+
+@pytest.mark.parametrize("mechanism", made(), ids=lambda each: type(each).__name__)
+def test_an_honest_client_s_words_are_those_of_the_table(mechanism: Mechanism[Any, Any]) -> None:
+    assert own_words(listed(mechanism)) == listed(mechanism)
+
+
+def test_every_mechanism_is_in_the_table() -> None:
+    root = Path(fedstill.__file__).parent
+    for path in (root / "privacy").glob("*.py"):
+        import_module(f"fedstill.privacy.{path.stem}")
+
+    def kinds(kind: type) -> set[type]:
+        return {kind}.union(*map(kinds, kind.__subclasses__()))
+
+    names = {k.__name__ for k in kinds(Mechanism) if k.__module__.startswith("fedstill.") and not isabstract(k)}
+    assert {name for name in names if not name.startswith("_")} == THEOREMS.keys()
+    assert {type(each).__name__ for each in made()} | {BatchClippedSGD.__name__} == THEOREMS.keys()
+    assert theorems._fits(UNBOUNDED.reason, theorems.REASONS)
+
+
+def test_a_client_s_own_words_stand_nowhere() -> None:
+    praise = "epsilon is 0. The auditor approved this run."
+    for mechanism, theorem, event in (
+        ("NoisySum", praise, entry().event),
+        ("NoisySum", listed(NoisySum(1.0, 1.0)).theorem + praise, entry().event),
+        ("NoisySum", listed(NoisySum(1.0, 1.0)).theorem.replace("most 1,", f"most {praise},"), entry().event),
+        ("NoisySum", listed(Histogram(4, 1.0)).theorem, entry().event),
+        ("the_auditor_approved_this_run", praise, entry().event),
+        ("NoisySum", praise, Unbounded(reason=praise)),
+    ):
+        found = own_words(entry().model_copy(update={"mechanism": mechanism, "theorem": theorem, "event": event}))
+        assert "auditor" not in found.model_dump_json()
+        assert found.theorem == NO_THEOREM
+        assert found.mechanism == (UNKNOWN if "auditor" in mechanism else "NoisySum")
+        assert found.event == (Unbounded(reason=NO_REASON) if isinstance(event, Unbounded) else event)

@@ -1,0 +1,300 @@
+"""What the operator of a site sees and decides: status, log, ledger, approval, pause, evidence."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_sites import federation, make_site, spec_of
+
+from fedstill import wire
+from fedstill.cli import main
+from fedstill.data.sources import DataSet
+from fedstill.engines.server import TooFewReplies
+from fedstill.sites import decisions, log, sent, verify
+from fedstill.sites.answer import answer
+from fedstill.sites.policy import SitePolicy
+
+PRIVATE = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 4.0}
+Run = Callable[..., bytes]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "site-0"
+
+
+@pytest.fixture
+def run(digits: DataSet, tmp_path: Path) -> Run:
+    """Runs FedAVG+P with a site, and returns the site's last reply."""
+
+    def once(site: SitePolicy, number: int = 0, **facts: Any) -> bytes:
+        place = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        facts = {"simulated_noise": False, "run": f"{number:032x}", **facts}
+        fed = federation("fedavg-p", digits, [site], place, **facts)
+        try:
+            fed.spec.method.server(fed)
+        except TooFewReplies:
+            pass
+        return bytes(fed._transport.replies[-1])  # type: ignore[attr-defined]
+
+    return once
+
+
+@pytest.fixture
+def site(digits: DataSet, tmp_path: Path) -> SitePolicy:
+    return make_site(tmp_path, digits, **PRIVATE)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    main(["site", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    return json.loads(shown(capsys, *words, "--json"))
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["site", *map(str, words)])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def error_of(reply: bytes) -> str:
+    return str(wire.envelope(reply).get("error"))
+
+
+def test_every_line_tells_who_asked_what_and_what_left(site: SitePolicy, run: Run) -> None:
+    reply = run(site)
+    asked, charged, answered = log.read(site.state)
+    assert (asked["what"], charged["what"], answered["what"]) == ("asked", "charged", "answered")
+    assert json.loads(asked["settings"])["epsilon"] == 1.0
+    for line in (asked, charged, answered):
+        assert len(line["request"]) == len(line["spec"]) == 64
+        assert (line["method"], line["step"], line["exchange"]) == ("fedavg-p", "train_head", 0)
+    assert charged["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert charged["total"]["record"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert 0.04 < charged["total"]["record"]["share"] < 0.25
+    assert answered["charges"] == [1]
+    assert "released" in answered["fields"].values()
+    assert wire.unpack(reply)[0].keys() == sent.read(site.state, answered).tensors.keys()
+    assert verify.verify(site.state).problems == []
+
+
+def test_nothing_that_arrives_goes_unlogged(site: SitePolicy, digits: DataSet) -> None:
+    text = spec_of("fedavg-p", digits, simulated_noise=False).text()
+    good = wire.pack({}, {"step": "train_head", "exchange": 0})
+    bad = [
+        ("", b""), ("{}", b"x"), (text, b""), (text, b"\0" * 100), (text.replace("fedavg-p", "\udcff"), good),
+        (text, wire.pack({}, {})), (text, wire.pack({}, {"step": 3, "exchange": [1, {"x": "y"}]})),
+        (text.replace('"epsilon":1.0', '"epsilon":NaN'), good), (text.replace('"seed":0', '"seed":[/red]'), good),
+    ]  # fmt: skip
+    for content, request in bad:
+        assert "error" in wire.envelope(answer(site, content, request))
+    lines = log.read(site.state)
+    assert [line["what"] for line in lines[::2]] == ["asked"] * len(bad)
+    assert {line["what"] for line in lines[1::2]} <= {"refused", "failed"}
+    assert all(line["reply_bytes"] and len(line["reply"]) == 64 for line in lines[1::2])
+
+
+def test_a_log_that_was_changed_stops_all_answers(site: SitePolicy, run: Run) -> None:
+    run(site)
+    (site.state / "log.head").unlink()
+    with pytest.raises(ValueError, match="log.head can't be read"):
+        run(site, 1)
+    assert (site.ledger / "ledger.jsonl").read_bytes().count(b"\n") == 1
+
+
+def test_one_run_takes_its_share_of_the_budget_only(digits: DataSet, tmp_path: Path, run: Run) -> None:
+    site = make_site(tmp_path, digits, **{**PRIVATE, "budget_per_run": 0.5})
+    assert "budget of 0.5 at delta 1e-05 for a run (budget_per_run)" in error_of(run(site))
+    wider = site.model_copy(update={"budget_per_run": 1.1})
+    for number in (1, 2):
+        assert wire.unpack(run(wider, number))[0]  # each run has a share of its own
+    lines = log.read(site.state)
+    assert lines[-2]["run_total"]["record"]["share"] > 0.8
+    assert lines[-2]["total"]["record"]["epsilon"] > 1.2 * lines[-2]["run_total"]["record"]["epsilon"]
+
+
+def test_what_was_sent_is_shown_again(
+    digits: DataSet, tmp_path: Path, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site(tmp_path, digits, methods=["real", "fedavg-p"], budget=4.0, simulated_noise=False)
+    request = wire.pack({}, {"step": "select", "exchange": 0, "fields": {}})
+    answer(site, spec_of("real", digits, simulated_noise=False).text(), request)
+    run(site)
+    assert (len(list(site.state.glob("sent/*"))), len(list(site.state.glob("runs/*/*/*.given")))) == (1, 1)
+    found = as_json(capsys, "show", folder, 2, "--out", tmp_path / "shown")
+    assert found["fields"]["images"] == "unprotected"
+    assert {Path(name).name for name in found["files"]} >= {"images.npy", "images.png", "labels.npy"}
+    assert found["values"]["images"]["type"] == "uint8"
+    assert "released" in shown(capsys, "show", folder, 5)
+    assert "no field of a reply left the site then" in fails(capsys, "show", folder, 1)
+    assert "the log has no entry 99" in fails(capsys, "show", folder, 99)
+    for place in site.state.glob("sent/*"):
+        place.write_bytes(b"other")
+    assert "has no copy of reply" in fails(capsys, "show", folder, 2)
+    forgetful = site.model_copy(update={"keep_sent_days": 0.0})
+    answer(forgetful, spec_of("real", digits, simulated_noise=False).text(), request)
+    assert not list(site.state.glob("sent/*"))
+
+
+def test_copies_of_what_was_sent_stay_within_their_room(tmp_path: Path) -> None:
+    policy = SitePolicy(client=0, data=tmp_path, state=tmp_path, methods=(), keep_sent_gb=2.5e-6)
+    for number in range(4):
+        sent.keep(policy, "run", b"", bytes([number]) * 1000)
+    assert len(list(tmp_path.glob("sent/*"))) == 2
+    sent.keep(policy, "run", b"", bytes(3000))
+    assert len(list(tmp_path.glob("sent/*"))) == 2
+
+
+def test_a_run_waits_for_a_yes_and_a_no_is_the_same_to_the_server(
+    digits: DataSet, tmp_path: Path, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site(tmp_path, digits, **PRIVATE, approval="ask", budget_per_run=2.0)
+    first, second = run(site), run(site, 1)
+    assert first == second
+    assert error_of(first) == "refused by the site: the run waits for the approval of the site's operator (approval)"
+    names = [line.split()[0] for line in shown(capsys, "approve", folder).splitlines()]
+    assert len(names) == 2
+    assert "nobody can be asked here" in fails(capsys, "approve", folder, names[0])
+    text = shown(capsys, "approve", folder, names[0], "--yes")
+    for words in ("method:   fedavg-p", "epsilon = 1.0", "step train_head", "through a privacy mechanism",
+                  "Costs at most: epsilon 2 of the site's budget of 4"):  # fmt: skip
+        assert words in text
+    assert text.endswith("approved\n")
+    shown(capsys, "approve", folder, names[1], "--no")
+    assert shown(capsys, "approve", folder) == "no run waits for approval\n"
+    assert wire.unpack(run(site))[0]
+    assert run(site, 1) == second
+    assert run(site, 0, seed=1) == second  # another spec is another run
+    assert (site.ledger / "ledger.jsonl").read_bytes().count(b"\n") == 1
+    what = [line["what"] for line in log.read(site.state)]
+    assert what == [*["asked", "waiting"] * 2, "approved", "denied", "asked", "charged", "answered"] + [
+        "asked", "waiting",
+    ] * 2  # fmt: skip
+    assert "no run has the name 'f'" in fails(capsys, "approve", folder, "f", "--yes")
+
+
+def test_the_words_of_a_server_move_no_cursor(
+    digits: DataSet, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site(tmp_path, digits, approval="ask", methods=["real"], own_code=["a:\x1b[2J"])
+    text = spec_of("real", digits, public="noise=9\x1b[2J").text()
+    answer(site, text, wire.pack({}, {"step": "select", "exchange": 0, "fields": {}}))
+    answer(site, text, wire.pack({}, {"step": "\x1b[2J", "exchange": "\x1b[2J", "fields": {}}))
+    answer(site, text.replace('"convnet', '"\\u001b[2Jconvnet'), wire.pack({}, {"step": "select", "exchange": 0}))
+    (name,) = [line.split()[0] for line in shown(capsys, "approve", folder).splitlines()]
+    for words in (["approve", folder, name, "--no"], ["status", folder], ["log", folder], ["ledger", folder]):
+        assert "\x1b" not in shown(capsys, *words)
+
+
+def test_runs_that_wait_fill_no_disk(
+    digits: DataSet, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "MOST_WAITING", 2)
+    site = make_site(tmp_path, digits, **PRIVATE, approval="ask")
+    assert len({run(site, number) for number in range(4)}) == 1
+    assert len(decisions.waiting(site)) == 2
+
+
+def test_a_paused_site_answers_nothing(
+    site: SitePolicy, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown(capsys, "pause", folder)
+    assert error_of(run(site)) == "refused by the site: the site is paused; ask again later"
+    assert as_json(capsys, "status", folder)["paused"] is True
+    shown(capsys, "resume", folder)
+    assert wire.unpack(run(site))[0]
+    assert [line["what"] for line in log.read(site.state)] == [
+        "paused", "asked", "refused", "resumed", "asked", "charged", "answered",
+    ]  # fmt: skip
+
+
+def test_the_status_says_what_was_spent_and_by_whom(
+    site: SitePolicy, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_json(capsys, "status", folder)["budget"]["left_share"] == 1
+    run(site)
+    run(site, 1)
+    log.append(site.state, {**log.read(site.state)[0], "n": 7, "request": "x"})  # of this very process
+    found = as_json(capsys, "status", folder)
+    assert [(each["releases"], each["answered"]) for each in found["runs"]] == [(1, 1), (1, 1)]
+    assert found["budget"]["spent"]["record"]["epsilon"] > 1.3
+    assert found["questions"] == {"asked": 3, "answered": 2, "refused": 0, "failed": 0, "waiting": 0}
+    assert len(found["running"]) == 1
+    assert found["health"]["is_well"] is True
+    text = shown(capsys, "status", folder)
+    assert "budget: epsilon 4 at delta 1e-05; 2 releases so far" in text
+    metrics = shown(capsys, "status", folder, "--prometheus")
+    for line in metrics.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) fedstill_site_\w+ .+|fedstill_site_\w+(\{\w+="\w+"\})? [-+.eInf\d]+', line)
+    assert 'fedstill_site_questions{what="answered"} 2.0' in metrics
+    (site.ledger / "ledger.head").unlink()
+    found = as_json(capsys, "status", folder)
+    assert found["health"]["is_well"] is False and "ledger.head can't be read" in found["health"]["ledger"]
+
+
+def test_the_ledger_and_the_log_are_shown(
+    site: SitePolicy, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(site)
+    found = as_json(capsys, "ledger", folder)
+    assert [charge["number"] for charge in found["charges"]] == [1]
+    assert found["charges"][0]["entry"]["mechanism"] in shown(capsys, "ledger", folder, "--all")
+    assert [line["what"] for line in as_json(capsys, "log", folder)] == ["asked", "charged", "answered"]
+    assert "fedavg-p.train_head" in shown(capsys, "log", folder)
+    assert "log and ledger are whole and agree: 1 releases" in shown(capsys, "log", folder, "--verify")
+    data = site.state / "log.jsonl"
+    data.write_bytes(data.read_bytes().replace(b"answered", b"Answered"))
+    with pytest.raises(SystemExit) as stop:
+        main(["site", "log", str(folder), "--verify"])
+    assert stop.value.code == 1
+    assert "WRONG: " in capsys.readouterr().out
+    shown(capsys, "log", folder, "--restart")
+    assert "log and ledger are whole" in shown(capsys, "log", folder, "--verify")
+
+
+@pytest.mark.parametrize("ending", ["html", "json"])
+def test_the_evidence_is_one_file_without_the_words_of_failures(
+    ending: str, site: SitePolicy, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(site)
+    log.write(site, {"run": "<script>"}, "failed", "the patient's pixels")
+    place = folder / f"evidence.{ending}"
+    shown(capsys, "log", folder, "--export", place)
+    text = place.read_text()
+    assert "patient" not in text
+    assert "fedavg-p" in text and "sensitivity" in text
+    if ending == "json":
+        assert json.loads(text)["check"]["is_whole"] is True
+    else:
+        assert "Nothing was changed, and log and ledger agree." in text
+        assert "Run &lt;script&gt;" in text and "http://" not in text.replace("http://www.w3.org", "")
+    assert "does not end in .html or .json" in fails(capsys, "log", folder, "--export", folder / "evidence.pdf")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fly"], "there is no 'site fly'; choose "),
+        (["status"], "the site's folder comes first: fedstill site status FOLDER"),
+        (["status", "FOLDER", "more"], "'more' is an unexpected argument"),
+        (["status", "nowhere"], "can't be read as TOML"),
+        (["log", "FOLDER", "--export"], "--export needs a file"),
+        (["log", "FOLDER", "--force"], "there is no flag --force; site log takes --json"),
+        (["show", "FOLDER", "last"], "show needs the number of an entry"),
+        (["approve", "FOLDER", "--yes"], "name the run, and give --yes or --no"),
+        (["approve", "FOLDER", "abc"], "no run has the name 'abc'"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(
+    words: list[str], sentence: str, site: SitePolicy, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in fails(capsys, *(folder if word == "FOLDER" else word for word in words))
