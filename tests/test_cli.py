@@ -128,7 +128,10 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "laughs.yaml"], "laughs.yaml cannot be read as YAML: line 3 has the alias *a; write its value out"),
         (["run", "twice.yaml"], "twice.yaml cannot be read as YAML: 'method' stands again in line 3; write it once"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
-        (["run", "fedavg-p", "--mean", "2"], "--mean is 2.0, but the pixels of images lie in [0, 1]"),
+        (
+            ["run", "fedavg-p", "--data", "digits", "--mean", "2"],
+            "--mean is 2.0, but the pixels of images lie in [0, 1]",
+        ),
     ],
 )
 def test_bad_words_end_in_one_sentence_and_code_2(

@@ -283,7 +283,7 @@ def test_the_evidence_is_one_file_without_the_words_of_failures(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["fly"], "there is no 'site fly'; choose "),
+        (["fly"], "there is no command 'site fly'; choose "),
         (["status"], "the site's folder comes first: fedstill site status FOLDER"),
         (["status", "FOLDER", "more"], "'more' is an unexpected argument"),
         (["status", "nowhere"], "can't be read as TOML"),

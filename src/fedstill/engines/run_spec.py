@@ -122,8 +122,8 @@ class RunSpec(Settings):
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **facts})
 
     def text(self) -> str:
-        """JSON of the spec, for `read`."""
-        return self.model_dump_json(by_alias=True)
+        """JSON of the spec, for `read`; facts that came later are left out where they are None."""
+        return self.model_dump_json(by_alias=True, exclude={name for name in _LATER if getattr(self, name) is None})
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -214,3 +214,7 @@ class RunSpec(Settings):
             templates=templates,
             max_bytes=self.max_bytes,
         )
+
+
+_LATER = ("features", "backbone")
+"""Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

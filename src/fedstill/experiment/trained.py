@@ -67,7 +67,7 @@ class Trained(nn.Module):
         if self.features is not None:
             images = self._vectors(images)
         if not isinstance(images, Tensor):
-            raise ValueError(f"records are {type(images).__name__}; they must be a tensor, as of torch.from_numpy")
+            raise ValueError(f"images are {type(images).__name__}; they must be a tensor, as of torch.from_numpy")
         kind = "vectors" if len(self.shape) == 1 else "images"
         if images.ndim < 2 or tuple(images.shape[1:]) != self.shape:
             wanted = ", ".join(map(str, self.shape))
