@@ -284,6 +284,10 @@ def python_blocks() -> list[str]:
     return [block for text in pages for block in blocks(text, "python")]
 
 
+QUICK = (", ipc=1)", ", ipc=1, matching={'nets': 2}, training={'epochs': 2})")
+"""The README's run of FedGM, and the same with little work."""
+
+
 @pytest.mark.parametrize("block", python_blocks(), ids=lambda block: block.strip().split("\n")[0][:40])
 def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -291,8 +295,7 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(tmp_path))
     if "compare-digits" in block:
         compare(tmp_path)
-    block = block.replace("FedGM(ipc=1)", "FedGM(ipc=1, matching={'nets': 2}, training={'epochs': 2})")
-    block = block.replace('Experiment(data="digits"', 'Experiment(data="digits", workers=0, limit=400')
+    block = block.replace(*QUICK).replace(", ipc=1,", ", workers=0, limit=400, ipc=1,")
     try:
         exec(compile(block, "documented", "exec"), {"__name__": "__main__"})
         if "def small" in block:
@@ -305,8 +308,8 @@ def test_python_blocks_run(block: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_readme_s_snippet_runs_as_a_script_with_workers(guarded: bool, tmp_path: Path) -> None:
-    (block,) = (block for block in python_blocks() if "from-python" in block)
-    block = block.replace("FedGM(ipc=1)", "FedGM(ipc=1, matching={'nets': 2}, training={'epochs': 2})")
+    (block,) = (block for block in python_blocks() if 'fedstill.run("fedgm"' in block)
+    block = block.replace(*QUICK)
     block = block.replace('data="digits"', 'data="digits", workers=2, clients=2, partition="iid", limit=300').replace(
         'partition="classes:1", ', ""
     )

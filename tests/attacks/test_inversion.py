@@ -78,6 +78,7 @@ def test_a_few_records_come_back_with_labels_found_by_the_attack(digits: DataSet
     assert bool((matched_psnr(found.images, records) > 20).all())
 
 
+@pytest.mark.slow
 def test_an_update_of_one_step_is_as_good_as_its_gradient(digits: DataSet) -> None:
     model, record = network(digits), digits.train[30:31]
     start = {name: value.clone() for name, value in state(model).items()}

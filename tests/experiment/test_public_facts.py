@@ -46,6 +46,7 @@ def test_a_normalisation_from_private_pixels_ends_the_guarantee(tmp_path: Path) 
     assert specs[1][0].normalisation != specs[1][1].normalisation
 
 
+@pytest.mark.slow
 def test_stated_facts_reach_every_worker(tmp_path: Path) -> None:
     place = write(tmp_path / "data.npz")
     stated = {"mean": (0.1,), "std": (0.7,)}

@@ -213,6 +213,7 @@ def test_stage_two_drops_labels_that_the_first_model_finds_unlikely(
     assert 80 <= sizes["drop"] < 200  # the second part stays whole
 
 
+@pytest.mark.slow
 def test_clients_guess_most_true_labels_from_randomised_ones(
     digits: DataSet, distilled: list[Records], releases: list[Release], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_single_record_reaches_the_tolerance(d: int) -> None:
     assert gradient(x, labels, solve(x, labels, 3, 1.0), 1.0).norm() <= 1e-9 + 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "d", "classes"), [(2000, 60, 100), (30, 600, 10), (1, 1, 2), (5000, 3, 2)])
 @pytest.mark.parametrize("penalty", [1e-2, 1.0, 1e4])
 def test_extreme_shapes_and_penalties_reach_the_tolerance(n: int, d: int, classes: int, penalty: float) -> None:

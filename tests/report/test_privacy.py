@@ -218,6 +218,7 @@ def test_costs_in_words() -> None:
     assert words(sampled, True) == "noise 3.142 sensitivities, 100 samples of 0.01, adaptive"
 
 
+@pytest.mark.slow
 def test_like_releases_are_one_line_of_a_table_that_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
