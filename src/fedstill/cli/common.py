@@ -58,6 +58,27 @@ def print_tables(parts: "Iterable[RenderableType]", *, as_json: bool) -> None:
     print_json(document)
 
 
+def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of text under headings; nothing without rows. Unprintable characters are replaced."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedstill.schema import clean
+
+    if not rows:
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(clean(cell, 300)) for cell in row))  # no markup: words of a server are among them
+    console = terminal()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(table)
+
+
 def asks_help(words: Sequence[str]) -> bool:
     """Whether the words ask for a help text."""
     return bool({"-h", "--help"} & {*words})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.common import Bad, asks_help, print_json, terminal
+from fedstill.cli.common import Bad, asks_help, print_json, print_rows
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.sites.policy import SitePolicy
@@ -102,7 +102,7 @@ def _print_status(found: dict[str, Any]) -> None:
         + (str(run["releases"]), "; ".join(f"{_percent(use['share'])} {u}" for u, use in run["spent"].items()) or "-")
         for run in found["runs"]
     ]
-    _table(("run", "method", "last", "asked", "answered", "releases", "of its budget"), rows[-_LAST:])
+    print_rows(("run", "method", "last", "asked", "answered", "releases", "of its budget"), rows[-_LAST:])
     for run in found["waiting"]:
         print(f"waits for approval since {run['time']}: {run['run']}")
     for line in (*found["running"], *found["last"]):
@@ -135,7 +135,7 @@ def _log(words: list[str]) -> None:
             + (f"{_words(line.get('method'))}.{_words(line.get('step'))}", _number(line.get("epsilon")), line["detail"])
             for line in shown
         ]
-        _table(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
+        print_rows(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
         if len(shown) < len(lines):
             print(f"and {len(lines) - len(shown)} earlier lines (--all)")
 
@@ -179,7 +179,7 @@ def _show(words: list[str]) -> None:
         (name, line["fields"].get(name.partition("/")[0], "-"), facts["type"], facts["shape"], facts["values"])
         for name, facts in found["values"].items()
     ]
-    _table(("field", "protection", "type", "shape", "values"), rows)
+    print_rows(("field", "protection", "type", "shape", "values"), rows)
     for place in found.get("files", ()):
         print(place)
 
@@ -202,8 +202,8 @@ def _ledger(words: list[str]) -> None:
             + (cost_words(c.entry),)
             for c in charges
         ]
-        _table(("charge", "time", "run", "step", "mechanism", "protects", "cost"), rows)
-    _table(
+        print_rows(("charge", "time", "run", "step", "mechanism", "protects", "cost"), rows)
+    print_rows(
         ("run", "method", "releases", "protects", "epsilon", "of its budget"),
         [
             (run["run"][:8], _words(run["method"]), str(run["releases"]), unit, _number(use["epsilon"]))
@@ -281,26 +281,6 @@ def _parse(
     from fedstill.sites.policy import SitePolicy
 
     return SitePolicy.read(Path(folder) / "policy.toml"), rest, flags
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedstill.schema import clean
-
-    if not rows:
-        return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(cell, 300)) for cell in row))  # no markup: words of a server are among them
-    console = terminal()
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table)
 
 
 def _words(value: Any) -> str:
