@@ -38,7 +38,7 @@ RUN: dict[str, Any] = {
     "noise": "entropy", "fedavg-p": {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 8}},
 }  # fmt: skip
 OTHER_VERSION = """
-import importlib.abc, importlib.machinery, sys
+import importlib.abc, importlib.machinery, importlib.util, sys
 class Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module):
         super().exec_module(module)
