@@ -235,7 +235,12 @@ def test_changed_code_of_ones_own_is_another_run(tmp_path: Path, monkeypatch: py
     assert default_folder(tmp_path / "compare", seeds) != tmp_path / "compare"
 
 
-def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["{}", "~/mine.npz", "mine.npz"])
+def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path))
     generator = np.random.default_rng(0)
     file = tmp_path / "mine.npz"
     content = {f"{kind}_{split}": None for kind in "xy" for split in ("train", "test")}
@@ -243,7 +248,7 @@ def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(tmp_path:
         content[f"x_{split}"] = generator.integers(0, 255, (60, 8, 8), dtype=np.uint8)
         content[f"y_{split}"] = np.arange(60) % 3
     np.savez(file, **content)
-    some = job(task={"data": str(file), "limit": None}, rounds=1).replace(out=tmp_path / "run")
+    some = job(task={"data": name.format(file), "limit": None}, rounds=1).replace(out=tmp_path / "run")
     first = run(some)
     assert run(some) == first
     content["y_train"] = content["y_train"][::-1].copy()

@@ -142,15 +142,15 @@ def _run(words: list[str]) -> None:
 
 
 def _status(words: list[str]) -> None:
-    from fedstill.sites import status
+    from fedstill.sites import server_status
 
     values, rest = _flags(words[1:], {"--json": 0})
     no_more(rest)
-    state = status.status(_open(words))
+    state = server_status.status(_open(words))
     if "--json" in values:
         print_json(state)
     else:
-        print("\n".join(status.sentences(state)))
+        print("\n".join(server_status.sentences(state)))
 
 
 def _renew(words: list[str]) -> None:

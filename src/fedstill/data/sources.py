@@ -284,9 +284,14 @@ def _root() -> Path | None:
 
 
 def local_copy(name: str) -> Path | None:
-    """The path of a known data set under ``FEDSTILL_DATA``, or None."""
+    """The path of a data set under ``FEDSTILL_DATA``, or None."""
     root = _root()
     return root / name if root and (root / name).exists() else None
+
+
+def is_own(name: str) -> bool:
+    """Whether a name that `load` takes is that of a file or folder here, and of no known data set."""
+    return name not in KNOWN and (local_copy(name) is not None or Path(name).expanduser().exists())
 
 
 def _files_state(path: Path) -> str:

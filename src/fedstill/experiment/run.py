@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,8 +107,9 @@ def _run(
     begun = _begun(folder, description)
     if begun is not None and folder.summary.exists():
         folder.read_summary()
-        if sites is None and (task or data or Path(experiment.data).exists()):  # data that may have changed since
-            _check_unchanged(folder, begun, {"fingerprint": (task or share_out(experiment, data)).fingerprint})
+        if sites is None and (task is not None or data is not None or sources.is_own(experiment.data)):
+            now = task or share_out(experiment, data, share=False)
+            _check_unchanged(folder, begun, {"fingerprint": now.fingerprint})
         summary = folder.read_json(folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
