@@ -96,12 +96,6 @@ def readable(command: str) -> str:
     return " ".join(command.removeprefix("fedstill ").split())[:80]
 
 
-def is_slow(command: str) -> bool:
-    """Whether a command decodes a large data set, starts many processes or runs methods again and again."""
-    slow = ("mnist", "cifar", "deploy check", "--engine flower", "attack", "audit", "publish")
-    return any(part in command for part in slow)
-
-
 class Parsed(Exception):
     """The moment at which a run would begin."""
 
@@ -119,9 +113,8 @@ def test_it_is_understood(command: str, tmp_path: Path, monkeypatch: pytest.Monk
         main(shlex.split(command.replace("examples/", f"{ROOT}/examples/"))[1:])
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(c, marks=[pytest.mark.slow] * is_slow(c)) for c in commands()], ids=readable
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands(), ids=readable)
 def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Asserts only that the command ends without an error; other tests know what it should print."""
     words = shlex.split(command)

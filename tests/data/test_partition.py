@@ -187,6 +187,7 @@ def mean_shares(rule, draws=30):
 PUBLISHED = {0.01: (0.89, 0.10, 0.01), 0.04: (0.75, 0.19, 0.05), 0.16: (0.55, 0.24, 0.12), 10.24: (0.15, 0.13, 0.12)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", PUBLISHED)
 def test_balanced_dirichlet_has_the_shares_of_fedauxfdps_table_1(alpha):
     shares, _, (smallest, largest) = mean_shares(f"balanced-dirichlet:{alpha}")

@@ -496,6 +496,7 @@ def test_a_cache_that_cannot_be_written_is_named(own, tmp_path):
         load("own", cache_dir=tmp_path / "file" / "cache")
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_quick():
     code = (
         "import sys, fedstill.data; print([m for m in ('datasets', 'PIL', 'sklearn', 'pyarrow') if m in sys.modules])"

@@ -33,6 +33,7 @@ def test_the_program_of_flwr_run_calls_the_function_that_the_simulation_calls() 
     assert {"num_supernodes", "backend_config", "exit_event"} <= ours & theirs
 
 
+@pytest.mark.slow
 def test_nothing_in_fedstill_uses_the_function_that_flower_will_remove() -> None:
     root = Path(simulation.__file__).parents[2]
     for file in root.rglob("*.py"):

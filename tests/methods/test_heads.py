@@ -413,6 +413,7 @@ def test_a_reply_that_claims_another_client_s_number_is_refused(few: DataSet, tm
 # --- what it costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("epsilon", [0.1, 8.0])
 def test_both_heads_share_one_budget(share: float, epsilon: float, few: DataSet, tmp_path: Path) -> None:

@@ -348,6 +348,7 @@ def test_the_guarantee_is_the_epsilon_that_was_asked_for(name: str, whole: dict[
     assert "simulation" in found.reason
 
 
+@pytest.mark.slow
 @targeted
 def test_other_epsilons_and_deltas_are_met_within_a_budget_of_just_that_much(
     name: str, digits: DataSet, tmp_path: Path

@@ -247,6 +247,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], Plant, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_caught(fault: str, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, plant, sentence, facts = FAULTS[fault]

@@ -73,6 +73,7 @@ def test_the_log_states_the_largest_epsilon_of_a_client(name: str, digits: DataS
     assert sum(len(each) for each in events.values()) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_nobody_is_asked_beyond_the_budget_and_the_run_ends(name: str, digits: DataSet, tmp_path: Path) -> None:
     method = make(name, rounds=50, participation=0.5)

@@ -11,6 +11,7 @@ from fedstill.privacy.composition import admits, for_replaced_labels
 from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS, ids=str)
 def test_no_adaptive_strategy_exceeds_the_budget(epsilon: float, delta: float) -> None:
     """29 beginnings, each with the best of 7 continuations for every outcome: 203 strategies and all their mixtures."""

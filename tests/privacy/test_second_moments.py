@@ -66,6 +66,7 @@ def test_no_records_and_rows_that_are_not_finite() -> None:
     assert found.first[1].tolist() == [0.0] * DIMS + [BIAS]  # counted, and nothing else
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("by_class", [False, True])
 def test_no_record_moves_the_sums_further_than_the_sensitivity_and_some_nearly_as_far(

@@ -5,7 +5,7 @@ from typing import Any
 
 LOCAL = {"lr": 0.05, "batch_size": 32}
 TRAINING = {"epochs": 3}
-DATAFREE = {"local": LOCAL, "epochs": 2, "student": LOCAL}
+DATAFREE = {"local": {**LOCAL, "epochs": 2}, "epochs": 2, "student": LOCAL}
 PRIVATE_ROUNDS = {"rounds": 2, "participation": 1.0, "local": {"steps": 2, "supposed_records": 400, "lr": 0.05}}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
 SMALL: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,9 @@ class Loopback:
         while not (status := submit.status(self.server, run)).startswith("finished"):
             if time.monotonic() > until:
                 raise RuntimeError(f"the run has not finished in {seconds:g} s: {self.output(run)[-3000:]}")
-            time.sleep(3)  # each query of the status starts a process that takes a core for seconds
+            with suppress(subprocess.TimeoutExpired):  # the stream ends with the run, or breaks
+                self.server.flwr("log", run, server.CONNECTION, "--stream", timeout=until - time.monotonic())
+            time.sleep(0.5)
         return status
 
     def output(self, run: str) -> str:

@@ -106,10 +106,19 @@ class Server:
             "NO_COLOR": "1",
         }
 
-    def flwr(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """Run the command ``flwr``; its connection is this server's."""
+    def flwr(self, *words: object, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command ``flwr``; its connection is this server's.
+
+        Raises:
+            subprocess.TimeoutExpired: it took longer than ``timeout`` seconds, and was killed.
+        """
         return subprocess.run(
-            ["flwr", *map(str, words)], env=self.environment, cwd=self.folder, capture_output=True, text=True
+            ["flwr", *map(str, words)],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
         )
 
     def supernode(self, *words: str) -> str:
