@@ -3,13 +3,13 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
-import torch
 from scipy.stats import binom
-from torch import Tensor
 
 from fedstill import methods
 from fedstill.audit import scenes, whole_runs
@@ -17,12 +17,8 @@ from fedstill.audit.lower_bounds import fitted, from_scores
 from fedstill.audit.scenes import SCENES
 from fedstill.audit.whole_runs import AuditSettings, Finding, audit
 from fedstill.cli import main
-from fedstill.distill import relabelling
-from fedstill.engines.client import SiteClient
-from fedstill.methods import feature_sums, fedgm_records
-from fedstill.privacy import accounting, logistic, mechanisms, second_moments
-from fedstill.privacy.released import Released
-from fedstill.seeds import Simulated, numpy_stream
+from fedstill.privacy import accounting
+from fedstill.seeds import numpy_stream
 
 
 def found(name: str, place: Path, patch: pytest.MonkeyPatch, **more: Any) -> Finding:
@@ -109,7 +105,7 @@ def test_the_command_prints_findings_and_fails_for_a_refuted_claim(
     assert row["verdict"] == "not refuted" and row["clients"] == 8 and row["reach"] == pytest.approx(1, abs=1e-6)
     main(words)  # from the scores that are there
     assert "not refuted" in capsys.readouterr().out
-    half_the_noise(monkeypatch)
+    faults.half_the_noise(monkeypatch)
     with pytest.raises(SystemExit) as stop:
         main([*words[:-1], str(tmp_path / "broken")])
     assert stop.value.code == 1 and "REFUTED" in capsys.readouterr().out
@@ -118,96 +114,19 @@ def test_the_command_prints_findings_and_fails_for_a_refuted_claim(
 # --- planted faults
 
 
-def half_the_noise(patch: pytest.MonkeyPatch) -> None:
-    drawn = Simulated.gaussian
-    patch.setattr(Simulated, "gaussian", lambda self, shape: drawn(self, shape) / 2)
-
-
-def half_the_sensitivity(patch: pytest.MonkeyPatch) -> None:
-    """The noise is for half of what a record moves."""
-    for kind in (mechanisms.ClassSums, mechanisms.ClippedUpdate, second_moments.SecondMoments, logistic._Head):
-        exact = kind.sensitivity
-        patch.setattr(kind, "sensitivity", property(lambda self, exact=exact: exact.fget(self) / 2))
-
-
-def shared_noise(patch: pytest.MonkeyPatch) -> None:
-    """The class head's noise serves the score head too."""
-    drawn, last = Simulated.gaussian, [torch.zeros(0)]
-
-    def again(self: Simulated, shape: Any) -> Tensor:
-        if len(shape) == 1:
-            return last[0].flatten()[: shape[0]]
-        last[0] = drawn(self, shape)
-        return last[0]
-
-    patch.setattr(Simulated, "gaussian", again)
-
-
-def centred(patch: pytest.MonkeyPatch) -> None:
-    release = feature_sums.release_sums
-    patch.setattr(fedgm_records, "release_sums", lambda c, rows, centre, *more: release(c, rows, rows.mean(0), *more))
-
-
-def heads_centred(patch: pytest.MonkeyPatch) -> None:
-    extended = logistic._Head.extended
-    patch.setattr(logistic._Head, "extended", lambda self, h: extended(self, h - h.mean(0)))
-
-
-def longest_row(patch: pytest.MonkeyPatch) -> None:
-    def divided(rows: Tensor, radius: float) -> Tensor:
-        wide = rows.double()
-        return wide * (radius / wide.norm(dim=1).max().clamp_min(radius))
-
-    patch.setattr(mechanisms, "clipped", divided)
-    patch.setattr(logistic, "clipped", divided)
-
-
-def released_twice(patch: pytest.MonkeyPatch) -> None:
-    """A second release that nobody is charged for; the reply has the mean of both."""
-    release = SiteClient.release
-
-    def twice(self: SiteClient, mechanism: Any, rows: Any, **more: Any) -> Released[Any]:
-        first = release(self, mechanism, rows, **more)
-        again = mechanism(rows, Simulated(self.rng("more")))
-        return first.map(lambda value: (value + again) / 2)
-
-    patch.setattr(SiteClient, "release", twice)
-
-
-def counts_beside(patch: pytest.MonkeyPatch) -> None:
-    def release(client: Any, rows: Tensor, centre: Tensor, radius: float, settings: Any) -> Any:
-        reply = feature_sums.release_sums(client, rows, centre, radius, settings)
-        counts = client.train.class_counts().float()
-        return feature_sums.Embedding(sums=reply.sums.map(lambda s: torch.cat([s[:, :-1], counts[:, None]], 1)))
-
-    patch.setattr(fedgm_records, "release_sums", release)
-
-
-def private_prior(patch: pytest.MonkeyPatch) -> None:
-    def prior(model: Any, records: Any, temperature: float) -> Tensor:
-        return torch.eye(records.num_classes)[records.labels] * 0.98 + 0.01
-
-    patch.setattr(relabelling, "predicted_prior", prior)
-
-
-def a_tenth_of_lambda(patch: pytest.MonkeyPatch) -> None:
-    solve = logistic.solve
-    patch.setattr(logistic, "solve", lambda x, y, k, penalty, **more: solve(x, y, k, penalty / 10, **more))
-
-
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
-    "half the noise": ("fedgm-records", half_the_noise, {"clients": 200}),
-    "half the noise of heads": ("fedavg-p", half_the_noise, {"clients": 100}),
-    "noise for half the sensitivity": ("ldp-fedavg", half_the_sensitivity, {}),
-    "noise for half the sensitivity of heads": ("fedd-p", half_the_sensitivity, {}),
-    "the same noise for two releases": ("fedauxfdp", shared_noise, {"pilot": 150}),
-    "heads centred by the private mean": ("fedavg-p", heads_centred, {}),
-    "sums centred by the private mean": ("fedgm-records", centred, {}),
-    "clipping by the longest row": ("afl", longest_row, {}),
-    "a second release unaccounted": ("fedgm-records", released_twice, {}),
-    "class counts beside": ("fedgm-records", counts_beside, {}),
-    "a prior from private labels": ("fedgm-labels", private_prior, {"epsilon": (0.2,), "clients": 240}),
-    "a tenth of Lambda": ("fedavg-p", a_tenth_of_lambda, {}),
+    "half the noise": ("fedgm-records", faults.half_the_noise, {"clients": 200}),
+    "half the noise of heads": ("fedavg-p", faults.half_the_noise, {"clients": 100}),
+    "noise for half the sensitivity": ("ldp-fedavg", faults.half_the_sensitivity, {}),
+    "noise for half the sensitivity of heads": ("fedd-p", faults.half_the_sensitivity, {}),
+    "the same noise for two releases": ("fedauxfdp", faults.shared_noise, {"pilot": 150}),
+    "heads centred by the private mean": ("fedavg-p", faults.heads_centred, {}),
+    "sums centred by the private mean": ("fedgm-records", faults.centred, {}),
+    "clipping by the longest row": ("afl", faults.longest_row, {}),
+    "a second release unaccounted": ("fedgm-records", faults.released_twice, {}),
+    "class counts beside": ("fedgm-records", faults.counts_beside, {}),
+    "a prior from private labels": ("fedgm-labels", faults.private_prior, {"epsilon": (0.2,), "clients": 240}),
+    "a tenth of Lambda": ("fedavg-p", faults.a_tenth_of_lambda, {}),
 }
 
 
@@ -219,3 +138,29 @@ def test_a_planted_fault_is_refuted(fault: str, tmp_path: Path, monkeypatch: pyt
     finding = found(name, tmp_path, monkeypatch, **more)
     assert finding.refuted, finding
     assert math.isfinite(finding.largest)
+
+
+DIFFERENCES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None] | None, str]] = {
+    "features in train mode": ("afl", faults.train_mode, "a row depends on other records"),
+    "a count called public": ("faults:Counts", None, "replies differ beside their releases"),
+    "a loss called public": ("faults:Losses", None, "replies differ beside their releases"),
+    "a private number in a released field": ("faults:Hidden", None, "replies differ beside their releases"),
+    "a clip from raw records": ("faults:RawClip", None, "differ"),
+    "a charge after the release": ("ldp-fedavg", faults.charged_late, "a release began before it was charged"),
+    "a solver that stops early": ("fedavg-p", faults.stopped_early, "a head's solver stopped before its tolerance"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", DIFFERENCES)
+def test_what_leaves_beside_releases_is_refuted(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, plant, sentence = DIFFERENCES[fault]
+    monkeypatch.setattr(scenes, "OTHERS", 32)
+    monkeypatch.setattr(scenes, "climb", lambda score, images, steps: images)
+    made = scenes.scene(name, 4.0)
+    if plant is not None:
+        assert made.difference(0) == ""
+        plant(monkeypatch)
+    assert sentence in made.difference(0)
+    finding = Finding("m", "record", 4.0, 1e-5, 0.0, None, None, 1, 8)
+    assert not finding.refuted and replace(finding, difference=sentence).refuted

@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedstill import seeds
+from fedstill.audit.neighbours import Heard, listening
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation
@@ -99,12 +100,16 @@ class _Tap(Inline):
     """Gives clients other numbers at the site than at the server, and knows which one is at work."""
 
     first = client = 0
+    heard: Heard | None = None
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         for self.client in clients:
             sent(self.client)
-            yield Arrival(self.client, self.site.answer(self.first + self.client, request))
+            reply = self.site.answer(self.first + self.client, request)
+            if self.heard is not None:
+                self.heard.messages.append((request, reply))
+            yield Arrival(self.client, reply)
 
 
 class _Listening(ServerFederation):
@@ -136,7 +141,7 @@ def _numbers(values: Iterable[Any]) -> Iterator[Tensor]:
             yield torch.as_tensor(value).double().flatten()
 
 
-def play(method: Method, data: Copies, task: Task, *, quiet: bool = False) -> Played:
+def play(method: Method, data: Copies, task: Task, *, quiet: bool = False, heard: Heard | None = None) -> Played:
     """Run ``method`` with a client for each entry of ``data.which``.
 
     Args:
@@ -144,6 +149,7 @@ def play(method: Method, data: Copies, task: Task, *, quiet: bool = False) -> Pl
         data: the clients' records, and public ones.
         task: the run's other settings.
         quiet: whether exact values are released, without noise.
+        heard: what to fill for the comparison of neighbours; fake values are released then.
 
     Raises:
         fedstill.engines.server.TooFewReplies: a client gave no usable reply.
@@ -153,12 +159,12 @@ def play(method: Method, data: Copies, task: Task, *, quiet: bool = False) -> Pl
         facts = {"model": task.model, "budget": task.budget, "delta": task.delta}
         spec = RunSpec.of(method, data.worlds[0], **facts)
         tap = _Tap(Site(spec, data, Path(place) / "clients"))
-        tap.first = data.first
+        tap.first, tap.heard = data.first, heard
         some = {"num_clients": len(data.which), "test": data.images[:2], "public": data.images}
         fed = _Listening(spec, tap, folder=Path(place), keep_replies=True, **some)
         fed.read = task.read
         exact: dict[int, list[tuple[Tensor, float]]] = {}
-        with _silence(tap, exact) if quiet else nullcontext():
+        with _silence(tap, exact) if quiet else nullcontext() if heard is None else listening(heard):
             method.server(fed)
         rows = [torch.cat(fed.heard[client]) for client in fed.clients]
         events = [entry.event for entry in fed.journal.releases()[0]]

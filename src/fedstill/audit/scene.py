@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fedstill import methods
+from fedstill.audit.neighbours import Heard, difference
 from fedstill.audit.play import Copies, Played, Task, play
 from fedstill.audit.search import NORMALISATION
 from fedstill.protocol import Method
@@ -14,6 +15,8 @@ from fedstill.records import Records
 from fedstill.seeds import stream
 
 MODEL = "convnet:width=4,depth=1"
+MIXING = "convnet:width=4,depth=1,norm=batch"
+"""A model that would mix records in train mode."""
 LIKE = Records(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), 2, NORMALISATION)
 """The task: small images of two classes."""
 Masks = Sequence[Sequence[bool]]
@@ -50,6 +53,7 @@ class Scene:
         choices: what to choose from.
         public: the public records.
         labels: whether the claim protects labels.
+        mixing: whether the method also takes a model with batch normalisation; neighbours are compared with it then.
     """
 
     method: Method
@@ -57,6 +61,16 @@ class Scene:
     choices: list[Choice]
     public: Records
     labels: bool = False
+    mixing: bool = False
+
+    def difference(self, choice: int) -> str:
+        """What depends on the first canary of ``choice`` beside releases, or exceeds its sensitivity (`neighbours`)."""
+        some, heard = self.choices[choice], (Heard(), Heard())
+        task = replace(self.task, model=MIXING) if self.mixing else self.task
+        for mine, present in zip(heard, (True, False), strict=True):
+            world = some.world([present, *[False] * (len(some.canaries) - 1)], labels=self.labels)
+            play(self.method, Copies([world], [0], self.public), task, heard=mine)
+        return difference(*heard, None if self.labels else len(some.others))
 
     def played(self, masks: Masks, *, choice: int = 0, first: int = 0, quiet: bool = False) -> Played:
         """A run with a client for each mask of canaries; ``first`` is the number of the first one."""

@@ -63,7 +63,7 @@ def _heads(name: str, epsilon: float, **settings: Any) -> Scene:
         some = near[score(near.inputs()).argsort(descending=True)[:8]]
         others = replace(some[torch.arange(OTHERS) % 8], labels=torch.full((OTHERS,), label))
         choices.append(Choice(others, canaries))
-    return Scene(method, task, choices, public)
+    return Scene(method, task, choices, public, mixing=True)
 
 
 def _along(rows: Callable[[Tensor], Tensor], radius: float) -> tuple[Records, Tensor]:
@@ -103,7 +103,8 @@ def _moments(name: str, epsilon: float, **settings: Any) -> Scene:
     rows, radius = _mapped(method, task, public)
     canaries, _ = _along(rows, radius)
     classes = torch.arange(len(canaries)) % LIKE.num_classes
-    return Scene(method, task, [Choice(random_images(4, "others"), replace(canaries, labels=classes))], public)
+    choice = Choice(random_images(4, "others"), replace(canaries, labels=classes))
+    return Scene(method, task, [choice], public, mixing=True)
 
 
 def _class_sums(name: str, epsilon: float, model: str = MODEL, **settings: Any) -> Scene:

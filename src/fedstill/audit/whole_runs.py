@@ -70,6 +70,7 @@ class Finding:
         reach: largest share of the claimed sensitivity by which a canary moves exact values; None for labels.
         canaries: number of canaries.
         clients: number of clients.
+        difference: what else depends on a record (`Scene.difference`); empty if nothing does.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Finding:
     reach: float | None
     canaries: int
     clients: int
+    difference: str = ""
 
     @property
     def largest(self) -> float:
@@ -89,8 +91,8 @@ class Finding:
 
     @property
     def refuted(self) -> bool:
-        """Whether a bound exceeds the claim, or a canary moves exact values by more than the claimed sensitivity."""
-        return self.largest > self.claim or (self.reach or 0.0) > _EXCEEDED
+        """Whether a bound exceeds the claim, a canary moves exact values too far, or something else depends on it."""
+        return self.largest > self.claim or (self.reach or 0.0) > _EXCEEDED or bool(self.difference)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -179,7 +181,8 @@ def _audit(name: str, epsilon: float, settings: AuditSettings, alpha: float, pro
     bound, fit = bounds(scores, np.array(masks), attack.correlation, claim.delta, alpha, gaussian=gaussian)
     unit = claim.unit or "record"
     m = len(attack.effects)
-    return Finding(name, unit, claim.epsilon, claim.delta, bound, fit, attack.reach, m, len(masks))
+    differs = made.difference(attack.choice)
+    return Finding(name, unit, claim.epsilon, claim.delta, bound, fit, attack.reach, m, len(masks), differs)
 
 
 def bounds(
@@ -269,7 +272,7 @@ def _needed(epsilon: float, delta: float, m: int, alpha: float, *, labels: bool)
     if labels:
         return 4000
     mu = 1 / gaussian_noise(epsilon, delta)
-    z = float(-ndtri(alpha / 2)) + 1
+    z = float(-ndtri(alpha / 2)) + 2
     scores = (z / (0.15 * mu)) ** 2 * (2 + mu**2 / 4)
     return min(_MOST, 2 * math.ceil(scores / m) // _BATCH * _BATCH + _BATCH)
 

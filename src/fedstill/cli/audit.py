@@ -43,6 +43,9 @@ def audit(words: list[str]) -> None:
     else:
         console = terminal()
         console.print(_table(findings))
+        for found in findings:
+            if found.difference:
+                console.print(f"{found.method}: {found.difference}", soft_wrap=True)
         console.print(
             f"All bounds together hold with probability {settings.confidence:g}. The Gaussian fit refutes Gaussian "
             "claims only.",

@@ -1,0 +1,186 @@
+"""A comparison of neighbouring data sets: nothing but releases may depend on the record that differs.
+
+Every release is replaced by the same fake value on both data sets, so that all that leaves must be equal bit by bit.
+The exact values that would have been released may differ by the sensitivity that their cost supposes, and no row that
+enters them may depend on other records.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from fedstill import seeds
+from fedstill.engines.client import SiteClient
+from fedstill.privacy import logistic, mechanisms, randomized_response
+from fedstill.privacy.events import Event, Gaussian
+from fedstill.privacy.ledger import Entry, Ledger
+from fedstill.privacy.logistic import BinaryHead, LogisticHead
+
+_ROUNDING = 1 + 1e-9
+_RESIDUAL = 1.5
+"""Multiple of a solver's tolerance that another order of sums may show."""
+
+
+@dataclass
+class Exact:
+    """What one addition of noise was given: the exact value, the noise's standard deviation and the cost charged."""
+
+    value: Tensor
+    std: float
+    event: Event | None
+
+
+@dataclass
+class Heard:
+    """What a run on one data set showed.
+
+    Attributes:
+        messages: requests and replies.
+        releases: exact values, in order.
+        charged: costs, in order.
+        rows: rows that entered releases, before and after clipping.
+        priors: of randomised labels, the order of classes and the number among which a label stays.
+        streams: states of the noise streams that releases began with.
+        early: whether a release began before it was charged.
+        releasing: whether a release is being computed.
+        residual: largest gradient at a head's solution, over the tolerance that its sensitivity includes.
+        error: the error that ended the run.
+    """
+
+    messages: list[tuple[bytes, bytes]] = field(default_factory=list)
+    releases: list[Exact] = field(default_factory=list)
+    charged: list[Event] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    priors: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    streams: list[bytes] = field(default_factory=list)
+    early: bool = False
+    releasing: bool = False
+    residual: float = 0.0
+    error: str = ""
+
+
+@contextmanager
+def listening(heard: Heard) -> Iterator[None]:
+    """Note what a simulated run releases, and release fake values that depend on nothing in their place."""
+    charge, release, start = Ledger.charge, SiteClient.release, seeds.Simulated.__init__
+
+    def spy_release(self: SiteClient, mechanism: Any, rows: Any, **more: Any) -> Any:
+        heard.rows.extend(each for each in (rows if isinstance(rows, tuple) else (rows,)) if isinstance(each, Tensor))
+        heard.releasing = True
+        released = release(self, mechanism, rows, **more)
+        heard.releasing = False
+        if isinstance(mechanism, LogisticHead | BinaryHead):
+            heard.residual = max(heard.residual, _residual(mechanism, rows, heard.releases[-1].value))
+        return released
+
+    def spy_start(self: seeds.Simulated, rng: torch.Generator) -> None:
+        heard.early |= len(heard.charged) <= len(heard.streams)
+        heard.streams.append(rng.get_state().numpy().tobytes())
+        start(self, rng)
+
+    def spy_charge(self: Ledger, entry: Entry, *more: Any) -> None:
+        charge(self, entry, *more)
+        heard.charged.append(entry.event)
+
+    def spied(clipped: Any) -> Any:
+        def clip(*arguments: Any) -> Tensor:
+            found: Tensor = clipped(*arguments)
+            if heard.releasing:
+                heard.rows.append(found)
+            return found
+
+        return clip
+
+    def fake(self: seeds.Simulated, exact: Tensor, std: float) -> Tensor:
+        last = heard.charged[-1] if heard.charged else None
+        heard.releases.append(Exact(exact.clone(), std, last))
+        value = torch.randn(exact.shape, dtype=torch.float64, generator=seeds.stream(len(heard.releases), "fake"))
+        return value * std
+
+    def fake_labels(labels: Tensor, order: Tensor, k: Tensor, *more: Any) -> Tensor:
+        heard.priors.append((order, k))
+        places = torch.arange(len(labels)) % order.shape[1]
+        return order.gather(1, places[:, None])[:, 0]
+
+    with ExitStack() as patches:
+        for owner, name, replaced in (
+            (Ledger, "charge", spy_charge),
+            (SiteClient, "release", spy_release),
+            (seeds.Simulated, "__init__", spy_start),
+            (seeds.Simulated, "added", fake),
+            (randomized_response, "_drawn", fake_labels),
+            (mechanisms, "clipped", spied(mechanisms.clipped)),
+            (logistic, "clipped", spied(vars(logistic)["clipped"])),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, replaced))
+        yield
+
+
+def _residual(head: LogisticHead | BinaryHead, rows: Any, beta: Tensor) -> float:
+    """The gradient's length at a head's exact solution ``beta``, over its tolerance."""
+    if isinstance(head, LogisticHead):
+        x = head.extended(rows[0])
+        wrong = (x @ beta.T).softmax(1) - torch.nn.functional.one_hot(rows[1], head.num_classes)
+    else:
+        x = head.extended(torch.cat([rows, head.negatives.to(rows)]))
+        wrong = (x @ beta).sigmoid() - (torch.arange(len(x), device=x.device) < len(rows)).double()
+    gradient = torch.einsum("n...,nd->...d", wrong, x) + head.penalty * beta
+    return float(gradient.norm()) / head.tolerance
+
+
+def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
+    """What depends on the record that differs and must not, as a sentence; empty if nothing does.
+
+    Args:
+        one: the run with the record.
+        other: the run without it, or with another label of it.
+        removed: the place of the record that ``other`` lacks; None if a label was replaced.
+    """
+    if one.early or other.early:
+        return "a release began before it was charged"
+    if one.error != other.error or not one.messages or len(one.messages) != len(other.messages):
+        return "a run ends differently"
+    if len(one.rows) != len(other.rows) or any(
+        _depends(*pair, removed) for pair in zip(one.rows, other.rows, strict=True)
+    ):
+        return "a row depends on other records"
+    for prior, prior2 in zip(one.priors, other.priors, strict=True):
+        if removed is None and not all(map(torch.equal, prior, prior2)):
+            return "a prior depends on a label"
+    for (asked, answered), (asked2, answered2) in zip(one.messages, other.messages, strict=True):
+        if asked != asked2:
+            return "requests differ"
+        if answered != answered2:
+            return "replies differ beside their releases"
+    if found := _moved(one.releases, other.releases):
+        return found
+    if len(set(one.streams)) != len(one.streams):
+        return "two releases have the same noise"
+    if max(one.residual, other.residual) > _RESIDUAL:
+        return "a head's solver stopped before its tolerance"
+    return ""
+
+
+def _depends(rows: Tensor, others: Tensor, removed: int | None) -> bool:
+    if removed is None or len(rows) != len(others) + 1:
+        return False
+    return not torch.equal(rows[torch.arange(len(rows)) != removed], others)
+
+
+def _moved(releases: list[Exact], others: list[Exact]) -> str:
+    if len(releases) != len(others):
+        return "the number of releases depends on records"
+    for a, b in zip(releases, others, strict=True):
+        if (a.std, a.event) != (b.std, b.event) or a.value.shape != b.value.shape:
+            return "noise or cost depends on records"
+        if not isinstance(a.event, Gaussian):
+            return "a release has no cost"
+        moved, sensitivity = float((a.value - b.value).norm()), a.std / a.event.noise_multiplier
+        if moved > sensitivity * _ROUNDING:
+            return f"a record moves a release by {moved / sensitivity:.3g} times its sensitivity"
+    return ""
