@@ -1,4 +1,7 @@
-"""Every private method on neighbouring data sets, and builds with planted faults, which the same check must catch."""
+"""Every private method on neighbouring data sets, and builds with planted faults, which the same check must catch.
+
+Two clients with other numbers of records and other classes answer every request, with replies of one size.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,11 +70,21 @@ def neighbours(digits: Any) -> dict[str, tuple[Any, Any, Any]]:
 def check(method: Any, digits: Any, pair: str, folder: Path, **facts: Any) -> None:
     train, more, less = neighbours(digits)[pair]
     data = type("Data", (), {"train": train, "test": digits.test[:20]})
-    rest = np.arange(100, 140)
+    rest = np.arange(100, 117)
     own = [[(part, part[:0]), (rest, rest[:0])] for part in (more, less)]
     facts = {"public": noise_images(digits), "budget": 50.0, **facts}
     one, other = (hear(method, data, parts, folder / str(i), **facts) for i, parts in enumerate(own))
     compare(one, other, 0 if len(more) > 1 and more[1] == less[0] else len(more) - 1)
+    assert_sizes_are_public(one)
+
+
+def assert_sizes_are_public(heard: Heard) -> None:
+    """Replies to one request have one size, whatever the clients' records, their number and their classes."""
+    sizes: dict[bytes, set[int]] = {}
+    for request, reply in heard.messages:
+        sizes.setdefault(request, set()).add(len(reply))
+    assert len(heard.messages) == 2 * len(sizes)
+    assert all(len(found) == 1 for found in sizes.values()), sizes.values()
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -83,6 +96,11 @@ def test_nothing_but_releases_depends_on_a_record(name: str, pair: str, digits: 
 @pytest.mark.slow
 def test_with_batch_norm_too(digits: Any, tmp_path: Path) -> None:
     check(made("fedavg-p"), digits, "an outlier", tmp_path, model="resnet8")
+
+
+def test_a_size_that_depends_on_records_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        assert_sizes_are_public(Heard(messages=[(b"request", b"two"), (b"request", b"three")]))
 
 
 def labels_heard(digits: Any, folder: Path, record: int) -> list[Heard]:
@@ -103,7 +121,9 @@ def labels_heard(digits: Any, folder: Path, record: int) -> list[Heard]:
 
 @pytest.mark.slow
 def test_nothing_but_releases_depends_on_a_label(digits: Any, tmp_path: Path) -> None:
-    compare(*labels_heard(digits, tmp_path, 7))
+    one, other = labels_heard(digits, tmp_path, 7)
+    compare(one, other)
+    assert_sizes_are_public(one)
 
 
 @pytest.mark.slow

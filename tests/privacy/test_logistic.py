@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.privacy.logistic import (
+    LEAST_PENALTY,
     BinaryHead,
     LogisticHead,
     PublishedBinaryHead,
@@ -135,6 +136,29 @@ def test_no_records_and_one_class_have_their_known_solutions() -> None:
     v = float(beta[1, 0]) / 2
     assert torch.allclose(beta, torch.tensor([[-v, 0.0], [2 * v, 0.0], [-v, 0.0]], dtype=torch.float64), atol=1e-8)
     assert abs(v - (1 - math.exp(2 * v) / (math.exp(2 * v) + 2 * math.exp(-v)))) < 1e-8
+
+
+@pytest.mark.slow
+def test_below_the_least_penalty_one_record_decides_whether_the_solver_ends() -> None:
+    """Why heads have a least penalty: a failure would be a release without noise."""
+
+    def told(penalty: float, seed: int) -> bool:
+        rng = stream(seed, "separable but for one")
+        x = torch.randn(60, 10, dtype=torch.float64, generator=rng)
+        x = x / x.norm(dim=1, keepdim=True).clamp_min(1)
+        labels = (x @ torch.randn(10, 10, dtype=torch.float64, generator=rng)).argmax(1)
+        labels[0] = (labels[0] + 1) % 10
+        return ends(x, labels, penalty) != ends(x[1:], labels[1:], penalty)
+
+    def ends(x: Tensor, labels: Tensor, penalty: float) -> bool:
+        try:
+            solve(x, labels, 10, penalty)
+        except NotConverged:
+            return False
+        return True
+
+    assert any(told(1e-9, seed) for seed in range(12))
+    assert not any(told(LEAST_PENALTY, seed) for seed in range(12))
 
 
 def test_a_tolerance_out_of_reach_is_an_error() -> None:
