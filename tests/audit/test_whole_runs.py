@@ -126,6 +126,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], dict[str, Any
     "a second release unaccounted": ("fedgm-records", faults.released_twice, {}),
     "class counts beside": ("fedgm-records", faults.counts_beside, {}),
     "a prior from private labels": ("fedgm-labels", faults.private_prior, {"epsilon": (0.2,), "clients": 240}),
+    "a head's sensitivity without its root of two": ("fedavg-p", faults.without_the_root_of_two, {}),
     "a tenth of Lambda": ("fedavg-p", faults.a_tenth_of_lambda, {}),
 }
 
@@ -146,6 +147,8 @@ DIFFERENCES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None] | None, s
     "a loss called public": ("faults:Losses", None, "replies differ beside their releases"),
     "a private number in a released field": ("faults:Hidden", None, "replies differ beside their releases"),
     "a clip from raw records": ("faults:RawClip", None, "differ"),
+    "half the noise of DP-SGD": ("dp-fl", faults.half_the_noise_of_training, "moves a release by 2 times"),
+    "a rate from the number of records": ("faults:RawRate", None, "differ"),
     "a charge after the release": ("ldp-fedavg", faults.charged_late, "a release began before it was charged"),
     "a solver that stops early": ("fedavg-p", faults.stopped_early, "a head's solver stopped before its tolerance"),
 }

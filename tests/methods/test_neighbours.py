@@ -191,6 +191,8 @@ FAULTS: dict[str, tuple[Callable[[], Any], Plant, str, dict[str, Any]]] = {
     "clipping by the longest row": (lambda: made("afl", space=UNWHITENED), faults.longest_row, "a row depends", {}),
     "a second release unaccounted": (lambda: made("fedgm-records"), faults.released_twice, "before it was charged", {}),
     "heads solved with a tenth of Lambda": (lambda: made("fedavg-p"), faults.a_tenth_of_lambda, "moves a release", {}),
+    "half the noise of DP-SGD": (lambda: made("dp-fl"), faults.half_the_noise_of_training, "moves a release", {}),
+    "a rate from the number of records": (lambda: faults.RawRate(**ALL), nothing, "differ|depends on records", {}),
     "a solver that stops early": (lambda: made("fedavg-p"), faults.stopped_early, "solver stopped", {}),
     "sums about the private mean": (lambda: made("fedgm-records"), faults.centred, "a row depends", {}),
 }

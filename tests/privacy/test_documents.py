@@ -28,6 +28,35 @@ def test_every_named_test_exists(page: str) -> None:
     assert len(named) == len(re.findall(r"::test_", (ROOT / page).read_text()))
 
 
+def keys_of(file: str, name: str) -> set[str]:
+    """The keys of a dictionary at the top of a test file."""
+    for part in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.target.id == name:
+            return {key.value for key in part.value.keys if isinstance(key, ast.Constant)}  # type: ignore[union-attr]
+    raise AssertionError(f"{file} has no {name}")
+
+
+def test_every_planted_fault_is_caught_twice_by_what_the_page_names() -> None:
+    """Cells name cases of the comparison of neighbours and of the audit's tests, or other tests; none is left out."""
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    table = page[page.index("| fault | caught by a test of the gate |") :].partition("\n\n")[0].splitlines()[2:]
+    audits = "tests/audit/test_whole_runs.py"
+    cases = (
+        keys_of("tests/methods/test_neighbours.py", "FAULTS"),
+        keys_of(audits, "FAULTS") | keys_of(audits, "DIFFERENCES"),
+    )
+    named: tuple[set[str], set[str]] = set(), set()
+    for row in table:
+        fault, *cells = row.strip("|").split("|")
+        for cell, known, seen in zip(cells, cases, named, strict=True):
+            quoted, tests = set(re.findall(r'"([^"]+)"', cell)), NAMED.findall(cell)
+            assert quoted or tests, fault
+            assert quoted <= known, (fault, quoted - known)
+            assert all(name in names_of(file) for file, name in tests), (fault, tests)
+            seen |= quoted
+    assert named == cases
+
+
 def test_each_section_of_what_is_assumed_names_a_test_or_says_that_none_holds_it() -> None:
     _, *sections = (ROOT / "docs" / "assumptions.md").read_text().split("\n## ")
     for section in sections[:-1]:  # the last is a list for the reader

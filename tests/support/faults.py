@@ -1,5 +1,6 @@
 """Builds that are broken on purpose: each function plants a fault that an audit or a comparison must catch."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -14,6 +15,7 @@ from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.dp_fl import DPFL
 from fedstill.methods.private_rounds import Trained
 from fedstill.privacy import logistic, mechanisms, rowwise, second_moments
+from fedstill.privacy.dp_sgd import DPSGD
 from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Client, Parameters, Public, Released, step
 from fedstill.seeds import Simulated
@@ -70,6 +72,15 @@ class RawClip(AdapDPFL):
         clip = float(client.train.inputs().flatten(1).norm(dim=1).mean())
         mechanism = self.local.mechanism(client.new_model(weights), noise, clip=clip)
         return Trained(weights=client.release(mechanism, client.train, adaptive=True))
+
+
+class RawRate(DPFL):
+    """Samples at a rate that follows from its number of records."""
+
+    @step
+    def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
+        mechanism = self.local.mechanism(client.new_model(weights), noise)
+        return Trained(weights=client.release(replace(mechanism, sampling=1 / len(client.train)), client.train))
 
 
 # --- changes of the library
@@ -150,6 +161,20 @@ def private_prior(patch: pytest.MonkeyPatch) -> None:
 def a_tenth_of_lambda(patch: pytest.MonkeyPatch) -> None:
     solve = logistic.solve
     patch.setattr(logistic, "solve", lambda x, y, k, penalty, **more: solve(x, y, k, penalty / 10, **more))
+
+
+def half_the_noise_of_training(patch: pytest.MonkeyPatch) -> None:
+    noised = DPSGD._noised
+    patch.setattr(
+        DPSGD,
+        "_noised",
+        lambda self, *more: noised(replace(self, noise_multiplier=self.noise_multiplier / 2), *more),
+    )
+
+
+def without_the_root_of_two(patch: pytest.MonkeyPatch) -> None:
+    """A class head's sensitivity as if one probability changed instead of two."""
+    patch.setattr(logistic.LogisticHead, "steepness", 1.0)
 
 
 def stopped_early(patch: pytest.MonkeyPatch) -> None:
