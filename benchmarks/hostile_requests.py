@@ -6,7 +6,7 @@ then by evolution, which keeps what moves most and goes on from there. Real nois
 so that the movement is exact; it is divided by the sensitivity that the ledger was charged for. Above 1, a guarantee
 is false. All else in both replies must be equal to the bit, and no request may be answered by one site alone.
 
-Methods that the file of results has already, with as many requests, are left out.
+Methods that the file of results has already, with as many requests or more, are left out.
 
 Usage: python benchmarks/hostile_requests.py --requests 2000 [METHOD ...]
 """
@@ -336,7 +336,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     table = json.loads(args.out.read_text())["table"] if args.out.exists() else []
-    table = [row for row in table if row["requests"] == args.requests]
+    table = [row for row in table if row["requests"] >= args.requests]
     for name in args.methods:
         if name not in {row["method"] for row in table}:
             table.append(search(name, args.requests))
