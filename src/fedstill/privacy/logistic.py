@@ -41,7 +41,7 @@ def extend(h: Float[Tensor, "n p"], radius: float | None, bias: float) -> Float6
     """Rows ``(min(1, R/|h|) h/R sqrt(1 - b^2), b)``, of length at most 1; ``(h, b)`` without a radius."""
     if h.ndim != 2:
         raise ValueError(f"features of shape {tuple(h.shape)}; they must be (records, features)")
-    wide = h.to(torch.float64) if radius is None else clipped(h, radius) * (math.sqrt(1 - bias**2) / radius)
+    wide = h.to(torch.float64) if radius is None else clipped(h, radius).mul_(math.sqrt(1 - bias**2) / radius)
     return torch.cat([wide, wide.new_full((len(wide), 1), bias)], 1)
 
 

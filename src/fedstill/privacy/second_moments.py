@@ -125,12 +125,28 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
                         _add_products(second[label], r[labels == label])
                 else:
                     _add_products(second[0], r)
-        mask = upper(width, second.device)
-        scale = torch.full_like(mask, math.sqrt(2), dtype=torch.float64).fill_diagonal_(1.0)[mask]
-        flat = torch.cat([second[:, mask].mul_(scale).flatten(), first.flatten() * self.weight])
+        cut = groups * entries(width)
+        flat = second.new_empty(cut + first.numel())
+        flat[cut:] = first.flatten() * self.weight
+        places = torch.arange(width, device=second.device)
+        diagonal = places * width - places * (places - 1) // 2  # their places in a triangle
+        products = _packed(second, flat[:cut].view(groups, -1))
+        kept = products[:, diagonal]
+        products.mul_(math.sqrt(2))[:, diagonal] = kept
         flat = self.noised(flat, noise)
-        cut = groups * len(scale)
-        return Moments(flat[:cut].view(groups, -1) / scale, flat[cut:].view_as(first) / self.weight)
+        products, sums = flat[:cut].view(groups, -1), flat[cut:].view_as(first)
+        kept = products[:, diagonal]
+        products.div_(math.sqrt(2))[:, diagonal] = kept
+        return Moments(products, sums / self.weight)
+
+
+def _packed(matrices: Tensor, out: Tensor) -> Tensor:
+    """The upper triangles ``(groups, entries)``, row by row, in ``out``."""
+    width, start = matrices.shape[1], 0
+    for i in range(width):
+        out[:, start : start + width - i] = matrices[:, i, i:]
+        start += width - i
+    return out
 
 
 @cache
