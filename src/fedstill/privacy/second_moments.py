@@ -20,6 +20,8 @@ from fedstill.privacy.logistic import extend
 from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive
 from fedstill.seeds import Noise
 
+_BLOCK = 2**17
+"""Numbers of the rows that are prepared at a time, so that they stay in the processor's cache."""
 Labelled = tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]]
 
 
@@ -117,9 +119,11 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
         first = torch.zeros(self.num_classes, width, dtype=torch.float64)
         with _blas().limit(limits=torch.get_num_threads()):  # the last bits of a sum depend on it
             for features, labels in rows:
-                r = extend(features, self.radius, self.bias)
+                r = features.new_empty(len(features), width, dtype=torch.float64)
                 second, first = second.to(r.device), first.to(r.device)
-                first.index_add_(0, labels, r)
+                blocks = max(1, r.numel() // _BLOCK)
+                for some in zip(*(part.tensor_split(blocks) for part in (features, labels, r)), strict=True):
+                    first.index_add_(0, some[1], extend(some[0], self.radius, self.bias, out=some[2]))
                 if self.by_class:
                     for label in torch.bincount(labels).nonzero().flatten().tolist():
                         _add_products(second[label], r[labels == label])
