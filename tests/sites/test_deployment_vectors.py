@@ -100,13 +100,13 @@ def save_photographs(path: Path, count: int) -> None:
 
 def test_photographs_of_unequal_sizes_give_the_weights_of_a_simulation(tmp_path: Path) -> None:
     photographs = tmp_path / "photographs.parquet"
-    save_photographs(photographs, 40)
+    save_photographs(photographs, 160)  # a site has at least 50 (min_records)
     task = {"data": str(photographs), "size": 224, "clients": SITES, "model": "convnet:width=8,depth=3"}
     shared = share_out(Experiment(**task), None)
     whole = [
         bytes(image.numpy()) for image in sources.load_part(str(photographs), size=224, cache_dir=tmp_path).train[0]
     ]
-    assert len(set(whole)) == len(whole) == 40
+    assert len(set(whole)) == len(whole) == 160
     places = np.array([whole.index(bytes(image.numpy())) for image in shared.train.images])
     with loopback(tmp_path / "deployment") as here:
         for client in range(SITES):
