@@ -38,9 +38,20 @@ fedstill compare fedpft-diag=fedpft fedpft-full=fedpft safle $SETTING $FEATURES 
     --each.epsilon None --each.space.dims 64 --fedpft-full.mixture.covariance full --fedpft-full.mixture.components 1 \
     --out "$OUT/mixtures"
 
-# averages after 1 to 20 rounds; images
+# few images
 NET="--model convnet:width=32"
-NETS=${NETS:-60} # for FedGM; its default is 300
+NETS=${NETS:-20} # for FedGM; its default is 300
+for images in 10 1; do
+    fedstill compare fedgm-$images=fedgm $SETTING $NET --fedgm-$images.ipc $images --each.matching.nets $NETS \
+        --each.matching.augment $AUGMENT --each.training.augment $AUGMENT --out "$OUT/images-$images"
+done
+fedstill compare real-1=real real-10=real $SETTING $NET --real-1.ipc 1 --real-10.ipc 10 \
+    --each.training.augment $AUGMENT --each.training.epochs 300 --out "$OUT/images-real"
+fedstill compare fedd3 $SETTING $NET --fedd3.images 10 --out "$OUT/images-fedd3"
+fedstill compare feddm $SETTING $NET --feddm.rounds 1 --feddm.ipc 10 --feddm.matching.steps 100 \
+    --feddm.training.epochs 200 --out "$OUT/images-feddm"
+
+# averages after 1 to 20 rounds, and many images
 averages=""
 flags=""
 for rounds in 1 2 5 10 20; do
@@ -49,15 +60,6 @@ for rounds in 1 2 5 10 20; do
 done
 fedstill compare $averages $SETTING $NET --each.local.lr 0.01 --each.local.max-steps 10 --each.local.epochs 1000 \
     --evaluate-every 20 $flags --out "$OUT/averages"
-fedstill compare real-1=real real-10=real $SETTING $NET --real-1.ipc 1 --real-10.ipc 10 \
-    --each.training.augment $AUGMENT --each.training.epochs 300 --out "$OUT/images-real"
-for images in 1 10 50; do
-    fedstill compare fedgm-$images=fedgm $SETTING $NET --fedgm-$images.ipc $images --each.matching.nets $NETS \
-        --each.matching.augment $AUGMENT --each.training.augment $AUGMENT --out "$OUT/images-$images"
-    if [ $images = 10 ]; then
-        fedstill compare fedd3 $SETTING $NET --fedd3.images 10 --out "$OUT/images-fedd3"
-        fedstill compare feddm $SETTING $NET --feddm.rounds 1 --feddm.ipc 10 --feddm.matching.steps 100 \
-            --feddm.training.epochs 200 --out "$OUT/images-feddm"
-    fi
-done
+fedstill compare fedgm-50=fedgm $SETTING $NET --fedgm-50.ipc 50 --each.matching.nets $NETS \
+    --each.matching.augment $AUGMENT --each.training.augment $AUGMENT --out "$OUT/images-50"
 fedstill report "$OUT" --pareto --out "$OUT/report"

@@ -69,3 +69,9 @@ def test_a_large_map_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: py
         monkeypatch.setattr(public_map, "_LARGE", 10**4)
         PublicMap().check_size(Wide(1000), public(20), 512 * 10**6)
     assert "each client has to receive 0 MB: the model and a map of 1000 features; a --model with" in caplog.text
+
+
+def test_more_directions_than_there_are_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    for dims, said in ((7, False), (512, False), (13, True)):  # 512 is the default
+        assert PublicMap(dims=dims).fit(Wide(12), public(20), stream(0)).projection.shape[1] == min(dims, 12)
+        assert ("--space.dims is 13, but 20 public records with 12 features have 12" in caplog.text) == said

@@ -15,6 +15,7 @@ from fedstill import DataSet, Experiment, Job, load_model, methods, run
 from fedstill.data import from_torch
 from fedstill.experiment.task import share_out
 from fedstill.protocol import returns_run_model
+from fedstill.records import Records
 
 MODEL = "mlp:hidden=16,layers=1"
 ONLY_IMAGES = (
@@ -121,7 +122,12 @@ def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_p
             progress=lambda label, done, total: seen.append((label, done, total)),
         )
     assert len(calls) == 2 and seen[-1] == ("features of test records", 359, 359)
-    one, _ = features.load(digits, "scattering")
+    one, backbone = features.load(digits, "scattering")
+    narrow = Records(one.train.images[:9, :7], one.train.labels[:9], 10, one.train.normalisation)
+    with pytest.raises(
+        ValueError, match="records 'digits' have 324 numbers, but those of the task have 7; take images"
+    ):
+        features.load_public("digits", ("scattering", backbone.digest), narrow)
     other, _ = features.load(digits, "scattering:angles=4,groups=0")
     assert len(calls) == 4 and one.fingerprint != other.fingerprint
     assert torch.equal(one.train.labels, digits.train.labels) and one.measured == digits.measured

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fedstill.data.sources import DataSet
 from fedstill.distill.mixtures import Mixture, coloured
-from fedstill.methods.fedpft import FedPFT, Mixtures
+from fedstill.methods.class_mixtures import Mixtures
+from fedstill.methods.fedpft import FedPFT
 from fedstill.methods.safle import SAFLe
 from fedstill.methods.totals import Total
 from fedstill.models.buckets import Bucketed
+from fedstill.privacy.class_gaussians import COUNTS
 from fedstill.privacy.second_moments import SecondMoments, unpacked
 from fedstill.seeds import Simulated, stream
 
@@ -106,7 +108,7 @@ def test_what_a_client_sends_cannot_break_the_draws() -> None:
         covariances=torch.zeros(1, 2, 4).half(),
     )
     method = FedPFT(mixture={"components": 2}, samples=30)  # type: ignore[arg-type]
-    assert len(method.drawn([reply], stream(0, "draw")).labels) == 30
+    assert len(method.drawn(reply.fitted(), stream(0, "draw")).labels) == 30
 
 
 def test_coloured_rows_of_an_indefinite_matrix() -> None:
@@ -120,6 +122,8 @@ def test_privacy_needs_one_full_gaussian() -> None:
     with pytest.raises(ValidationError, match="mixtures have no private form"):
         FedPFT(epsilon=1.0)
     assert FedPFT(epsilon=1.0, mixture={"components": 1, "covariance": "full"}).epsilon == 1.0  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="epsilon is None, which adds no noise"):
+        FedPFT(privacy="published")
 
 
 def sums_of(rows: Tensor, labels: Tensor, *, radius: float, by_class: bool = False) -> Total:
@@ -144,6 +148,17 @@ def test_the_private_form_draws_each_class_s_gaussian() -> None:
         assert len(found) == 20 * len(own)
         assert torch.allclose(found.mean(0), own.mean(0), atol=0.3)
         assert (found.T.cov() - own.T.cov()).abs().max() < 0.1 * own.T.cov().abs().max()
+
+
+@pytest.mark.slow
+def test_the_published_noise_gives_a_model_and_no_guarantee(digits: DataSet, tmp_path: Path) -> None:
+    few = replace(digits, train=digits.train[:300], test=digits.test[:100])
+    one: dict[str, Any] = {**TINY, "epsilon": 1e4, "mixture": {"components": 1, "covariance": "full"}}
+    method = FedPFT(**one, privacy="published", training={"epochs": 30, "lr": 0.01})  # type: ignore[arg-type]
+    fed = small.world(method, few, tmp_path, small.of_sizes(150, 150), small.noise_images(few), local_test=False)
+    assert fed.federation.evaluate(method.server(fed.federation)) > 0.5  # 0.1 by guessing
+    guarantee = fed.federation.guarantee()
+    assert not guarantee.holds and "PublishedGaussians" in guarantee.reason and COUNTS in guarantee.reason
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """AFL, FedCGS and GH-OFL: the split of the records does not matter; heads agree with other implementations."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedstill.methods.fisher import FisherMix
 from fedstill.methods.gaussian import classes_of
 from fedstill.methods.gh_ofl import GHOFL
 from fedstill.methods.moments import DTYPES, Sums
-from fedstill.methods.totals import Total, add_up
+from fedstill.methods.totals import Total, add_up, cleaned
 from fedstill.privacy.second_moments import SecondMoments
 from fedstill.protocol import Records, Released, load
 from fedstill.seeds import Simulated, stream
@@ -303,3 +304,25 @@ def test_numbers_are_sent_in_the_precision_that_was_asked_for(
             sent, whole = getattr(reply, field).value, getattr(exact, field).value
             assert sent.dtype == DTYPES[precision]
             assert (sent.double() * scale - whole).abs().max() <= tolerance * whole.abs().max()
+
+
+def test_cleaned_eigenvalues_are_those_along_the_noisy_eigenvectors() -> None:
+    p, rng = 200, stream(0, "matrix")
+    a = torch.diag(torch.logspace(-2, 0.5, p, dtype=torch.float64))
+    above = torch.randn(p, p, dtype=torch.float64, generator=rng).triu(1) / math.sqrt(2)
+    std = 0.05
+    noise = std * (above + above.T + torch.diag(torch.randn(p, dtype=torch.float64, generator=rng)))
+    values, vectors = torch.linalg.eigh(a + noise)
+    norm = std * math.sqrt(2 * p)
+    assert torch.linalg.eigvalsh(noise).abs().max() == pytest.approx(norm, rel=0.1)
+    wanted = (vectors.T @ a @ vectors).diagonal()
+    found = cleaned(values, norm)
+    errors = [float((each - wanted).abs().mean()) for each in (values, values.clamp_min(0), found)]
+    assert errors[2] < errors[1] / 3 < errors[0] / 3
+    assert float((cleaned(values, 2 * norm) - wanted).abs().mean()) > 3 * errors[2]
+
+
+@pytest.mark.parametrize("kind", [AFL, FedCGS])
+def test_without_noise_the_spectrum_is_left_alone(kind: Any) -> None:
+    total = sums(*features(), radius=2.0)
+    assert torch.equal(kind(spectrum="cleaned").head(total), kind().head(total))

@@ -9,9 +9,14 @@ import tiny_backbones
 import torch
 from PIL import Image
 
+from fedstill import seeds
+from fedstill.data import backbones
+from fedstill.data import public as public_data
 from fedstill.data.features import rows_of
 from fedstill.models import pretrained
+from fedstill.models.patches import Patches
 from fedstill.models.preprocessing import Preprocessing
+from fedstill.records import Normalisation
 
 slow = pytest.mark.slow  # transformers takes seconds to import
 
@@ -218,3 +223,24 @@ def test_own_functions_and_scattering_are_backbones_too(tmp_path, monkeypatch):
         rows_of(backbone, ["a text"])
     with pytest.raises(ValueError, match="takes images, but the records are texts"):
         pretrained.load("scattering", ())
+
+
+def test_patches_are_learnt_once_from_public_images(tmp_path, monkeypatch):
+    learn, asked = Patches.learn, []
+    monkeypatch.setattr(Patches, "learn", lambda net, public, rng: (asked.append(len(public)), learn(net, public, rng)))
+    name = "patches:centroids=4,public=noise=60"
+    one, again = (backbones.load(name, (3, 8, 8), cache_dir=tmp_path) for _ in range(2))
+    assert asked == [60] and one.digest == again.digest and one.takes == "images"
+    others = (name.replace("60", "61"), (3, 8, 8)), (name.replace("=4", "=5"), (3, 8, 8)), (name, (1, 8, 8))
+    digests = {backbones.load(*other, cache_dir=tmp_path).digest for other in others}
+    assert len(digests | {one.digest}) == 4
+    images = pictures(5, 3, 8, 8)
+    public = public_data.load("noise=60", (3, 8, 8), Normalisation((0.5,) * 3, (0.25,) * 3))
+    with seeds.isolated(0):
+        net = Patches((3, 8, 8), 2, centroids=4)
+    learn(net, public, seeds.stream(0, "learn"))
+    assert np.allclose(rows_of(again, images), net.features((images / 255 - 0.5) / 0.25).numpy(), atol=1e-5)
+    with pytest.raises(ValueError, match="takes images, but the records are texts"):
+        backbones.load(name, ())
+    with pytest.raises(ValueError, match="are some of a simulation's own records"):
+        backbones.load("patches:public=held=5", (3, 8, 8), cache_dir=tmp_path)

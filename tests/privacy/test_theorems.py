@@ -12,6 +12,7 @@ from releases import entry
 import fedstill
 from fedstill.privacy import theorems
 from fedstill.privacy.batch_clipping import UNBOUNDED, BatchClippedSGD
+from fedstill.privacy.class_gaussians import PublishedGaussians
 from fedstill.privacy.dp_sgd import DPSGD
 from fedstill.privacy.events import Unbounded
 from fedstill.privacy.ledger import Entry
@@ -34,6 +35,7 @@ def made() -> list[Mechanism[Any, Any]]:
     binary = {name: value for name, value in HEAD.items() if name != "num_classes"}
     few += [BinaryHead(**binary, negatives=torch.zeros(1, 2))]
     few += [SecondMoments(num_classes=4, dims=3, radius=1.0, noise_multiplier=1.0, share=0.123456789)]
+    few += [PublishedGaussians(radius=1.0, epsilon=1.0, delta=1e-5)]
     sgd: dict[str, Any] = {"lr": 0.1, "clip": 1e-4, "noise_multiplier": 1.0, "sampling": 1 / 3, "steps": 10**6}
     few += [DPSGD(model=torch.nn.Linear(2, 2), batch_size=8, **sgd)]
     few += [PublishedBinaryHead(**PUBLISHED, negatives=torch.zeros(1, 2))]

@@ -1,22 +1,26 @@
-"""A table, and texts through a backbone that each site has installed, in a deployment on this machine's loopback."""
+"""Tables, texts through a backbone of each site, and unequal photographs, in a deployment on the loopback."""
 
+import io
 import json
 import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_backbones
 import tomli_w
+from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedstill[hf]'")
 
 from fedstill import methods  # noqa: E402
+from fedstill.data import sources  # noqa: E402
 from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.job import Job  # noqa: E402
 from fedstill.experiment.run import run  # noqa: E402
@@ -83,15 +87,42 @@ def test_tables_and_texts_give_the_weights_of_a_simulation(tmp_path: Path, monke
         assert here.finish(changed, PATIENCE) == "finished:completed"  # server and sites have it
 
 
+def save_photographs(path: Path, count: int) -> None:
+    """JPEG files of smooth colours in one table, each of sides of its own from 180 to 300 pixels; two classes."""
+    rng, rows = np.random.default_rng(0), []
+    for i in range(count):
+        small = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8) // (1 + i % 2)
+        stored, sides = io.BytesIO(), rng.integers(180, 301, 2).tolist()
+        Image.fromarray(small).resize(sides, Image.Resampling.BICUBIC).save(stored, "JPEG")
+        rows.append({"bytes": stored.getvalue(), "path": f"{i}.jpg"})
+    pq.write_table(pa.table({"image": rows, "label": [i % 2 for i in range(count)]}), path)
+
+
+def test_photographs_of_unequal_sizes_give_the_weights_of_a_simulation(tmp_path: Path) -> None:
+    photographs = tmp_path / "photographs.parquet"
+    save_photographs(photographs, 160)  # a site has at least 50 (min_records)
+    task = {"data": str(photographs), "size": 224, "clients": SITES, "model": "convnet:width=8,depth=3"}
+    shared = share_out(Experiment(**task), None)
+    whole = [
+        bytes(image.numpy()) for image in sources.load_part(str(photographs), size=224, cache_dir=tmp_path).train[0]
+    ]
+    assert len(set(whole)) == len(whole) == 160
+    places = np.array([whole.index(bytes(image.numpy())) for image in shared.train.images])
+    with loopback(tmp_path / "deployment") as here:
+        for client in range(SITES):
+            allowed = {"methods": ["fedavg"], "unprotected": True, "simulated_noise": True}
+            place = here.add_site(client, data="photographs.parquet", size=224, **allowed)
+            kept = places[shared.parts[client][0]]
+            pq.write_table(pq.read_table(photographs).take(kept), place / "photographs.parquet")
+            here.start_site(client)
+        _compare(deployed(here, "photographs", task), task, tmp_path / "simulated")
+
+
 def _train_places(task: dict[str, Any]) -> Any:
     """Places of the train records in the file, since a fifth is held out."""
-    from fedstill.data import sources
-
     whole = pq.read_table(task["data"])["text"].to_pylist()
     found = [whole.index(text) for text in sources.load_raw(task["data"]).train[0]]
     assert len(set(found)) == len(found)
-    import numpy as np
-
     return np.array(found)
 
 

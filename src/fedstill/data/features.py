@@ -15,9 +15,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstill.data import cache, public, sources
+from fedstill.data import backbones, cache, public, sources
 from fedstill.data.names import KNOWN
-from fedstill.models import pretrained
 from fedstill.models.frozen import Backbone
 from fedstill.privacy import rowwise
 from fedstill.records import AS_THEY_ARE, Normalisation, Records
@@ -136,7 +135,7 @@ def load(
 
     Args:
         data: images or texts: an argument of `fedstill.data.sources.load`, or a data set of images.
-        name: as `fedstill.models.pretrained.load` takes it.
+        name: as `fedstill.data.backbones.load` takes it.
         size: height and width of the images, as for `fedstill.data.sources.load`.
         device: device of the backbone.
         progress: observer of the work.
@@ -146,7 +145,7 @@ def load(
         ValueError: there are no such data or no such backbone, or they do not fit.
     """
     raw = sources.load_raw(data, size=size, cache_dir=cache_dir)
-    backbone = pretrained.load(name, raw.shape)
+    backbone = backbones.load(name, raw.shape, cache_dir=cache_dir)
     arrays, fingerprint = _vectors(backbone.digest, lambda: backbone, raw, device, progress, cache_dir)
     numbered = raw.class_names == tuple(map(str, range(len(raw.class_names))))
     train, test = (
@@ -208,7 +207,7 @@ def load_public(
         raw = sources.load_raw(base, size=None if base in KNOWN else size)
 
     def installed() -> Backbone:
-        found = pretrained.load(backbone[0], raw.shape)
+        found = backbones.load(backbone[0], raw.shape)
         check_digest(found, backbone[1])
         return found
 
@@ -242,7 +241,7 @@ def load_part(
         ValueError: there are no such records or no such backbone, or it has another digest.
     """
     raw = sources.load_raw_part(path, size=size, cache_dir=cache_dir)
-    backbone = pretrained.load(name, raw.shape, download=False)
+    backbone = backbones.load(name, raw.shape, download=False, cache_dir=cache_dir)
     check_digest(backbone, expected)
     arrays, _ = _vectors(backbone.digest, lambda: backbone, raw, device, None, cache_dir)
     train, test = (

@@ -116,6 +116,13 @@ class PublicMap(Settings):
             raise ValueError("some public images have features that are not finite; choose another model or extractor")
         if self.whiten:
             mean, projection = self._whitening(rows)
+            if projection.shape[1] < self.dims != type(self).model_fields["dims"].default:
+                _log.warning(
+                    "--space.dims is %d, but %d public records with %d features have %d directions; all are used",
+                    self.dims,
+                    *rows.shape,
+                    projection.shape[1],
+                )
         else:
             mean, projection = rows.new_zeros(rows.shape[1]), torch.eye(rows.shape[1]).to(rows)
         lengths = ((rows - mean) @ projection).norm(dim=1)

@@ -91,7 +91,7 @@ class RunSpec(Settings):
     public: Text | None = None
     """Public records, as `fedstill.data.public.load` takes them."""
     features: Text | None = None
-    """Backbone that every client has, as `fedstill.models.pretrained.load` takes it; records are its vectors."""
+    """Backbone that every client has, as `fedstill.data.backbones.load` takes it; records are its vectors."""
     backbone: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that backbone."""
 

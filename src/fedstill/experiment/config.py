@@ -39,7 +39,7 @@ class Experiment(Settings):
     """Number of classes of data whose classes are numbers, so that it is not read off private labels."""
     features: str | None = None
     """Backbone that turns images or texts into vectors at each client: hf:owner/name or hf:./folder (transformers),
-    scattering, or your own as package.module:function."""
+    scattering, patches:public=SPEC (learnt from public images), or your own as package.module:function."""
     partition: str = "iid"
     """Partition among the clients: iid, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S or
     by:COLUMN."""

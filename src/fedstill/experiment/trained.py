@@ -10,9 +10,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from fedstill import models, seeds
-from fedstill.data import features
+from fedstill.data import backbones, features
 from fedstill.experiment.extend import read_job
-from fedstill.models import pretrained
 from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
 from fedstill.records import Normalisation
@@ -92,7 +91,7 @@ class Trained(nn.Module):
             )
         if self._backbone is None:
             name, expected = self.features
-            found = pretrained.load(name, tuple(records.shape[1:]) if isinstance(records, Tensor) else ())
+            found = backbones.load(name, tuple(records.shape[1:]) if isinstance(records, Tensor) else ())
             features.check_digest(found, expected)
             self._backbone = found
         return torch.from_numpy(features.rows_of(self._backbone, records))

@@ -29,7 +29,7 @@ from fedstill.methods.moments import (
     release_moments,
     sizes,
 )
-from fedstill.methods.totals import Total, add_up, solve
+from fedstill.methods.totals import Spectrum, Total, add_up, solve
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -40,6 +40,8 @@ class AFL(MomentSums, Method):
     """Multiple of the identity added to the sums of products of all clients (lambda)."""
     noise_ridge: NonNegativeFloat = 0.7
     """More of it, as a multiple of the largest eigenvalue that the noise is expected to have."""
+    spectrum: Spectrum = "clamped"
+    """Eigenvalues of the noisy sums of products: negative ones count as 0, or the noise's spread is undone."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -51,7 +53,7 @@ class AFL(MomentSums, Method):
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """W^T with ``W = (sum_k C_k + lambda I)^-1 sum_k X_k^T Y_k``."""
         ridge = self.ridge + self.noise_ridge * total.noise
-        return solve(total.matrix(), total.first.T, ridge, noisy=total.noise > 0).T
+        return solve(total.matrix(), total.first.T, ridge, noise=total.noise, spectrum=self.spectrum).T
 
     @step
     def sum_up(self, client: Client, features: PublicFeatures) -> Sums:

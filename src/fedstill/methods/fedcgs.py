@@ -29,7 +29,7 @@ from fedstill.methods.moments import (
     release_moments,
     sizes,
 )
-from fedstill.methods.totals import Total, add_up, solve
+from fedstill.methods.totals import Spectrum, Total, add_up, solve
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -42,6 +42,8 @@ class FedCGS(MomentSums, Method):
     """Multiple of the identity added to the covariance of rows, whose length is at most 1."""
     noise_ridge: NonNegativeFloat = 0.5
     """More of it, as a multiple of the largest eigenvalue that the noise is expected to have."""
+    spectrum: Spectrum = "clamped"
+    """Eigenvalues of the noisy sums of products: negative ones count as 0, or the noise's spread is undone."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -55,8 +57,9 @@ class FedCGS(MomentSums, Method):
         classes = gaussian.classes_of(total)  # mu_c, N_c
         matrix = total.matrix()[:-1, :-1]
         sigma = classes.within(matrix) if self.covariance == "within" else classes.total(matrix)
+        noise = total.noise / classes.size
         ridge = self.ridge + self.noise_ridge * total.noise / classes.size
-        weights = solve(sigma, classes.means.T, ridge, noisy=total.noise > 0).T
+        weights = solve(sigma, classes.means.T, ridge, noise=noise, spectrum=self.spectrum).T
         return gaussian.linear_head(weights, classes)
 
     @step

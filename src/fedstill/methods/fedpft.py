@@ -6,24 +6,24 @@ Foundation Models", 2024 (arXiv:2402.01862), Algorithm 1.
 Differs from the paper (docs/methods/fedpft.md has the whole list):
 
 * with ``epsilon``, clients release sums of rows and of their products, which add up to one Gaussian of each class;
+  ``privacy="published"`` adds the paper's noise to the means and covariances, and the guarantee says why nothing holds;
 * features are whitened and clipped with public numbers;
 * the server draws at most a public number of samples from a mixture.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float16, Int64
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill import schema
-from fedstill.distill.mixtures import Mixture, coloured
+from fedstill.distill.mixtures import Fitted, Mixture, coloured
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods import gaussian
+from fedstill.methods.class_mixtures import Mixtures, NoisyGaussians, fit_mixtures, release_gaussians
 from fedstill.methods.moments import (
     MomentSums,
     Sums,
@@ -34,23 +34,11 @@ from fedstill.methods.moments import (
     sizes,
 )
 from fedstill.methods.totals import Total, add_up
-from fedstill.privacy.mechanisms import clipped
-from fedstill.protocol import Client, Federation, Labels, Method, Reply, step
+from fedstill.protocol import Client, Federation, Method, step
 from fedstill.records import Examples
-from fedstill.schema import Below
-from fedstill.seeds import draw_seed, isolated
+from fedstill.seeds import isolated
 from fedstill.settings import Epsilon
 from fedstill.train.adam import Adam
-
-
-class Mixtures(Reply):
-    """A mixture of the rows of each class that the client has, in half precision; absent components weigh 0."""
-
-    labels: Labels
-    counts: Annotated[Int64[Tensor, " n"], Below(2**40)]
-    weights: Float16[Tensor, "n components"]
-    means: Float16[Tensor, "n components dims"]
-    covariances: Float16[Tensor, "n components entries"]
 
 
 class FedPFT(MomentSums, Method):
@@ -60,6 +48,8 @@ class FedPFT(MomentSums, Method):
     epsilon: Epsilon = None
     """Privacy cost of a client's upload at the run's delta, for one full Gaussian a class; None adds no noise and
     guarantees nothing."""
+    privacy: Literal["sound", "published"] = "sound"
+    """With an epsilon, one release of sums, or the paper's noise on means and covariances, which guarantees nothing."""
     mixture: Mixture = Mixture()
     """A client's mixtures."""
     samples: PositiveInt = 5000
@@ -74,20 +64,26 @@ class FedPFT(MomentSums, Method):
                 "mixtures have no private form, but one full Gaussian of a class has; set mixture.components to 1 and "
                 "mixture.covariance to full, or epsilon to None"
             )
+        if self.epsilon is None and self.privacy == "published":
+            raise ValueError("privacy is 'published', but epsilon is None, which adds no noise; set epsilon")
         return self
 
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedpft")
+        dims, rng, most = features.projection.shape[1], fed.rng("samples"), {"n": fed.num_classes}
+        exactly = {"dims": dims, "entries": self.mixture.entries(dims)}
         if self.epsilon is None:
-            dims, most = features.projection.shape[1], {"n": fed.num_classes}
-            exactly = {"dims": dims, "entries": self.mixture.entries(dims), "components": self.mixture.components}
+            exactly["components"] = self.mixture.components
             replies = fed.ask(self.fit, exactly=exactly, at_most=most, features=features)
-            examples = self.drawn(replies, fed.rng("samples"))
+            examples = self.drawn((each for reply in replies for each in reply.fitted()), rng)
+        elif self.privacy == "published":
+            noisy = fed.ask(self.add_noise, exactly=exactly, at_most=most, features=features)
+            examples = self.drawn((each for reply in noisy for each in reply.fitted(features.radius)), rng)
         else:
             exactly = sizes(fed, features, by_class=True)
             total = add_up(fed.ask(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
-            examples = self.drawn_of(total, features.radius, fed.rng("samples"))
+            examples = self.drawn_of(total, features.radius, rng)
         with isolated(0):  # the start is 0
             head = nn.Linear(features.projection.shape[1], fed.num_classes)
         for start in head.parameters():
@@ -97,14 +93,12 @@ class FedPFT(MomentSums, Method):
         scale = math.sqrt(1 - self.bias**2) / features.radius  # of a row of `moment_model`
         return moment_model(fed, features, torch.cat([weight / scale, bias[:, None] / self.bias], 1), self)
 
-    def drawn(self, replies: Iterable[Mixtures], rng: torch.Generator) -> Examples:
-        """As many samples of each mixture as there were records, at most ``samples``."""
+    def drawn(self, mixtures: Iterable[tuple[int, int, Fitted]], rng: torch.Generator) -> Examples:
+        """As many samples of each class's mixture as there were records, at most ``samples``."""
         rows, labels = [], []
-        for reply in replies:
-            for i, (label, count) in enumerate(zip(reply.labels.tolist(), reply.counts.tolist(), strict=True)):
-                fitted = (reply.weights[i], reply.means[i], reply.covariances[i])
-                rows.append(self.mixture.draw(fitted, min(count, self.samples), rng).float())
-                labels.append(torch.full((len(rows[-1]),), int(label)))
+        for label, count, fitted in mixtures:
+            rows.append(self.mixture.draw(fitted, min(count, self.samples), rng).float())
+            labels.append(torch.full((len(rows[-1]),), label))
         if not rows:
             raise ValueError("the clients sent 0 mixtures; the server needs at least 1 to draw samples from")
         return Examples(torch.cat(rows), torch.cat(labels))
@@ -124,14 +118,13 @@ class FedPFT(MomentSums, Method):
     @step
     def fit(self, client: Client, features: PublicFeatures) -> Mixtures:
         """Fit a mixture to the rows of each class by EM."""
-        rows = clipped(features.rows(client.new_model(features.weights), client.train), features.radius).cpu()
-        labels, rng = client.train.labels.cpu(), client.rng("mixtures")
-        counts = torch.bincount(labels)
-        present = counts.nonzero().flatten()
-        fitted = [self.mixture.fit(rows[labels == label], draw_seed(rng) % 2**32) for label in present]
-        weights, means, covariances = (torch.stack(parts).half() for parts in zip(*fitted, strict=True))
-        kinds = schema.compact(present, client.train.num_classes)
-        return Mixtures(labels=kinds, counts=counts[present], weights=weights, means=means, covariances=covariances)
+        return fit_mixtures(client, features, self.mixture)
+
+    @step
+    def add_noise(self, client: Client, features: PublicFeatures) -> NoisyGaussians:
+        """Release the mean and the covariance of each class, with noise in proportion to 1 / n."""
+        assert self.epsilon is not None  # the server asks for `fit` otherwise
+        return release_gaussians(client, features, self.epsilon)
 
     @step
     def sum_up(self, client: Client, features: PublicFeatures) -> Sums:
@@ -141,6 +134,8 @@ class FedPFT(MomentSums, Method):
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
+        if self.epsilon is not None and self.privacy == "published":
+            return NoisyGaussians, self.extractor, self.space, self.epsilon
         if self.epsilon is not None:
             return *self.sums_settings, "by class"
         return Mixtures, self.extractor, self.space, self.mixture

@@ -66,7 +66,7 @@ class SAFLe(MomentSums, Method):
     def embeddings(self, total: Total) -> tuple[Float64[Tensor, "groups values classes"], Float64[Tensor, " classes"]]:
         """``(sum_k Z_k^T Z_k + lambda I)^-1 sum_k Z_k^T Y_k`` by group and value, and the coefficient of the bias."""
         ridge = self.ridge + self.noise_ridge * total.noise
-        w = solve(total.matrix(), total.first.T, ridge, noisy=total.noise > 0)
+        w = solve(total.matrix(), total.first.T, ridge, noise=total.noise)
         groups = (len(w) - 1) >> self.buckets.group
         scale = math.sqrt((1 - self.bias**2) / groups)  # of a sparse row, whose length is 1 in the sums
         return (scale * w[:-1]).view(groups, 2**self.buckets.group, -1), self.bias * w[-1]

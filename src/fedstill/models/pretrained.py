@@ -39,7 +39,7 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True) -> Backbon
     if not rest.isidentifier():
         raise ValueError(
             f"there is no backbone {name!r}; name a model of transformers as hf:owner/name or hf:./folder, "
-            f"{_SCATTERING}, or your own function as package.module:function"
+            f"{_SCATTERING}, patches, or your own function as package.module:function"
         )
     return _own(name)
 

@@ -37,12 +37,16 @@ record may decide whether it does, and a failure is a release without noise."""
 Labelled = tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]]
 
 
-def extend(h: Float[Tensor, "n p"], radius: float | None, bias: float) -> Float64[Tensor, "n p+1"]:
-    """Rows ``(min(1, R/|h|) h/R sqrt(1 - b^2), b)``, of length at most 1; ``(h, b)`` without a radius."""
+def extend(
+    h: Float[Tensor, "n p"], radius: float | None, bias: float, out: Float64[Tensor, "n p+1"] | None = None
+) -> Float64[Tensor, "n p+1"]:
+    """Rows ``(min(1, R/|h|) h/R sqrt(1 - b^2), b)``, of length at most 1; ``(h, b)`` without a radius; in ``out``."""
     if h.ndim != 2:
         raise ValueError(f"features of shape {tuple(h.shape)}; they must be (records, features)")
-    wide = h.to(torch.float64) if radius is None else clipped(h, radius) * (math.sqrt(1 - bias**2) / radius)
-    return torch.cat([wide, wide.new_full((len(wide), 1), bias)], 1)
+    wide = h.new_empty(len(h), h.shape[1] + 1, dtype=torch.float64) if out is None else out
+    wide[:, :-1] = h if radius is None else clipped(h, radius).mul_(math.sqrt(1 - bias**2) / radius)
+    wide[:, -1] = bias
+    return wide
 
 
 def logits(

@@ -20,6 +20,8 @@ from fedstill.privacy.logistic import extend
 from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive
 from fedstill.seeds import Noise
 
+_BLOCK = 2**17
+"""Numbers of the rows that are prepared at a time, so that they stay in the processor's cache."""
 Labelled = tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]]
 
 
@@ -117,20 +119,38 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
         first = torch.zeros(self.num_classes, width, dtype=torch.float64)
         with _blas().limit(limits=torch.get_num_threads()):  # the last bits of a sum depend on it
             for features, labels in rows:
-                r = extend(features, self.radius, self.bias)
+                r = features.new_empty(len(features), width, dtype=torch.float64)
                 second, first = second.to(r.device), first.to(r.device)
-                first.index_add_(0, labels, r)
+                blocks = max(1, r.numel() // _BLOCK)
+                for some in zip(*(part.tensor_split(blocks) for part in (features, labels, r)), strict=True):
+                    first.index_add_(0, some[1], extend(some[0], self.radius, self.bias, out=some[2]))
                 if self.by_class:
                     for label in torch.bincount(labels).nonzero().flatten().tolist():
                         _add_products(second[label], r[labels == label])
                 else:
                     _add_products(second[0], r)
-        mask = upper(width, second.device)
-        scale = torch.full_like(mask, math.sqrt(2), dtype=torch.float64).fill_diagonal_(1.0)[mask]
-        flat = torch.cat([second[:, mask].mul_(scale).flatten(), first.flatten() * self.weight])
+        cut = groups * entries(width)
+        flat = second.new_empty(cut + first.numel())
+        flat[cut:] = first.flatten() * self.weight
+        places = torch.arange(width, device=second.device)
+        diagonal = places * width - places * (places - 1) // 2  # their places in a triangle
+        products = _packed(second, flat[:cut].view(groups, -1))
+        kept = products[:, diagonal]
+        products.mul_(math.sqrt(2))[:, diagonal] = kept
         flat = self.noised(flat, noise)
-        cut = groups * len(scale)
-        return Moments(flat[:cut].view(groups, -1) / scale, flat[cut:].view_as(first) / self.weight)
+        products, sums = flat[:cut].view(groups, -1), flat[cut:].view_as(first)
+        kept = products[:, diagonal]
+        products.div_(math.sqrt(2))[:, diagonal] = kept
+        return Moments(products, sums / self.weight)
+
+
+def _packed(matrices: Tensor, out: Tensor) -> Tensor:
+    """The upper triangles ``(groups, entries)``, row by row, in ``out``."""
+    width, start = matrices.shape[1], 0
+    for i in range(width):
+        out[:, start : start + width - i] = matrices[:, i, i:]
+        start += width - i
+    return out
 
 
 @cache

@@ -8,6 +8,7 @@ a sentence of the table, whose numbers are the client's, and replaces every othe
 import re
 from functools import cache
 
+from fedstill.privacy.class_gaussians import COUNTS
 from fedstill.privacy.events import Unbounded
 from fedstill.privacy.ledger import Entry
 from fedstill.privacy.mechanisms import Mechanism
@@ -54,6 +55,7 @@ THEOREMS: dict[str, tuple[str, ...]] = {
     "LogisticHead": (_HEAD,),
     "BinaryHead": (_HEAD,),
     "SecondMoments": (_SUMS,),
+    "PublishedGaussians": (f"none holds: {COUNTS}",),
     "DPSGD": (
         "one record adds to each of # sums, with probability #, a gradient of length at most #, the sensitivity; "
         "Gaussian mechanism on Poisson samples, composed (Abadi et al. 2016; Mironov, Talwar, Zhang 2019)",
@@ -79,6 +81,7 @@ REASONS = (
     "its images were made with the true labels, so that randomising their tags hides nothing",
     _BATCH,
     *_PUBLISHED,
+    COUNTS,
 )
 """Reasons why no epsilon bounds a release."""
 
