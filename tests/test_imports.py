@@ -29,6 +29,7 @@ LAYERS = [
     {"engines"},
     {"experiment"},
     {"report", "audit"},
+    {"tracking"},
     {"library"},
     {"attacks", "sites"},
     {"cli", "__main__"},

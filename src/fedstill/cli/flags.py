@@ -15,6 +15,7 @@ from fedstill.cli.parser import Section
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.settings import Settings
+from fedstill.tracking.names import TrackerName
 
 if TYPE_CHECKING:  # a help text needs no torch
     from fedstill.protocol import Method
@@ -42,7 +43,16 @@ class Output(Settings):
     """Print the results as JSON, and nothing else, to standard output."""
 
 
-class ComparisonOutput(Output):
+class RunOutput(Output):
+    """What a run prints and writes, and who follows it."""
+
+    track: tuple[TrackerName, ...] = ()
+    """Trackers of the rounds, settings, results and images: tensorboard, mlflow, wandb or trackio, each an extra."""
+    dry_run: bool = False
+    """Print the bytes, the epsilon and the time that the run will need, from one client's step; write nothing."""
+
+
+class ComparisonOutput(RunOutput):
     """What a comparison repeats, prints and writes."""
 
     seeds: tuple[int, ...] = (0,)
@@ -85,7 +95,7 @@ class RunFlags(NamedTuple):
 
     experiment: Experiment
     method: "Method"
-    output: Output
+    output: RunOutput
 
 
 class CompareFlags(NamedTuple):
@@ -94,7 +104,7 @@ class CompareFlags(NamedTuple):
     experiment: Experiment
     methods: dict[str, tuple[str, "Method"]]
     seeds: tuple[int, ...]
-    output: Output
+    output: RunOutput
 
 
 def defaults(kind: type[S]) -> S:
@@ -129,13 +139,13 @@ def method_of(name: str, words: Sequence[str]) -> "Method":
 
 def parse_run(program: str, words: Sequence[str], experiment: Experiment, method: "Method") -> RunFlags:
     """Flags of one run, on top of ``experiment`` and ``method``."""
-    if clash := (set(type(experiment).model_fields) | set(Output.model_fields)) & set(type(method).model_fields):
+    if clash := (set(type(experiment).model_fields) | set(RunOutput.model_fields)) & set(type(method).model_fields):
         raise ValueError(f"{type(method).__name__} and Experiment both have '{min(clash)}'; rename the method's field")
     name = program.split()[-1]
     about = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --clients 5 --out runs/first"
     sections = [
         Section(experiment, title="task", groups=_GROUPS),
-        Section(Output(), title="output"),
+        Section(RunOutput(), title="output"),
         Section(method, title=f"settings of {name}"),
     ]
     found, output, chosen = parser.parse(program, about, words, sections)

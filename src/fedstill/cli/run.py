@@ -10,7 +10,7 @@ from fedstill.cli.common import Bad, asks_help, line_of, print_json, terminal, u
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.console import Console
 
-    from fedstill.cli.flags import CompareFlags, Output
+    from fedstill.cli.flags import CompareFlags, RunOutput
     from fedstill.experiment.job import Job
     from fedstill.report.record import RunRecord
 
@@ -67,7 +67,7 @@ def _in_folder(given: Path | None, plain: Path, jobs: "Mapping[Path, Job]", make
         make(again)
 
 
-def _make_and_show(job: "Job", output: "Output", *, nobody: bool = False) -> None:
+def _make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     from fedstill.report import tables
     from fedstill.report.page import write_report
     from fedstill.report.record import read_run
@@ -152,13 +152,15 @@ def _without(words: list[str]) -> None:
     _make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
 
 
-def _make(job: "Job", output: "Output", *, nobody: bool = False) -> None:
+def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
     from fedstill.experiment.extend import Nobody
     from fedstill.experiment.progress import watch
     from fedstill.experiment.run import run
+    from fedstill.tracking.follow import followed
 
-    with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as watcher:
+    console = terminal(stderr=output.json_)
+    with watch(console, job.title, quiet=output.quiet) as bars, followed(output.track, job.out, bars) as watcher:
         run(job, watcher=watcher, sites=(lambda spec: Nobody()) if nobody else None)
 
 
@@ -200,7 +202,7 @@ def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
     return jobs
 
 
-def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "Output") -> None:
+def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOutput") -> None:
     from fedstill.experiment import extend
     from fedstill.report.record import read_run
 
