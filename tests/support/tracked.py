@@ -69,7 +69,7 @@ def wandb(run: Path) -> Found:
         if record.HasField("run"):
             settings |= {item.key: str(json.loads(item.value_json)) for item in record.run.config.update}
         row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        images |= {key for key in row if key.startswith("images/")}
+        images |= {key.removesuffix("._type") for key in row if key.startswith("images/") and key.endswith("_type")}
         if "accuracy" in row:
             rounds.append((int(row["_step"]), row["accuracy"]))
             by_bytes.append((int(row["transferred"]), row["by_bytes/accuracy"]))

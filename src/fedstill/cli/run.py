@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.common import Bad, asks_help, line_of, print_json, terminal, usage
+from fedstill.cli.dry_run import show_estimates
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.console import Console
@@ -46,6 +47,9 @@ def run_one(words: list[str]) -> None:
     job = Job(parsed.experiment, name, parsed.method, Path(), command=line_of(["run", *words]))
     plain = Path("runs") / f"{_slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
     output = parsed.output
+    if output.dry_run:
+        show_estimates({name: job}, output)
+        return
     _in_folder(output.out, plain, {Path(): job}, lambda out: _make_and_show(job.replace(out=out), output))
 
 
@@ -119,6 +123,7 @@ def _extend(words: list[str]) -> None:
             f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
         )
     parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
+    _refuse_dry_run(parsed.output)
     job = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or out)
     extend.begin(run, job)
     _make_and_show(job, parsed.output)
@@ -145,11 +150,17 @@ def _without(words: list[str]) -> None:
     client, run = int(words[0]), Path(words[1])
     job = extend.read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
     parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
+    _refuse_dry_run(parsed.output)
     changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
     if other := config.difference(job.description(), changed.description()):
         raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
     job = extend.leave_out(run, client, changed)
     _make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+def _refuse_dry_run(output: "RunOutput") -> None:
+    if output.dry_run:
+        raise Bad("--dry-run estimates a new run; this one takes the replies of a finished run, and their bytes")
 
 
 def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
@@ -185,6 +196,10 @@ def compare(words: list[str]) -> None:
     parsed = flags.parse_compare("fedstill compare", words, entries)
     command = line_of(["compare", *entries, *words])
     jobs = _jobs(parsed, command)
+    if parsed.output.dry_run:
+        first = {label: jobs[Path(label) / f"seed-{parsed.seeds[0]}"] for label in parsed.methods}
+        show_estimates(first, parsed.output, seeds=len(parsed.seeds))
+        return
     plain = Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
     _in_folder(parsed.output.out, plain, jobs, lambda out: _compare(out, jobs, command, parsed.output))
 

@@ -50,4 +50,4 @@ class Trackio(Client):
     @override
     def close(self, *, failed: bool) -> None:
         with redirect_stdout(sys.stderr):
-            self._run.finish()
+            trackio.finish()
