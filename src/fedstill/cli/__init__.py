@@ -13,6 +13,7 @@ from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
 from fedstill.cli.server import server
 from fedstill.cli.site import site
+from fedstill.cli.watch import watch
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -29,6 +30,7 @@ commands:
   data list | show            list the data sets, or plot a partition
   privacy RUN | plan          show the releases of a run, or plan their noise
   runs [FOLDER] | remove      list the runs in a folder, or remove some
+  watch RUN                   follow a run on a page of this machine
   attack RUN [ATTACK]         infer training records from a run
   attack --updates FOLDER     infer them from saved gradients or weights
   audit METHOD ...            prove lower bounds on a method's epsilon
@@ -114,4 +116,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "audit": audit,
     "runs": runs,
     "publish": publish,
+    "watch": watch,
 }

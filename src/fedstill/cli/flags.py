@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 
+from annotated_types import Ge, Le
 from pydantic import ValidationError
 
 from fedstill import methods
@@ -88,6 +89,15 @@ class Published(Settings):
     """New folder of the files; published/RUN by default."""
     hub: str | None = None
     """Upload them to the Hugging Face hub too, as OWNER/NAME."""
+
+
+class Watching(Settings):
+    """The page of ``fedstill watch``."""
+
+    port: Annotated[int, Ge(0), Le(65535)] = 0
+    """Port on 127.0.0.1; 0 takes a free one."""
+    browser: bool = False
+    """Open the page in the browser."""
 
 
 class RunFlags(NamedTuple):

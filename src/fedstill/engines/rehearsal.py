@@ -125,7 +125,7 @@ class Rehearsal(Transport):
                     self.releases.setdefault(client, []).extend(entries * times)
         for client in clients:
             sent(client)
-            yield Arrival(client, _as_of(client, reply) if "client" in answer else reply)
+            yield Arrival(client, _as_of(client, reply) if "client" in answer.get("fields", {}) else reply)
 
     def _timed(self, client: int, request: bytes) -> tuple[bytes, float]:
         began = time.perf_counter()
@@ -136,7 +136,7 @@ class Rehearsal(Transport):
 def _as_of(client: int, reply: bytes) -> bytes:
     """A copy of a reply that names its client, with another name."""
     tensors, header = wire.unpack(reply)
-    return wire.pack(tensors, {**header, "client": client})
+    return wire.pack(tensors, {**header, "fields": {**header["fields"], "client": client}})
 
 
 class RehearsalFederation(ServerFederation):

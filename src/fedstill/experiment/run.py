@@ -123,7 +123,9 @@ def _run(
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": spec.run}
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     folder.write_config({**description, **facts, **origin})
-    _note_environment(folder, experiment.device, watcher)
+    is_first = _note_environment(folder, experiment.device, watcher)
+    if is_first and (source := origin.get("answers") or origin.get("extends")):
+        watcher.reused(source)
     if sites is None:
         folder.write_partition(task.class_names, task.counts())
         keep_memory()
@@ -176,12 +178,13 @@ def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
     return None
 
 
-def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> None:
-    """Store the environment of this start, and say so if it differs from that of the last start."""
+def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
+    """Store the environment of this start, and say so if it differs from that of the last; whether there was none."""
     now, before = environment.environment(device), folder.read_environments()
     folder.append_environment(now)
     if before and (changes := environment.changes(before[-1], now)):
         watcher.noted(f"resuming in another environment ({changes}); the last bits of the result may differ")
+    return not before
 
 
 def _check_unchanged(folder: RunFolder, begun: Config | None, now: dict[str, str]) -> None:
