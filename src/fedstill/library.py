@@ -13,6 +13,7 @@ from rich.console import Console
 from fedstill import methods
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher, Watchers
+from fedstill.errors import front_door
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment, sentence
 from fedstill.experiment.job import Job
@@ -24,6 +25,7 @@ from fedstill.tracking.follow import followed
 from fedstill.tracking.names import TrackerName
 
 
+@front_door
 def run(
     method: Job | str | Method | type[Method],
     *,

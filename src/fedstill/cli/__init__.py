@@ -29,7 +29,8 @@ commands:
   methods                     list the methods
   data list | show            list the data sets, or plot a partition
   privacy RUN | plan          show the releases of a run, or plan their noise
-  runs [FOLDER] | remove      list the runs in a folder, or remove some
+  runs [FOLDER] | compare | tag | remove
+                              list, compare, tag or remove runs
   watch RUN                   follow a run on a page of this machine
   attack RUN [ATTACK]         infer training records from a run
   attack --updates FOLDER     infer them from saved gradients or weights
@@ -40,7 +41,11 @@ commands:
   deploy check                try a server and two sites on this machine
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
-fedstill --version prints the version.
+fedstill --version prints the version, fedstill --install-completion [SHELL]
+lets bash, zsh or fish complete commands, methods and flags.
+
+exit codes: 0 done; 1 the work failed (too few replies, a refuted claim, a
+damaged log); 2 the command or its input cannot be used; 130 interrupted.
 
 example:
   fedstill run fedgm --data digits --partition classes:1 --ipc 1 \\
@@ -91,6 +96,11 @@ def _dispatch(words: list[str]) -> None:
         from fedstill import __version__
 
         print(f"fedstill {__version__}")
+        return
+    if words[0] in ("--install-completion", "--show-completion"):
+        from fedstill.cli import completion
+
+        (completion.install if words[0] == "--install-completion" else completion.show)(words[1:])
         return
     command = COMMANDS.get(words[0])
     if command is None:

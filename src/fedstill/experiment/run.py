@@ -22,7 +22,7 @@ from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher, Watchers
-from fedstill.experiment import config
+from fedstill.experiment import clients, config
 from fedstill.experiment.checks import check_job, check_records
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
@@ -118,8 +118,8 @@ def _run(
     _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
-    clients = client_data(experiment, task)
-    public = clients.public()
+    data_of_clients = client_data(experiment, task)
+    public = data_of_clients.public()
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": spec.run}
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     folder.write_config({**description, **facts, **origin})
@@ -129,7 +129,9 @@ def _run(
     if sites is None:
         folder.write_partition(task.class_names, task.counts())
         keep_memory()
-        make_site = partial(Site, spec, clients, folder.clients, device=experiment.device, threads=experiment.threads)
+        make_site = partial(
+            Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads
+        )
     with connect(job, make_site) if sites is None else sites(spec) as transport:
         federation = ServerFederation(
             spec,
@@ -261,6 +263,8 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
     }
     if evaluation.clients is not None:
         summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}
+    own = clients.results(folder, task, experiment.clients, evaluation.clients, journal.refusals())
+    folder.write_clients(own)
     folder.write_summary(summary)
     forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
     return summary

@@ -53,8 +53,8 @@ def _about(task: Task, own: Mapping[str, int]) -> str:
 def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
     """The facts of `show`.
 
-    ``counts`` is a row of each client with the number of its records of each class; ``columns`` are those for
-    ``by:COLUMN``, each with its number of different values; ``shape`` is ``(c, h, w)`` of images or ``(d,)`` of vectors.
+    ``counts`` is a row of each client with the number of its records of each class, ``shape`` is ``(c, h, w)`` of
+    images or ``(d,)`` of vectors, and ``columns`` are those for ``by:COLUMN``, each with its number of values.
     """
     task = share_out(experiment, None)
     counts = task.counts()
