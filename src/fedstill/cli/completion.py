@@ -73,9 +73,12 @@ def _complete(parser: argparse.ArgumentParser, file: object) -> None:
 def _commands() -> argparse.ArgumentParser:
     """All commands with their flags as one parser, which shtab reads; nothing is parsed with it."""
     from fedstill import attacks, methods
-    from fedstill.cli import flags, server, site
+    from fedstill.cli import flags
     from fedstill.cli.declared import declared
     from fedstill.cli.parser import Section
+    from fedstill.cli.server import COMMANDS as OF_SERVERS
+    from fedstill.cli.site import COMMANDS as OF_SITES
+    from fedstill.cli.site_service import COMMANDS as SERVICE
     from fedstill.experiment.config import Experiment
 
     top = argparse.ArgumentParser("fedstill", add_help=False)
@@ -103,8 +106,8 @@ def _commands() -> argparse.ArgumentParser:
     _add(commands, "attack", *(Section(declared(place)()) for place in attacks.ATTACKS.values()), form, paths=True)
     audited = Section(declared("fedstill.audit.whole_runs:AuditSettings")())
     _add(commands, "audit", audited, form, words=[*methods.TABLE, "all"])
-    for name, inner in (("server", server.COMMANDS), ("site", site.COMMANDS), ("deploy", ("check",))):
-        below = commands.add_parser(name).add_subparsers()
+    for name, inner in (("server", OF_SERVERS), ("site", (*SERVICE, *OF_SITES)), ("deploy", ("check",))):
+        below = commands.add_parser(name, help=name).add_subparsers()
         for command in inner:
             _add(below, command, paths=True)
     return top
@@ -122,7 +125,8 @@ def _add(
 
     own = [argument_parser(f"fedstill {name}", "", [section]) for section in sections]  # type: ignore[list-item]
     seen: set[str] = set()
-    made = commands.add_parser(name, add_help=False, conflict_handler="resolve")
+    # shtab leaves commands without a help text out
+    made = commands.add_parser(name, add_help=False, conflict_handler="resolve", help=name)
     for source in own:
         for action in source._actions:
             if action.option_strings and action.option_strings[0] not in seen:

@@ -161,7 +161,7 @@ class Lines(Watcher):
         if rounds and rounds.total > 1:
             left, of = rounds.left(now), ""
         else:
-            left, of = work and work.left(now), f" of {work.name}" if work else ""
+            left, of = (work.left(now), f" of {work.name}") if work else (None, "")
         parts += [f"about {clock(left)} left{of}"] if left else []
         self._write("; ".join(parts) if len(parts) > 1 else f"working; {parts[0]}")
 

@@ -120,7 +120,8 @@ class Tracker(Watcher):
             return
         config = self._folder.read_config()
         task, method = config.experiment, flat(config.method, "method.")
-        facts = next(reversed(self._folder.read_environments()), {})
+        starts = self._folder.read_environments()
+        facts = starts[-1] if starts else {}
         start = Start(self._folder.path, config.run or "", str(self._folder), flat(task) | method, facts)
         try:
             self._last = self._client.open(start)

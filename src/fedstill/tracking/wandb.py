@@ -31,7 +31,7 @@ class WandB(Client):
         )
         self._run.define_metric("transferred", hidden=True)
         self._run.define_metric("by_bytes/*", step_metric="transferred")
-        return max(self._run.starting_step - 1, 0)
+        return max(int(self._run.starting_step) - 1, 0)
 
     @override
     def log(self, round: int, transferred: int, values: Mapping[str, float]) -> None:
