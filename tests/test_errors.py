@@ -3,6 +3,7 @@
 import ast
 import logging
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ ROOT = Path(fedstill.__file__).parent
 TASK: dict[str, Any] = {"data": "digits", "clients": 2, "limit": 60, "model": "convnet:width=8,depth=2", "workers": 0}
 
 
+@cache
 def trees() -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 

@@ -12,7 +12,7 @@ from fedstill.cli import main
 from fedstill.experiment.dry_run import Estimate, estimate
 from fedstill.methods import find
 
-TASK: dict[str, Any] = {"data": "digits", "clients": 4, "limit": 240, "model": "convnet:width=8,depth=2", "workers": 0}
+TASK: dict[str, Any] = {"data": "digits", "clients": 4, "limit": 600, "model": "convnet:width=8,depth=2", "workers": 0}
 WORDS = ["--data", "digits", "--clients", "4", "--limit", "240", "--model", "convnet:width=8,depth=2", "--workers", "0"]
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_is_not_possible_is_refused_before(
     monkeypatch.chdir(tmp_path)
     for words, sentence in (
         (["run", "fedrep", *WORDS, "--dry-run"], "give clients test records with --local-test"),
-        (["run", "fedavg", *WORDS, "--dry-run", "--model", "convnet:width=7x"], "convnet:width=7x"),
+        (["run", "fedavg", *WORDS, "--dry-run", "--model", "convnet:width=7x"], "can't use 'width=7x'"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(words)

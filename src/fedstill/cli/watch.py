@@ -38,12 +38,12 @@ def _serve(place: Path, chosen: "Watching") -> None:
     from fedstill.report.live_page import LivePage
 
     with LivePage(place, chosen.port) as page:
-        print(f"{place}: {page.url} (Ctrl-C ends the page, not the run)", flush=True)
-        if chosen.browser:
-            import webbrowser
-
-            webbrowser.open(page.url)
         try:
+            print(f"{place}: {page.url} (Ctrl-C ends the page, not the run)", flush=True)
+            if chosen.browser:
+                import webbrowser
+
+                webbrowser.open(page.url)
             threading.Event().wait()
         except KeyboardInterrupt:
             print()
