@@ -84,3 +84,20 @@ def test_a_run_that_is_not_possible_is_refused_before(
             main(words)
         assert stop.value.code == 2 and sentence in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_data_set_is_named_if_a_command_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(*_: object, **__: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr("fedstill.experiment.run.run", begin)
+    monkeypatch.chdir(tmp_path)
+    for words, expected in (([], True), (["--data=digits"], False), (["--data", "mnist"], False), (["--quiet"], False)):
+        with pytest.raises(Begun):
+            main(["run", "fedavg", *words])
+        assert ("data: mnist, the default" in capsys.readouterr().out) == expected

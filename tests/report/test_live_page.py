@@ -72,7 +72,7 @@ def test_time_left_is_the_pace_of_the_parts_after_the_first() -> None:
     assert time_left([0.0, 8.0], 10, 0.0) == 72.0
     assert time_left([0.0, 8.0, 10.0, 12.0], 10, 0.0) == 14.0  # the first part started processes
     assert time_left([0.0, 8.0, 10.0, 12.0], 10, 1.0) == 13.0
-    assert time_left([0.0, 8.0, 10.0, 12.0], 10, 99.0) == 0.0
+    assert time_left([0.0, 8.0, 10.0, 12.0], 10, 99.0) == 12.0  # the next one is late; six others follow
     assert time_left([0.0, 2.0, 4.0], 2, 0.0) == 0.0
 
 

@@ -1,6 +1,7 @@
 """``--dry-run`` of ``fedstill run`` and ``compare``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.common import print_json, terminal
@@ -9,6 +10,18 @@ if TYPE_CHECKING:
     from fedstill.cli.flags import RunOutput
     from fedstill.experiment.dry_run import Estimate
     from fedstill.experiment.job import Job
+
+
+def note_default(words: "Sequence[str]", output: "RunOutput") -> None:
+    """Say that the default data set is large, if a command names none."""
+    from fedstill.experiment.config import Experiment
+
+    named = any(word.partition("=")[0] == "--data" for word in words)
+    if named or output.json_ or output.quiet or (words and Path(words[0]).suffix in (".yaml", ".yml")):
+        return
+    data = Experiment().data
+    sentence = f"data: {data}, the default, with 60,000 images; --data digits takes seconds, --limit 2000 fewer records"
+    terminal().print(sentence + ("" if output.dry_run else ", and --dry-run tells the time"), soft_wrap=True)
 
 
 def show_estimates(jobs: "Mapping[str, Job]", output: "RunOutput", *, seeds: int = 1) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.common import Bad, asks_help, line_of, print_json, terminal, usage
-from fedstill.cli.dry_run import show_estimates
+from fedstill.cli.dry_run import note_default, show_estimates
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.console import Console
@@ -47,6 +47,7 @@ def run_one(words: list[str]) -> None:
     job = Job(parsed.experiment, name, parsed.method, Path(), command=line_of(["run", *words]))
     plain = Path("runs") / f"{_slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
     output = parsed.output
+    note_default(words, output)
     if output.dry_run:
         show_estimates({name: job}, output)
         return
@@ -196,6 +197,7 @@ def compare(words: list[str]) -> None:
     parsed = flags.parse_compare("fedstill compare", words, entries)
     command = line_of(["compare", *entries, *words])
     jobs = _jobs(parsed, command)
+    note_default(words, parsed.output)
     if parsed.output.dry_run:
         first = {label: jobs[Path(label) / f"seed-{parsed.seeds[0]}"] for label in parsed.methods}
         show_estimates(first, parsed.output, seeds=len(parsed.seeds))

@@ -53,7 +53,7 @@ class _Work:
         warm = self.done - self.first > 2 and self.done > self.warm[1]
         start, before = self.warm if warm else (self.began, self.first)
         pace = (self.last - start) / (self.done - before)
-        return max(pace * (self.total - self.done) - (now - self.last), 0.0)
+        return pace * (self.total - self.done) - min(now - self.last, pace)
 
 
 class Lines(Watcher):

@@ -143,7 +143,7 @@ def time_left(times: Sequence[float], total: int, idle: float) -> float | None:
         return None
     first = 1 if done > 2 else 0
     pace = (times[-1] - times[first]) / (done - first)
-    return max(pace * (total - done) - idle, 0.0)
+    return pace * (total - done) - min(idle, pace) if done < total else 0.0
 
 
 def _idle(file: Path) -> float:

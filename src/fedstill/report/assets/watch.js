@@ -57,11 +57,11 @@ function showCurve(points) {
   }).reverse());
   if (!points.length) return;
   const [first, last] = [points[0][0], points[points.length - 1][0]];
-  const x = (round) => 46 + 584 * (last === first ? 0.5 : (round - first) / (last - first));
+  const x = (round) => 64 + 566 * (last === first ? 0.5 : (round - first) / (last - first));
   const y = (accuracy) => 190 - 175 * accuracy;
   for (const level of [0, 0.25, 0.5, 0.75, 1]) {
-    svg.append(make("line", undefined, { x1: 46, x2: 630, y1: y(level), y2: y(level) }));
-    svg.append(make("text", `${100 * level} %`, { x: 40, y: y(level) + 4, "text-anchor": "end" }));
+    svg.append(make("line", undefined, { x1: 64, x2: 630, y1: y(level), y2: y(level) }));
+    svg.append(make("text", `${100 * level} %`, { x: 58, y: y(level) + 4, "text-anchor": "end" }));
   }
   svg.append(make("text", String(first), { x: x(first), y: 210, "text-anchor": "middle" }));
   if (last !== first) svg.append(make("text", String(last), { x: x(last), y: 210, "text-anchor": "end" }));
