@@ -125,8 +125,8 @@ def test_runs_are_tagged_and_found_by_their_tag(
     assert [entry["folder"] for entry in listed(capsys, "--tag", "paper-1.0")] == ["runs/a"]
     main(["runs", "--tag", "nobody"])
     assert "runs has no run with the tag nobody" in capsys.readouterr().out
-    run(Job(Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0), FedAvg(rounds=1),
-            folder / "a"))  # fmt: skip
+    task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
+    run(Job(task, "fedavg", FedAvg(rounds=1), folder / "a"))
     assert listed(capsys)[0]["tags"] == ["base", "paper-1.0"]  # a finished run stays as it is
     for words, sentence in (
         (["tag", "base"], "tag needs a tag and a run"),
