@@ -14,7 +14,7 @@ from fedstill.cli.completion import script
 @pytest.fixture(scope="module")
 def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("completion") / "fedstill"
-    file.write_text(script("bash"))
+    file.write_text(script("bash", COMMANDS))
     return file
 
 
@@ -48,6 +48,7 @@ def test_bash_completes(line: str, expected: set[str], bash: Path) -> None:
         assert found == expected
 
 
+@pytest.mark.slow
 def test_the_scripts_are_written_where_the_shells_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,7 +100,7 @@ def _dispatch(words: list[str]) -> None:
     if words[0] in ("--install-completion", "--show-completion"):
         from fedstill.cli import completion
 
-        (completion.install if words[0] == "--install-completion" else completion.show)(words[1:])
+        (completion.install if words[0] == "--install-completion" else completion.show)(words[1:], COMMANDS)
         return
     command = COMMANDS.get(words[0])
     if command is None:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from fedstill.cli.common import Bad
@@ -9,18 +10,18 @@ from fedstill.cli.common import Bad
 SHELLS = ("bash", "zsh", "fish")
 
 
-def install(words: list[str]) -> None:
-    """``fedstill --install-completion [SHELL]``."""
+def install(words: list[str], names: Collection[str]) -> None:
+    """``fedstill --install-completion [SHELL]``; ``names`` are those of all commands."""
     shell = _shell(words)
     place = _place(shell)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(script(shell))
+    place.write_text(script(shell, names))
     print(f"written: {place}\n{_HINTS[shell]}")
 
 
-def show(words: list[str]) -> None:
-    """``fedstill --show-completion [SHELL]``."""
-    print(script(_shell(words)))
+def show(words: list[str], names: Collection[str]) -> None:
+    """``fedstill --show-completion [SHELL]``; ``names`` are those of all commands."""
+    print(script(_shell(words), names))
 
 
 _HINTS = {
@@ -48,11 +49,11 @@ def _place(shell: str) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "fedstill.fish"
 
 
-def script(shell: str) -> str:
-    """The completion script of a shell."""
+def script(shell: str, names: Collection[str]) -> str:
+    """The completion script of a shell; ``names`` are those of all commands."""
     import shtab
 
-    parser = _commands()
+    parser = _commands(names)
     _complete(parser, shtab.FILE)
     text: str = shtab.complete(parser, shell)
     return text
@@ -70,7 +71,7 @@ def _complete(parser: argparse.ArgumentParser, file: object) -> None:
             action.complete = file  # type: ignore[attr-defined]
 
 
-def _commands() -> argparse.ArgumentParser:
+def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     """All commands with their flags as one parser, which shtab reads; nothing is parsed with it."""
     from fedstill import attacks, methods
     from fedstill.cli import flags
@@ -110,6 +111,9 @@ def _commands() -> argparse.ArgumentParser:
         below = commands.add_parser(name, help=name).add_subparsers()
         for command in inner:
             _add(below, command, paths=True)
+    for name in names:
+        if name not in commands.choices:
+            _add(commands, name, paths=True)
     return top
 
 
