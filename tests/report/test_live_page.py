@@ -20,7 +20,7 @@ from fedstill.cli import main
 from fedstill.methods import find
 from fedstill.report.live_page import LivePage
 from fedstill.runs.folder import RunFolder
-from fedstill.runs.live import live, time_left
+from fedstill.runs.live import Known, live, time_left
 
 TASK: dict[str, Any] = {"data": "digits", "clients": 3, "limit": 120, "model": "convnet:width=8,depth=2", "workers": 0}
 
@@ -74,6 +74,34 @@ def test_time_left_is_the_pace_of_the_parts_after_the_first() -> None:
     assert time_left([0.0, 8.0, 10.0, 12.0], 10, 1.0) == 13.0
     assert time_left([0.0, 8.0, 10.0, 12.0], 10, 99.0) == 12.0  # the next one is late; six others follow
     assert time_left([0.0, 2.0, 4.0], 2, 0.0) == 0.0
+
+
+def test_epsilon_is_computed_again_only_for_more_releases_and_not_all_the_time(
+    followed: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = followed
+    now, calls = 0.0, []
+    known: dict[Path, Known] = {}
+
+    def slow(*_: object) -> list[Any]:
+        nonlocal now
+        now += 3.0  # seconds
+        calls.append(now)
+        return []
+
+    monkeypatch.setattr("fedstill.runs.live._computed", slow)
+    monkeypatch.setattr("fedstill.runs.live.time.monotonic", lambda: now)
+    live(folder, known)
+    live(folder, known)
+    assert len(calls) == 1
+    (place,) = known
+    known[place] = known[place]._replace(size=1)  # the file has grown since
+    now += 59.0
+    live(folder, known)
+    assert len(calls) == 1
+    now += 2.0
+    live(folder, known)
+    assert len(calls) == 2
 
 
 def ask(page: LivePage, path: str, method: str = "GET", host: str | None = None) -> tuple[int, Any, str]:

@@ -16,7 +16,7 @@ from fedstill.report.html import asset
 from fedstill.report.words import human_bytes
 from fedstill.runs import listing
 from fedstill.runs.folder import runs_below
-from fedstill.runs.live import Live, Spent, live
+from fedstill.runs.live import Known, Live, Spent, live
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; form-action 'none'; "
@@ -68,7 +68,7 @@ class States:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._known: dict[tuple[Path, int], Any] = {}
+        self._known: dict[Path, Known] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """The states now, as JSON."""
@@ -76,7 +76,7 @@ class States:
             return states(self._place, self._known)
 
 
-def states(place: Path, known: dict[tuple[Path, int], Any]) -> list[dict[str, Any]]:
+def states(place: Path, known: dict[Path, Known]) -> list[dict[str, Any]]:
     """The runs in ``place`` as JSON: numbers, and words to show.
 
     Raises:
@@ -88,7 +88,7 @@ def states(place: Path, known: dict[tuple[Path, int], Any]) -> list[dict[str, An
     return [_state(run, place, known) for run in runs]
 
 
-def _state(run: Path, place: Path, known: dict[tuple[Path, int], Any]) -> dict[str, Any]:
+def _state(run: Path, place: Path, known: dict[Path, Known]) -> dict[str, Any]:
     name = str(run.relative_to(place)) if run != place else run.name
     try:
         found = live(run, known)

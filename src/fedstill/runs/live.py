@@ -17,6 +17,8 @@ from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.listing import entry
 
+_REST = 20
+"""Time between two computations of epsilon, as a multiple of the time that one takes."""
 _RELEASES: TypeAdapter[tuple[Entry, ...]] = TypeAdapter(tuple[Entry, ...])
 
 
@@ -32,6 +34,20 @@ class Spent(NamedTuple):
     epsilon: float | None
     delta: float
     unit: Unit
+
+
+class Known(NamedTuple):
+    """Epsilons that were computed, which can take seconds for many clients.
+
+    Attributes:
+        size: size of the file of releases.
+        again: the time from which a larger file is read, so that the look at a run takes a twentieth of a core at most.
+        spent: the result.
+    """
+
+    size: int
+    again: float
+    spent: Sequence[Spent]
 
 
 class Live(NamedTuple):
@@ -78,12 +94,12 @@ class Live(NamedTuple):
     left: float | None
 
 
-def live(path: Path, known: dict[tuple[Path, int], Sequence[Spent]] | None = None) -> Live:
+def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
     """The state of the run in ``path``.
 
     Args:
         path: the run's folder.
-        known: epsilons by file and size, which take seconds to compute; they are read and added here.
+        known: what earlier calls computed, by file; it is changed in place. Without it, all is computed now.
 
     Raises:
         ValueError: there is no run, or a file is damaged; one sentence.
@@ -155,12 +171,14 @@ def _step(journal: Path, exchange: int) -> str:
     return "" if place is None else place.name.partition("-")[2]
 
 
-def _spent(folder: RunFolder, config: Config, known: dict[tuple[Path, int], Sequence[Spent]]) -> Sequence[Spent]:
+def _spent(folder: RunFolder, config: Config, known: dict[Path, Known]) -> Sequence[Spent]:
     place = folder.journal / "spent.jsonl"
-    key = place, place.stat().st_size if place.exists() else 0
-    if key not in known:
-        known[key] = _computed(folder, place, config.experiment)
-    return known[key]
+    size, began, before = place.stat().st_size if place.exists() else 0, time.monotonic(), known.get(place)
+    if before is None or (before.size != size and began >= before.again):
+        spent = _computed(folder, place, config.experiment)
+        now = time.monotonic()
+        known[place] = Known(size, now + _REST * (now - began), spent)
+    return known[place].spent
 
 
 def _computed(folder: RunFolder, place: Path, experiment: dict[str, Any]) -> Sequence[Spent]:
