@@ -40,6 +40,7 @@ def _api() -> str:
     groups = {
         "Run and read": ("run", "RunRecord", "read_run", "find_runs", "load_model", "write_report", "Watcher"),
         "Tasks": ("Experiment", "Job", "DataSet", "load_data"),
+        "Errors": ("FedstillError", "InputError", "TooFewReplies"),
         "Methods of your own": ("Method", "Federation", "Client", "Reply", "step", "Released"),
     }
     grouped = {name for names in groups.values() for name in names}
@@ -49,7 +50,7 @@ def _api() -> str:
     lines = [
         "# Python API",
         "",
-        "Everything here is imported from `fedstill`. Other modules may change without notice.",
+        "Everything here is imported from `fedstill`. Other modules may change ([Stability](stability.md)).",
         "",
     ]
     for heading, names in groups.items():

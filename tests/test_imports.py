@@ -17,7 +17,7 @@ from fedstill.settings import Settings
 ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
-    {"locks", "lookup", "extras", "seeds", "records", "files", "settings", "weights", "evaluate"},
+    {"errors", "locks", "lookup", "extras", "seeds", "records", "files", "settings", "weights", "evaluate"},
     {"privacy"},
     {"schema", "wire"},
     {"data", "models"},
@@ -29,6 +29,7 @@ LAYERS = [
     {"engines"},
     {"experiment"},
     {"report", "audit"},
+    {"tracking"},
     {"library"},
     {"attacks", "sites"},
     {"cli", "__main__"},

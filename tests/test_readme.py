@@ -127,7 +127,7 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             Image.new("L", (8, 8), i).save(place / f"{i}.png")
     if "./cancer.parquet" in command:
         load_breast_cancer(as_frame=True).frame.to_parquet(tmp_path / "cancer.parquet")
-    if words[1] in ("report", "runs"):
+    if words[1] in ("report", "runs", "watch"):
         compare(tmp_path)
     if "--updates" in words:
         save_updates(tmp_path)

@@ -9,6 +9,9 @@ is first used.
 from fedstill.data.sources import DataSet as DataSet
 from fedstill.data.sources import load_data as load_data
 from fedstill.engines.transport import Watcher as Watcher
+from fedstill.engines.server import TooFewReplies as TooFewReplies
+from fedstill.errors import FedstillError as FedstillError
+from fedstill.errors import InputError as InputError
 from fedstill.experiment.config import Experiment as Experiment
 from fedstill.experiment.job import Job as Job
 from fedstill.experiment.trained import load_model as load_model

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedstill.errors import InputError
+
 PART = ".part"
 """Suffix of the temporary name; a file with it, left by a crash, is never read."""
 _DIGEST = 32
 
 
-class Damaged(ValueError):
+class Damaged(InputError):
     """A file's content fails its check; the text names the file and a remedy."""
 
 

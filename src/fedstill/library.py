@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ from rich.console import Console
 from fedstill import methods
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher, Watchers
+from fedstill.errors import front_door
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment, sentence
 from fedstill.experiment.job import Job
@@ -20,8 +21,11 @@ from fedstill.experiment.progress import watch
 from fedstill.lookup import suggestion
 from fedstill.protocol import Method
 from fedstill.report.record import RunRecord, read_run
+from fedstill.tracking.follow import followed
+from fedstill.tracking.names import TrackerName
 
 
+@front_door
 def run(
     method: Job | str | Method | type[Method],
     *,
@@ -29,6 +33,7 @@ def run(
     out: str | Path | None = None,
     watcher: Watcher | None = None,
     progress: bool | None = None,
+    track: TrackerName | Sequence[TrackerName] = (),
     **settings: Any,
 ) -> RunRecord:
     """Run a method, or resume the run in ``out``, and return its results.
@@ -44,27 +49,36 @@ def run(
         watcher: observes the progress. An exception that one of its methods raises ends the run; with ``out``, the
             same call resumes it.
         progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+        track: names of trackers that get the rounds, settings, results and images: "tensorboard", "mlflow", "wandb",
+            "trackio". "tensorboard" writes into the run's folder, so that it needs ``out``.
         settings: settings of the task and of the method.
 
     Raises:
-        ValueError: a setting is unknown or out of its range, the folder has another run, or the data cannot be used;
-            one sentence.
+        ValueError: a setting is unknown or out of its range, the folder has another run, the data cannot be used, or
+            the package of a tracker is missing; one sentence.
         TooFewReplies: too few clients gave a usable reply.
     """
+    names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):
         own = {**settings, **({} if out is None else {"out": out}), **({"data": data} if isinstance(data, str) else {})}
         if own:
             raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(own)} out")
-        return _finished(method, source, watcher, progress)
+        return _finished(method, source, watcher, progress, names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
     task = {"data": source.name if source is not None else data} if data is not None else {}
     if out is not None:
-        return _finished(_job(method, {**task, **settings}, Path(out)), source, watcher, progress)
+        return _finished(_job(method, {**task, **settings}, Path(out)), source, watcher, progress, names)
+    if "tensorboard" in ((track,) if isinstance(track, str) else track):
+        raise ValueError(
+            "the tracker 'tensorboard' writes into the run's folder, which would be deleted; give out='runs/first'"
+        )
     folder = TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True)
     try:
-        record = _finished(_job(method, {**task, **settings}, Path(folder.name) / "run"), source, watcher, progress)
+        record = _finished(
+            _job(method, {**task, **settings}, Path(folder.name) / "run"), source, watcher, progress, track
+        )
     except BaseException:
         folder.cleanup()
         raise
@@ -72,11 +86,15 @@ def run(
     return record
 
 
-def _finished(job: Job, data: DataSet | None, watcher: Watcher | None, progress: bool | None) -> RunRecord:
+def _finished(
+    job: Job, data: DataSet | None, watcher: Watcher | None, progress: bool | None, track: Sequence[str]
+) -> RunRecord:
     console = Console(file=sys.stderr)
     shown = console.is_interactive or console.is_jupyter if progress is None else progress
     with watch(console, job.title, quiet=not shown) as bars:
-        engine.run(job, data=data, watcher=bars if watcher is None else Watchers(bars, watcher))
+        both = bars if watcher is None else Watchers(bars, watcher)
+        with followed(track, job.out, both) as followers:
+            engine.run(job, data=data, watcher=followers)
     return read_run(job.out)
 
 

@@ -32,10 +32,11 @@ from jaxtyping import AbstractArray, Integer
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from fedstill.errors import FedstillError
 from fedstill.privacy.released import Released
 
 
-class Refused(ValueError):
+class Refused(FedstillError, ValueError):
     """A message does not match its schema; the text gives the field, its value and the allowed values."""
 
 

@@ -31,6 +31,8 @@ from fedstill.methods.fedrep import FedRep
 from fedstill.models import build
 from fedstill.protocol import Client, Method, Reply, Shared, client_steps, load, own_part, shared_part, state, step
 from fedstill.report.record import read_run
+from fedstill.report.sections import clients
+from fedstill.report.tasks import group
 from fedstill.train.adam import Adam
 from fedstill.train.sgd import SGD
 from fedstill.wire import unpack
@@ -60,6 +62,14 @@ def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Pa
     assert record.metrics[-1]["spread"] == pytest.approx(summary["spread_over_clients"])
     assert record.confusion is not None
     assert record.confusion.sum() == sum(len(test) for _, test in task.parts)
+    assert [entry["accuracy"] for entry in record.clients] == pytest.approx(expected)
+    assert [(entry["records"], entry["test_records"]) for entry in record.clients] == [
+        (len(own), len(test)) for own, test in task.parts
+    ]
+    for way in ("bytes_up", "bytes_down"):
+        assert sum(entry[way] for entry in record.clients) == summary[way]
+    page = clients(group([record])[0])
+    assert f">{100 * min(expected):.1f}</td>" in page and "Each client" in page
 
 
 def test_judging_changes_neither_the_model_nor_the_method_s_bytes(tmp_path: Path) -> None:

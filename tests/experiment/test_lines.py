@@ -101,6 +101,31 @@ def test_time_left_follows_the_pace_of_this_start(monkeypatch: pytest.MonkeyPatc
     ]
 
 
+def test_time_left_leaves_out_the_first_part_and_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    now = 1000.0
+    monkeypatch.setattr("fedstill.experiment.lines.time.monotonic", lambda: now)
+    watcher = Lines(said.append, "x")
+    watcher.asked("distil", 10, 0)
+    for seconds in (30, 2, 2):  # the first waits for its process
+        now += seconds
+        watcher.arrived(None)
+    now += 1
+    watcher._write_state()
+    assert said[-1] == "x: step distil, 3 of 10 clients replied; 0:35 elapsed; about 0:13 left of step distil"
+    now += 100  # the fourth takes long; six others follow
+    watcher._write_state()
+    assert said[-1].endswith("about 0:12 left of step distil")
+
+
+def test_replies_of_another_run_are_no_resumption() -> None:
+    said: list[str] = []
+    watcher = Lines(said.append, "x")
+    watcher.reused("runs/first")
+    watcher.asked("update", 10, 9)
+    assert said[0] == "x: 9 of 10 replies are those of runs/first"
+
+
 class Stops(Watcher):
     """Ends the run at the reply with this number."""
 

@@ -113,6 +113,50 @@ def test_a_folder_of_runs_is_no_run_and_the_sentence_names_some(folder: Path) ->
         RunFolder(folder / "c").check_finished()
 
 
+def test_runs_are_tagged_and_found_by_their_tag(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["runs", "tag", "base", "runs/a", "runs/c"])
+    main(["runs", "tag", "paper-1.0", "runs/a"])
+    main(["runs", "untag", "base", "runs/c/mine/seed-3"])
+    assert capsys.readouterr().out.splitlines()[-1] == "runs/c/mine/seed-3: no tag"
+    assert not (folder / "c/mine/seed-3/tags.json").exists()
+    assert [entry["tags"] for entry in listed(capsys)] == [["base", "paper-1.0"], ["base"], []]
+    assert [entry["folder"] for entry in listed(capsys, "--tag", "paper-1.0")] == ["runs/a"]
+    main(["runs", "--tag", "nobody"])
+    assert "runs has no run with the tag nobody" in capsys.readouterr().out
+    task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
+    run(Job(task, "fedavg", FedAvg(rounds=1), folder / "a"))
+    assert listed(capsys)[0]["tags"] == ["base", "paper-1.0"]  # a finished run stays as it is
+    for words, sentence in (
+        (["tag", "base"], "tag needs a tag and a run"),
+        (["tag", "a/b", "runs/a"], "the tag is 'a/b'; use 1 to 40 letters"),
+        (["tag", "x", "runs/a/images"], "runs/a/images has no run"),
+        (["tag", "x", "runs/a", "--force"], "there is no flag --force; this command takes none"),
+        (["--tag"], "--tag needs a tag"),
+        (["compare", "runs/a"], "compare needs two runs or more"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["runs", *words])
+        assert stop.value.code == 2 and sentence in capsys.readouterr().err
+    (folder / "a" / "tags.json").write_text('{"a": 1}')
+    assert listed(capsys)[0]["state"] == "damaged"
+
+
+def test_runs_are_compared_by_what_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = Experiment(data="digits", clients=2, limit=120, model="convnet:width=8,depth=2", workers=0)
+    run(Job(task, FedAvg(rounds=2), folder / "b"))
+    capsys.readouterr()
+    main(["runs", "compare", "runs/a", "runs/b", "--json"])
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["settings"] == {"limit": 100, "method.rounds": 1}
+    assert second["settings"] == {"limit": 120, "method.rounds": 2}
+    assert second["bytes_up_per_client"] == pytest.approx(2 * first["bytes_up_per_client"], rel=0.01)
+    main(["runs", "compare", "runs/a", "runs/b"])
+    text = capsys.readouterr().out
+    assert "method.rounds" in text and "accuracy, %" in text and "runs/b" in text and "seed " not in text
+
+
 def test_the_list_needs_no_torch(folder: Path) -> None:
     code = "import sys; from fedstill.cli import main; main(['runs', '--json']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

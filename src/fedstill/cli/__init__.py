@@ -13,6 +13,7 @@ from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
 from fedstill.cli.server import server
 from fedstill.cli.site import site
+from fedstill.cli.watch import watch
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -28,7 +29,9 @@ commands:
   methods                     list the methods
   data list | show            list the data sets, or plot a partition
   privacy RUN | plan          show the releases of a run, or plan their noise
-  runs [FOLDER] | remove      list the runs in a folder, or remove some
+  runs [FOLDER] | compare | tag | remove
+                              list, compare, tag or remove runs
+  watch RUN                   follow a run on a page of this machine
   attack RUN [ATTACK]         infer training records from a run
   attack --updates FOLDER     infer them from saved gradients or weights
   audit METHOD ...            prove lower bounds on a method's epsilon
@@ -38,7 +41,11 @@ commands:
   deploy check                try a server and two sites on this machine
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
-fedstill --version prints the version.
+fedstill --version prints the version, fedstill --install-completion [SHELL]
+lets bash, zsh or fish complete commands, methods and flags.
+
+exit codes: 0 done; 1 the work failed (too few replies, a refuted claim, a
+damaged log); 2 the command or its input cannot be used; 130 interrupted.
 
 example:
   fedstill run fedgm --data digits --partition classes:1 --ipc 1 \\
@@ -90,6 +97,11 @@ def _dispatch(words: list[str]) -> None:
 
         print(f"fedstill {__version__}")
         return
+    if words[0] in ("--install-completion", "--show-completion"):
+        from fedstill.cli import completion
+
+        (completion.install if words[0] == "--install-completion" else completion.show)(words[1:], COMMANDS)
+        return
     command = COMMANDS.get(words[0])
     if command is None:
         from fedstill import methods
@@ -114,4 +126,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "audit": audit,
     "runs": runs,
     "publish": publish,
+    "watch": watch,
 }

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedstill.errors import FedstillError
+
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from collections.abc import Iterable
 
     from rich.console import Console, RenderableType
 
 
-class Bad(Exception):
+class Bad(FedstillError):
     """An error of the user, printed as one sentence; exit code 2."""
 
 

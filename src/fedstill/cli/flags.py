@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 
+from annotated_types import Ge, Le
 from pydantic import ValidationError
 
 from fedstill import methods
@@ -15,6 +16,7 @@ from fedstill.cli.parser import Section
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.settings import Settings
+from fedstill.tracking.names import TrackerName
 
 if TYPE_CHECKING:  # a help text needs no torch
     from fedstill.protocol import Method
@@ -42,7 +44,16 @@ class Output(Settings):
     """Print the results as JSON, and nothing else, to standard output."""
 
 
-class ComparisonOutput(Output):
+class RunOutput(Output):
+    """What a run prints and writes, and who follows it."""
+
+    track: tuple[TrackerName, ...] = ()
+    """Trackers of the rounds, settings, results and images: tensorboard, mlflow, wandb or trackio, each an extra."""
+    dry_run: bool = False
+    """Print the bytes, the epsilon and the time that the run will need, from one client's step; write nothing."""
+
+
+class ComparisonOutput(RunOutput):
     """What a comparison repeats, prints and writes."""
 
     seeds: tuple[int, ...] = (0,)
@@ -80,12 +91,21 @@ class Published(Settings):
     """Upload them to the Hugging Face hub too, as OWNER/NAME."""
 
 
+class Watching(Settings):
+    """The page of ``fedstill watch``."""
+
+    port: Annotated[int, Ge(0), Le(65535)] = 0
+    """Port on 127.0.0.1; 0 takes a free one."""
+    browser: bool = False
+    """Open the page in the browser."""
+
+
 class RunFlags(NamedTuple):
     """The flags of ``fedstill run METHOD``."""
 
     experiment: Experiment
     method: "Method"
-    output: Output
+    output: RunOutput
 
 
 class CompareFlags(NamedTuple):
@@ -94,7 +114,7 @@ class CompareFlags(NamedTuple):
     experiment: Experiment
     methods: dict[str, tuple[str, "Method"]]
     seeds: tuple[int, ...]
-    output: Output
+    output: RunOutput
 
 
 def defaults(kind: type[S]) -> S:
@@ -129,13 +149,13 @@ def method_of(name: str, words: Sequence[str]) -> "Method":
 
 def parse_run(program: str, words: Sequence[str], experiment: Experiment, method: "Method") -> RunFlags:
     """Flags of one run, on top of ``experiment`` and ``method``."""
-    if clash := (set(type(experiment).model_fields) | set(Output.model_fields)) & set(type(method).model_fields):
+    if clash := (set(type(experiment).model_fields) | set(RunOutput.model_fields)) & set(type(method).model_fields):
         raise ValueError(f"{type(method).__name__} and Experiment both have '{min(clash)}'; rename the method's field")
     name = program.split()[-1]
     about = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --clients 5 --out runs/first"
     sections = [
         Section(experiment, title="task", groups=_GROUPS),
-        Section(Output(), title="output"),
+        Section(RunOutput(), title="output"),
         Section(method, title=f"settings of {name}"),
     ]
     found, output, chosen = parser.parse(program, about, words, sections)

@@ -96,7 +96,10 @@ def privacy(words: list[str]) -> None:
         (form,) = parser.parse("fedstill privacy RUN", about, rest, [parser.Section(flags.Format())])
         from fedstill.report import privacy as ledger
 
-        print_tables(ledger.show(Path(run)), as_json=form.json_)
+        if form.json_:
+            print_json(ledger.numbers(Path(run)))
+        else:
+            print_tables(ledger.show(Path(run)), as_json=False)
 
 
 def attack(words: list[str]) -> None:

@@ -59,7 +59,7 @@ def parse(
     Raises:
         ValueError: a flag is unknown, or a value is missing or invalid; one sentence.
     """
-    parser = _parser(program, about, sections)
+    parser = argument_parser(program, about, sections)
     words = [_hyphens(word) for word in words]
     found, unknown = parser.parse_known_args(words if others is None else list(_switched(parser, words)))
     if others is not None:
@@ -73,7 +73,7 @@ def parse(
 
 def flags_text(program: str, sections: Sequence[Section]) -> str:
     """The flags' part of a help text."""
-    return _parser(program, "", sections).format_help().partition("\n")[2]
+    return argument_parser(program, "", sections).format_help().partition("\n")[2]
 
 
 def changed(base: S, values: Mapping[str, Any], flags: str = "--") -> S:
@@ -142,7 +142,8 @@ def _switched(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator
             yield word
 
 
-def _parser(program: str, about: str, sections: Sequence[Section]) -> argparse.ArgumentParser:
+def argument_parser(program: str, about: str, sections: Sequence[Section]) -> argparse.ArgumentParser:
+    """The parser of the flags of these sections; its values are words, which `parse` checks."""
     about, _, example = about.partition("\n\nExample: ")
     parser = _Parser(
         prog=program,

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.common import Bad, asks_help, line_of, print_json, terminal, usage
+from fedstill.cli.dry_run import note_default, show_estimates
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.console import Console
 
-    from fedstill.cli.flags import CompareFlags, Output
+    from fedstill.cli.flags import CompareFlags, RunOutput
     from fedstill.experiment.job import Job
     from fedstill.report.record import RunRecord
 
@@ -46,6 +47,10 @@ def run_one(words: list[str]) -> None:
     job = Job(parsed.experiment, name, parsed.method, Path(), command=line_of(["run", *words]))
     plain = Path("runs") / f"{_slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
     output = parsed.output
+    note_default(words, output)
+    if output.dry_run:
+        show_estimates({name: job}, output)
+        return
     _in_folder(output.out, plain, {Path(): job}, lambda out: _make_and_show(job.replace(out=out), output))
 
 
@@ -67,7 +72,7 @@ def _in_folder(given: Path | None, plain: Path, jobs: "Mapping[Path, Job]", make
         make(again)
 
 
-def _make_and_show(job: "Job", output: "Output", *, nobody: bool = False) -> None:
+def _make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     from fedstill.report import tables
     from fedstill.report.page import write_report
     from fedstill.report.record import read_run
@@ -119,6 +124,7 @@ def _extend(words: list[str]) -> None:
             f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
         )
     parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
+    _refuse_dry_run(parsed.output)
     job = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or out)
     extend.begin(run, job)
     _make_and_show(job, parsed.output)
@@ -145,6 +151,7 @@ def _without(words: list[str]) -> None:
     client, run = int(words[0]), Path(words[1])
     job = extend.read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
     parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
+    _refuse_dry_run(parsed.output)
     changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
     if other := config.difference(job.description(), changed.description()):
         raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
@@ -152,13 +159,20 @@ def _without(words: list[str]) -> None:
     _make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
 
 
-def _make(job: "Job", output: "Output", *, nobody: bool = False) -> None:
+def _refuse_dry_run(output: "RunOutput") -> None:
+    if output.dry_run:
+        raise Bad("--dry-run estimates a new run; this one takes the replies of a finished run, and their bytes")
+
+
+def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
     from fedstill.experiment.extend import Nobody
     from fedstill.experiment.progress import watch
     from fedstill.experiment.run import run
+    from fedstill.tracking.follow import followed
 
-    with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as watcher:
+    console = terminal(stderr=output.json_)
+    with watch(console, job.title, quiet=output.quiet) as bars, followed(output.track, job.out, bars) as watcher:
         run(job, watcher=watcher, sites=(lambda spec: Nobody()) if nobody else None)
 
 
@@ -183,6 +197,11 @@ def compare(words: list[str]) -> None:
     parsed = flags.parse_compare("fedstill compare", words, entries)
     command = line_of(["compare", *entries, *words])
     jobs = _jobs(parsed, command)
+    note_default(words, parsed.output)
+    if parsed.output.dry_run:
+        first = {label: jobs[Path(label) / f"seed-{parsed.seeds[0]}"] for label in parsed.methods}
+        show_estimates(first, parsed.output, seeds=len(parsed.seeds))
+        return
     plain = Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
     _in_folder(parsed.output.out, plain, jobs, lambda out: _compare(out, jobs, command, parsed.output))
 
@@ -200,7 +219,7 @@ def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
     return jobs
 
 
-def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "Output") -> None:
+def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOutput") -> None:
     from fedstill.experiment import extend
     from fedstill.report.record import read_run
 

@@ -9,10 +9,16 @@ from fedstill.cli.common import Bad, asks_help, print_json, terminal
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.runs.listing import Entry
 
-USAGE = """usage: fedstill runs [FOLDER] [--json]          list the runs in FOLDER (runs) and below it
-       fedstill runs remove FOLDER ... [--yes]  remove runs, or comparisons with all their runs
+USAGE = """usage: fedstill runs [FOLDER] [--tag TAG] [--json]
+       fedstill runs compare RUN ... [--json]
+       fedstill runs tag TAG RUN ...
+       fedstill runs untag TAG RUN ...
+       fedstill runs remove FOLDER ... [--yes]
 
-example: fedstill runs remove runs/compare-digits"""
+List the runs in FOLDER (runs) and below it; show in which settings and results
+some differ; tag them; or remove runs, or comparisons with all their runs.
+
+example: fedstill runs tag baseline runs/fedavg-digits-0"""
 
 _FOLDER = 20
 """Width to which the column of folders does not shrink."""
@@ -25,20 +31,108 @@ def runs(words: list[str]) -> None:
     if asks_help(words):
         print(USAGE)
         return
-    removing = words[:1] == ["remove"]
-    switch = "--yes" if removing else "--json"
-    places = [Path(word) for word in words[removing:] if not word.startswith("-")]
-    if unknown := [word for word in words if word.startswith("-") and word != switch]:
-        raise Bad(f"there is no flag {unknown[0]}; this command takes {switch} (fedstill runs --help)")
-    if removing:
-        _remove(places, sure=switch in words)
+    command = words[0] if words[:1] and words[0] in _SWITCHES else ""
+    switch = _SWITCHES[command]
+    rest, tag = words[bool(command) :], None
+    if not command and "--tag" in rest:
+        at = rest.index("--tag")
+        if at + 1 == len(rest) or rest[at + 1].startswith("-"):
+            raise Bad("--tag needs a tag: fedstill runs --tag baseline")
+        tag = rest[at + 1]
+        del rest[at : at + 2]
+    if unknown := [word for word in rest if word.startswith("-") and word != switch]:
+        takes = f"takes {switch}" if switch else "takes none"
+        raise Bad(f"there is no flag {unknown[0]}; this command {takes} (fedstill runs --help)")
+    names = [word for word in rest if not word.startswith("-")]
+    places = [Path(word) for word in names]
+    if command == "remove":
+        _remove(places, sure=switch in rest)
+    elif command == "compare":
+        _compare(places, as_json=switch in rest)
+    elif command:
+        _tag(names, remove=command == "untag")
     elif len(places) > 1:
         raise Bad(f"'{places[1]}' is an unexpected argument; give one folder")
     else:
-        _list(places[0] if places else Path("runs"), as_json=switch in words)
+        _list(places[0] if places else Path("runs"), tag, as_json=switch in rest)
 
 
-def _list(folder: Path, *, as_json: bool) -> None:
+_SWITCHES = {"": "--json", "compare": "--json", "tag": "", "untag": "", "remove": "--yes"}
+"""The only switch of each command."""
+
+
+def _tag(words: list[str], *, remove: bool) -> None:
+    from fedstill.runs.folder import runs_below
+    from fedstill.runs.tags import change_tags
+
+    name = "untag" if remove else "tag"
+    if len(words) < 2:
+        raise Bad(f"{name} needs a tag and a run: fedstill runs {name} baseline runs/fedavg-digits-0")
+    tag, *places = words
+    found = {place: runs_below(Path(place)) for place in places}
+    if missing := next((place for place, runs in found.items() if not runs), None):
+        raise Bad(f"{missing} has no run; give the folder of a run or of a comparison (fedstill runs)")
+    for run in dict.fromkeys(run for runs in found.values() for run in runs):
+        tags = change_tags(run, remove=[tag]) if remove else change_tags(run, add=[tag])
+        print(f"{run}: {', '.join(tags) or 'no tag'}")
+
+
+def _compare(places: list[Path], *, as_json: bool) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    from fedstill.report import guarantees, settings
+    from fedstill.report.record import find_runs, read_run
+    from fedstill.report.words import accuracy_words, human_bytes
+
+    folders = list(dict.fromkeys(run for place in places for run in find_runs(place, unfinished=True)))
+    if len(folders) < 2:
+        raise Bad("compare needs two runs or more: fedstill runs compare runs/a runs/b")
+    records = [read_run(folder, unfinished=True) for folder in folders]
+    all_settings = [
+        {"method": settings.method_name(r), **settings.task_settings(r), **settings.method_settings(r)} for r in records
+    ]
+    differing = settings.differing(all_settings)
+    results = [
+        {
+            "state": record.state,
+            "accuracy, %": accuracy_words(record["accuracy"], None),
+            "up/client": human_bytes(record["bytes_up_per_client"]),
+            "down/client": human_bytes(record["bytes_down_per_client"]),
+            "guarantee": guarantees.words(record.guarantee) if record.finished else "",
+            "seconds": f"{record['seconds']:.1f}",
+        }
+        for record in records
+    ]
+    if as_json:
+        numbers = ("accuracy", "bytes_up_per_client", "bytes_down_per_client", "rounds", "seconds")
+        print_json(
+            [
+                {
+                    "folder": str(record.folder),
+                    "state": record.state,
+                    "settings": {key: own.get(key) for key in differing},
+                    **{key: record[key] for key in numbers},
+                    "epsilon": record.guarantee.epsilon,
+                }
+                for record, own in zip(records, all_settings, strict=True)
+            ]
+        )
+        return
+    columns = (Column(str(folder), overflow="fold") for folder in folders)
+    table = Table(Column("", no_wrap=True), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for key in differing:
+        table.add_row(key, *(settings.words(own.get(key)) for own in all_settings))
+    table.add_section()
+    for key in results[0]:
+        table.add_row(key, *(result[key] for result in results))
+    console = terminal()
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table)
+
+
+def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 
@@ -46,17 +140,18 @@ def _list(folder: Path, *, as_json: bool) -> None:
     from fedstill.runs import listing
     from fedstill.runs.folder import runs_below
 
-    entries = [listing.entry(run) for run in runs_below(folder)]
+    entries = [entry for entry in map(listing.entry, runs_below(folder)) if tag is None or tag in entry.tags]
     if as_json:
         print_json([_as_json(entry) for entry in entries])
         return
     if not entries:
-        print(f"{folder} has no run")
+        print(f"{folder} has no run" + (f" with the tag {tag}" if tag else ""))
         return
     names = [str(entry.folder.relative_to(folder)) for entry in entries]
     first = Column(f"in {folder}", overflow="fold", min_width=min(max(map(len, names)), _FOLDER))
     table = Table(first, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("method", "data", "acc. %", "guarantee", "state", "when"):
+    tagged = any(entry.tags for entry in entries)
+    for heading in ("method", "data", "acc. %", "guarantee", "state", "when", *["tags"] * tagged):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("acc. %", "state", "when"))
     for name, entry in zip(names, entries, strict=True):
         table.add_row(
@@ -67,6 +162,7 @@ def _list(folder: Path, *, as_json: bool) -> None:
             "" if entry.guarantee is None else words(entry.guarantee),
             entry.state,
             f"{entry.when:%m-%d %H:%M}",
+            *[" ".join(entry.tags)] * tagged,
         )
     console = terminal()
     if not console.is_terminal:

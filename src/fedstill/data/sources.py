@@ -18,6 +18,7 @@ from fedstill.data.completion import arrays_of, complete
 from fedstill.data.decode import Fit
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
+from fedstill.errors import front_door
 from fedstill.lookup import suggestion
 from fedstill.records import Normalisation, Records
 
@@ -85,7 +86,7 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
     return data_set(entry, fingerprint, source.name, source.known)
 
 
-load_data = load
+load_data = front_door(load)
 """The name of `load` in the package `fedstill`."""
 
 

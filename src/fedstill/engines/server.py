@@ -22,6 +22,7 @@ from fedstill.engines.replies import Replies
 from fedstill.engines.reply_checks import check
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Transport, Watcher
+from fedstill.errors import FedstillError
 from fedstill.evaluate import accuracies, confusion
 from fedstill.journal import EVALUATIONS, Journal, Refusal
 from fedstill.privacy.events import Event, Unit
@@ -33,7 +34,7 @@ from fedstill.runs.folder import RunFolder
 R = TypeVar("R", bound=Reply)
 
 
-class TooFewReplies(RuntimeError):
+class TooFewReplies(FedstillError, RuntimeError):
     """Fewer clients than the run requires gave a usable reply."""
 
 

@@ -47,6 +47,9 @@ class Watcher:
     def asked(self, step: str, clients: int, answered: int) -> None:
         """A request goes to ``clients`` clients; ``answered`` of them replied before the run was resumed."""
 
+    def reused(self, run: str) -> None:
+        """The run begins with replies that clients gave to the run in the folder ``run``."""
+
     def resumed(self, rounds: int, number: int) -> None:
         """An earlier start finished ``rounds`` of ``number`` rounds."""
 
@@ -76,6 +79,11 @@ class Watchers(Watcher):
     def asked(self, step: str, clients: int, answered: int) -> None:
         for watcher in self._watchers:
             watcher.asked(step, clients, answered)
+
+    @override
+    def reused(self, run: str) -> None:
+        for watcher in self._watchers:
+            watcher.reused(run)
 
     @override
     def resumed(self, rounds: int, number: int) -> None:

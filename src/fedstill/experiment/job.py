@@ -12,6 +12,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from fedstill import methods
+from fedstill.errors import front_door
 from fedstill.experiment.config import Experiment, describe, sentence
 from fedstill.lookup import source_digest, suggestion
 from fedstill.models.build import own_builder
@@ -38,6 +39,7 @@ class Job:
     label: str
     command: str
 
+    @front_door
     def __init__(
         self,
         experiment: Experiment,

@@ -19,7 +19,10 @@ EVERY = 30.0
 
 @dataclass
 class _Work:
-    """Work of known size, and its pace since this process began it."""
+    """Work of known size, and its pace since this process began it.
+
+    The pace leaves out the first part, which starts processes and fills caches, as soon as two others are done.
+    """
 
     name: str
     done: int
@@ -30,14 +33,27 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.first = self.done
+        self.last = self.began  # the time at which ``done`` was reached
+        self.warm: tuple[float, int] | None = None  # the time at which the first part was done, and its number
+
+    def advance(self, done: int) -> None:
+        """``done`` parts are done now."""
+        if done > self.done:
+            self.last = time.monotonic()
+            self.warm = self.warm or (self.last, done)
+        self.done = done
 
     def __str__(self) -> str:
         return f"{self.name}, {self.done} of {self.total}{self.unit}"
 
     def left(self, now: float) -> float | None:
         """Seconds that the rest takes at this pace; None before the first part."""
-        made = self.done - self.first
-        return (now - self.began) / made * (self.total - self.done) if made and self.done < self.total else None
+        if self.warm is None or self.done >= self.total:
+            return None
+        warm = self.done - self.first > 2 and self.done > self.warm[1]
+        start, before = self.warm if warm else (self.began, self.first)
+        pace = (self.last - start) / (self.done - before)
+        return pace * (self.total - self.done) - min(now - self.last, pace)
 
 
 class Lines(Watcher):
@@ -63,6 +79,7 @@ class Lines(Watcher):
         self._rounds: _Work | None = None
         self._kept = self._number = 0
         self._seen: set[str] = set()
+        self._source: str | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -76,7 +93,7 @@ class Lines(Watcher):
     def asked(self, step: str, clients: int, answered: int) -> None:
         name = f"step {step}"
         if self._rounds is None:
-            if words := resumption(self._kept, clients, answered):
+            if words := resumption(self._kept, clients, answered, self._source):
                 self._write(words)
             self._rounds = _Work("round", self._kept, self._number)
         self._begin(_Work(name, answered, clients, " clients replied"), f"{name}: asking {clients} clients")
@@ -84,11 +101,15 @@ class Lines(Watcher):
     @override
     def arrived(self, refusal: Refusal | None) -> None:
         if self._work is not None:
-            self._work.done += 1
+            self._work.advance(self._work.done + 1)
             if self._work.done == self._work.total and not self._is_in_rounds:
                 self._write_state()
         if refusal is not None:
             self._write(f"client {refusal.client} is left out: {refusal.reason}")
+
+    @override
+    def reused(self, run: str) -> None:
+        self._source = run
 
     @override
     def resumed(self, rounds: int, number: int) -> None:
@@ -100,7 +121,8 @@ class Lines(Watcher):
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
         if self._rounds is None:
             self._rounds = _Work("round", self._kept, rounds)
-        self._rounds.done, self._rounds.total = round, rounds
+        self._rounds.total = rounds
+        self._rounds.advance(round)
         self._work = None
         self._write_state(numbers(values))
 
@@ -109,7 +131,7 @@ class Lines(Watcher):
         if self._work is None or self._work.name != label or done < self._work.done:
             self._begin(_Work(label, done, total), f"{label}: {done} of {total}")
         else:
-            self._work.done = done
+            self._work.advance(done)
 
     @override
     def noted(self, sentence: str) -> None:
@@ -136,8 +158,11 @@ class Lines(Watcher):
         parts += [str(work)] if work else []
         parts += [details] if details else []
         parts.append(f"{clock(now - self._began)} elapsed")
-        left = rounds.left(now) if rounds and rounds.total > 1 else work and work.left(now)
-        parts += [f"about {clock(left)} left"] if left else []
+        if rounds and rounds.total > 1:
+            left, of = rounds.left(now), ""
+        else:
+            left, of = (work.left(now), f" of {work.name}") if work else (None, "")
+        parts += [f"about {clock(left)} left{of}"] if left else []
         self._write("; ".join(parts) if len(parts) > 1 else f"working; {parts[0]}")
 
     def _write(self, words: str) -> None:
@@ -164,10 +189,12 @@ def numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {text}" for name, text in words.items())
 
 
-def resumption(rounds: int, clients: int, answered: int) -> str | None:
-    """The work of an earlier start that a run takes over, or None."""
+def resumption(rounds: int, clients: int, answered: int, source: str | None = None) -> str | None:
+    """The work that a run takes over, of the run ``source`` or else of an earlier start, or None."""
     if not rounds and not answered:
         return None
+    if source is not None:
+        return f"{answered} of {clients} replies are those of {source}"
     rest = f" and {rounds} round{'s' * (rounds != 1)}" if rounds else ""
     return f"resuming: {answered} of {clients} replies{rest} kept"
 

@@ -22,6 +22,8 @@ from fedstill.engines.transport import Watcher
 from fedstill.experiment.lines import Lines, ending, numbers, resumption
 from fedstill.journal import Refusal
 
+_DAY = 86_400.0
+
 
 def watch(console: Console, label: str, *, quiet: bool = False) -> AbstractContextManager[Watcher]:
     """The watcher that suits the console: `Bars` on a terminal, `Lines` in a log, none if ``quiet``.
@@ -48,8 +50,10 @@ class Bars(Watcher):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=_DAY,  # rich forgets what is older, and then a round of a minute has no pace
         )
         self._kept = 0
+        self._source: str | None = None
         self._rounds: TaskID | None = None
         self._clients: TaskID | None = None
         self._work: dict[str, TaskID] = {}
@@ -65,7 +69,7 @@ class Bars(Watcher):
     def asked(self, step: str, clients: int, answered: int) -> None:
         words = f"{self.label}: clients, step {step}"
         if self._clients is None:
-            if kept := resumption(self._kept, clients, answered):
+            if kept := resumption(self._kept, clients, answered, self._source):
                 self.noted(kept)
             self._clients = self._bar(words, answered, clients)
         self._progress.reset(self._clients, total=clients, completed=answered, description=words)
@@ -77,6 +81,10 @@ class Bars(Watcher):
         if refusal:
             self._console.print(f"[yellow]client {refusal.client} is left out:[/] ", end="")
             self._console.print(refusal.reason, markup=False)
+
+    @override
+    def reused(self, run: str) -> None:
+        self._source = run
 
     @override
     def resumed(self, rounds: int, number: int) -> None:

@@ -22,7 +22,7 @@ from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher, Watchers
-from fedstill.experiment import config
+from fedstill.experiment import clients, config
 from fedstill.experiment.checks import check_job, check_records
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
@@ -118,16 +118,20 @@ def _run(
     _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
-    clients = client_data(experiment, task)
-    public = clients.public()
+    data_of_clients = client_data(experiment, task)
+    public = data_of_clients.public()
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": spec.run}
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     folder.write_config({**description, **facts, **origin})
-    _note_environment(folder, experiment.device, watcher)
+    is_first = _note_environment(folder, experiment.device, watcher)
+    if is_first and (source := origin.get("answers") or origin.get("extends")):
+        watcher.reused(source)
     if sites is None:
         folder.write_partition(task.class_names, task.counts())
         keep_memory()
-        make_site = partial(Site, spec, clients, folder.clients, device=experiment.device, threads=experiment.threads)
+        make_site = partial(
+            Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads
+        )
     with connect(job, make_site) if sites is None else sites(spec) as transport:
         federation = ServerFederation(
             spec,
@@ -176,12 +180,13 @@ def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
     return None
 
 
-def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> None:
-    """Store the environment of this start, and say so if it differs from that of the last start."""
+def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
+    """Store the environment of this start, and say so if it differs from that of the last; whether there was none."""
     now, before = environment.environment(device), folder.read_environments()
     folder.append_environment(now)
     if before and (changes := environment.changes(before[-1], now)):
         watcher.noted(f"resuming in another environment ({changes}); the last bits of the result may differ")
+    return not before
 
 
 def _check_unchanged(folder: RunFolder, begun: Config | None, now: dict[str, str]) -> None:
@@ -258,6 +263,8 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
     }
     if evaluation.clients is not None:
         summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}
+    own = clients.results(folder, task, experiment.clients, evaluation.clients, journal.refusals())
+    folder.write_clients(own)
     folder.write_summary(summary)
     forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
     return summary

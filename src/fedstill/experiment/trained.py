@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedstill import models, seeds
 from fedstill.data import backbones, features
+from fedstill.errors import front_door
 from fedstill.experiment.extend import read_job
 from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
@@ -102,6 +103,7 @@ def _in_range(images: Tensor) -> bool:
     return bool(images.min() >= -_ROUNDING) and bool(images.max() <= 1 + _ROUNDING)
 
 
+@front_door
 def load_model(folder: str | Path) -> Trained:
     """The final model of a finished run.
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from typing_extensions import override
 
 from fedstill import files
+from fedstill.errors import FedstillError
 from fedstill.privacy import accounting
 from fedstill.privacy.events import Event, Unit, Words
 
@@ -28,7 +29,7 @@ UNCOUNTABLE = (ArithmeticError, MemoryError, ValueError)
 """Errors that `total_epsilon` may raise on releases that a client invented."""
 
 
-class BudgetExceeded(ValueError):
+class BudgetExceeded(FedstillError, ValueError):
     """The budget does not cover a release; nothing was released."""
 
 

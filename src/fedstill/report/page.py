@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from fedstill import files
+from fedstill.errors import front_door
 from fedstill.report import figures, findings, html, pareto, plots, sections, sweeps
 from fedstill.report.record import RunRecord
 from fedstill.report.sheets import sheet
 from fedstill.report.tasks import Task, group
 
 
+@front_door
 def write_report(
     records: Sequence[RunRecord],
     path: str | Path,
@@ -81,6 +83,7 @@ def _details(task: Task, look: plots.Look, number: int) -> dict[str, str]:
         "Records per client and class": sections.partition(task, number),
         "Sample images": sheet(task.rows),
         "Accuracy per class": sections.per_class(task, look, number),
+        "Accuracy of each client": sections.clients(task),
         "Refused replies": sections.refusals(task),
     }
 

@@ -1,6 +1,6 @@
 """``fedstill data show``: plots of partitions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill import files
+from fedstill.data import sources
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.task import share_out
+from fedstill.experiment.task import Task, share_out
 from fedstill.report import html, plots
 from fedstill.report.record import RunRecord
 
@@ -29,14 +30,32 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
     task = share_out(experiment, None)
     counts = task.counts()
     yield Text(f"{experiment.data}, {experiment.partition}: {len(task.parts)} clients, {counts.sum()} records")
+    yield Text(_about(task, columns(experiment)))
     yield _heat(counts, task.class_names)
     if out is not None:
         _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
         yield Text(f"page: {out}")
 
 
+def columns(experiment: Experiment) -> dict[str, int]:
+    """The columns for ``by:COLUMN``, each with its number of different values."""
+    found = sources.load(experiment.data, size=experiment.size).columns
+    return {name: len(np.unique(values)) for name, values in found.items()}
+
+
+def _about(task: Task, own: Mapping[str, int]) -> str:
+    shape = task.train.shape
+    kind = f"vectors of {shape[0]} numbers" if task.train.are_vectors else f"images, {' x '.join(map(str, shape))}"
+    text = f"{kind}; {len(task.class_names)} classes; {len(task.test)} test records; columns for by:COLUMN: "
+    return text + (", ".join(f"{name} ({count} values)" for name, count in own.items()) or "none")
+
+
 def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
-    """The facts of `show`: ``counts`` is a row of each client with the number of its records of each class."""
+    """The facts of `show`.
+
+    ``counts`` is a row of each client with the number of its records of each class, ``shape`` is ``(c, h, w)`` of
+    images or ``(d,)`` of vectors, and ``columns`` are those for ``by:COLUMN``, each with its number of values.
+    """
     task = share_out(experiment, None)
     counts = task.counts()
     if out is not None:
@@ -46,6 +65,9 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
         "partition": experiment.partition,
         "clients": len(task.parts),
         "records": int(counts.sum()),
+        "test_records": len(task.test),
+        "shape": task.train.shape,
+        "columns": columns(experiment),
         "class_names": task.class_names,
         "counts": counts.tolist(),
     }

@@ -1,7 +1,8 @@
 """``fedstill privacy RUN``: each client's releases in a run, and their costs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from fedstill.report import guarantees
 from fedstill.report.record import read_run
 from fedstill.runs.folder import RunFolder
 
+_UNITS: tuple[Unit, ...] = ("record", "label")
 _MOST = 12
 """Maximum number of clients in the table, if their releases differ."""
 
@@ -43,6 +45,49 @@ def show(folder: Path) -> Iterator[Table | Text]:
     yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
 
 
+def numbers(folder: Path) -> dict[str, Any]:
+    """The facts of `show` as numbers, for a program.
+
+    Returns:
+        ``label``, ``seed``, ``guarantee`` (the fields of `Guarantee`), ``releases`` (a list: client, step, mechanism,
+        unit, the fields of its ``event``, ``theorem``, ``adaptive``, ``part``, number of the request, and the second
+        of the client's reply or None), and ``clients`` (the total ``epsilon`` at ``delta`` of each client's releases
+        of one unit, or None where nothing bounds it).
+
+    Raises:
+        ValueError: as for `show`.
+    """
+    record = read_run(folder)
+    journal = Journal(RunFolder(folder).journal)
+    spent, times = journal.releases(), journal.last_message_times()
+    experiment = record.config["experiment"]
+    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
+    releases = [
+        {"client": client, **entry.model_dump(mode="json"), "second": times.get((entry.exchange, client))}
+        for client, entries in spent.items()
+        for entry in entries
+    ]
+    clients = [
+        {"client": client, "unit": unit, "epsilon": total if math.isfinite(total) else None, "delta": delta}
+        for unit in _UNITS
+        for client, total in _totals(spent, unit, delta, budget).items()
+    ]
+    return {
+        "label": record.label,
+        "seed": record.summary["seed"],
+        "guarantee": asdict(record.guarantee),
+        "releases": releases,
+        "clients": clients,
+    }
+
+
+def _totals(spent: Mapping[int, Sequence[Entry]], unit: Unit, delta: float, budget: float | None) -> dict[int, float]:
+    """The total epsilon of each client that released anything of this unit."""
+    counted = {client: tuple(e for e in entries if e.unit == unit) for client, entries in spent.items()}
+    found = {kind: guarantee.of_client(kind, delta, budget)[0] for kind in {*counted.values()} - {()}}
+    return {client: found[kind] for client, kind in counted.items() if kind}
+
+
 def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("client", "step", "mechanism", "protects", "cost of each", "times", "at second"):
@@ -67,14 +112,8 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
 
 def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
-    units: tuple[Unit, ...] = ("record", "label")
-    for unit in units:
-        totals = []
-        for entries in spent.values():
-            counted = [entry for entry in entries if entry.unit == unit]
-            if counted:
-                totals.append(guarantee.of_client(counted, delta, budget)[0])
-        if totals:
+    for unit in _UNITS:
+        if totals := _totals(spent, unit, delta, budget).values():
             low, high = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
             yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}{limits}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstill.errors import front_door
 from fedstill.journal import Refusal
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees
@@ -39,6 +40,8 @@ class RunRecord:
         class_names: C names; empty without ``partition.json``.
         counts: records of each class at each client, int64 ``(K, C)``, or None.
         confusion: test records by true (rows) and predicted class, int64 ``(C, C)``, or None.
+        clients: each client's ``accuracy`` on its own test records or None, ``records``, ``test_records``,
+            ``bytes_up``, ``bytes_down`` and number of ``refused`` replies.
         images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` are test images.
         finished: whether the run has finished; if not, ``summary`` has the numbers of the last logged round, and the
             guarantee is unknown.
@@ -56,6 +59,7 @@ class RunRecord:
     class_names: tuple[str, ...] = ()
     counts: NDArray[np.int64] | None = None
     confusion: NDArray[np.int64] | None = None
+    clients: tuple[dict[str, Any], ...] = ()
     images: dict[str, Images] | None = None
     finished: bool = True
     date: str = ""
@@ -113,6 +117,7 @@ class RunRecord:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
 
+@front_door
 def find_runs(folder: str | Path, *, unfinished: bool = False) -> list[Path]:
     """The runs in ``folder`` or in its subfolders, in natural order (seed-2 before seed-10).
 
@@ -130,6 +135,7 @@ def find_runs(folder: str | Path, *, unfinished: bool = False) -> list[Path]:
     return runs
 
 
+@front_door
 def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
     """Read one run.
 
@@ -158,6 +164,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         class_names=class_names,
         counts=counts,
         confusion=run.read_evaluation(None if counts is None else len(class_names)),
+        clients=run.read_clients(),
         images=run.read_images(),
         date=_day(run.summary),
     )

@@ -14,6 +14,7 @@ from fedstill.report.tasks import Row, Task, group, setting_words
 from fedstill.report.words import accuracy_words
 
 MOST_REFUSALS = 50
+MOST_CLIENTS = 100
 MOST_NUMBERS = 20
 """Number of classes up to which a confusion matrix has its numbers in the cells."""
 MOST_MATRICES = 6
@@ -154,6 +155,35 @@ def privacy(tasks: Sequence[Task]) -> str:
         head = f"<strong>{escape(', '.join(names))}: {escape(promise)}</strong>"
         text += f'<div class="promise{"" if holds else " none"}">{head}{words}</div>\n'
     return text
+
+
+def clients(task: Task) -> str:
+    """The clients' accuracies on their own test records: least, median and largest, and each as a table."""
+    columns: dict[str, dict[int, float]] = {}
+    for row in task.ranked:
+        each: dict[int, list[float]] = {}
+        for run in row.runs:
+            for entry in run.clients:
+                if entry["accuracy"] is not None:
+                    each.setdefault(entry["client"], []).append(entry["accuracy"])
+        if each:
+            columns[row.name] = {client: float(np.mean(values)) for client, values in each.items()}
+    if not columns:
+        return ""
+    rows = [
+        (name, *(_percent(float(f(list(found.values())))) for f in (np.min, np.median, np.max)))
+        for name, found in columns.items()
+    ]
+    caption = "Accuracy in percent of the clients on their own test records, mean over seeds."
+    text = html.data_table(("method", "least", "median", "largest"), rows, (0,), caption=caption)
+    shown = sorted({client for found in columns.values() for client in found})
+    lines = [
+        (str(client), *(_percent(found.get(client, float("nan"))) for found in columns.values()))
+        for client in shown[:MOST_CLIENTS]
+    ]
+    rest = len(shown) - MOST_CLIENTS
+    words = f"{rest} more clients are in the runs' clients.json." if rest > 0 else ""
+    return text + html.folded("Each client", html.data_table(("client", *columns), lines, (), caption=words))
 
 
 def refusals(task: Task) -> str:

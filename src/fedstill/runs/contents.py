@@ -104,6 +104,24 @@ class Environment(Part):
     started: Time
 
 
+class ClientResult(Part):
+    """An entry of ``clients.json``: a client's results and bytes; the accuracy is on its own test records."""
+
+    client: Count
+    accuracy: Share | None = None
+    records: Count | None = None
+    test_records: Count | None = None
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    refused: Count = 0
+
+
+class ClientResults(Part):
+    """``clients.json``."""
+
+    clients: tuple[ClientResult, ...]
+
+
 class Metric(Part):
     """A line of ``metrics.jsonl``: the numbers of a round; bytes are sums over all clients and rounds so far."""
 

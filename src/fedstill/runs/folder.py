@@ -7,6 +7,7 @@
       summary.json          the results; marks the run as finished
       partition.json        records of each class at each client; absent where real sites hold the records
       evaluation.json       the confusion matrix of the final model
+      clients.json          accuracy, records and bytes of each client
       metrics.jsonl         one line per logged round
       model.safetensors     the final model
       images/NAME.npz       sample images for the report
@@ -22,8 +23,6 @@ Every file is checked when it is read, as a folder may have been edited, truncat
 import json
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -34,17 +33,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedstill import files, locks
+from fedstill import files
 from fedstill.journal import EVALUATIONS, Journal
-from fedstill.runs import lock
-from fedstill.runs.contents import Config, Environment, Evaluation, Metric, Part, Partition, Summary
+from fedstill.runs import lock, pictures
+from fedstill.runs.contents import ClientResults, Config, Environment, Evaluation, Metric, Part, Partition, Summary
+from fedstill.runs.pictures import Images as Images
 
 if TYPE_CHECKING:  # `fedstill runs` does not need torch, which takes a second
     from torch import Tensor
 
     from fedstill.records import Records
 
-Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 Counts = NDArray[np.int64]
 
 P = TypeVar("P", bound=Part)
@@ -94,6 +93,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.partition = path / "partition.json"
         self.evaluation = path / "evaluation.json"
+        self.results_of_clients = path / "clients.json"
         self.metrics = path / "metrics.jsonl"
         self.model = path / "model.safetensors"
         self.report = path / "report.html"
@@ -211,6 +211,16 @@ class RunFolder:
         size = len(rows) if classes is None else classes
         return self._matrix(rows, (size, size), self.evaluation)
 
+    def write_clients(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Write ``clients.json``, an entry for each client."""
+        files.write_json(self.results_of_clients, {"clients": list(results)})
+
+    def read_clients(self) -> tuple[dict[str, Any], ...]:
+        """The entries of ``clients.json``; none if an early version made the run."""
+        if not self.results_of_clients.exists():
+            return ()
+        return tuple(entry.model_dump() for entry in self._read(self.results_of_clients, ClientResults).clients)
+
     def append_metrics(self, values: Mapping[str, float]) -> None:
         """Append the numbers of a round, including ``round``, to ``metrics.jsonl``."""
         files.append_json(self.metrics, values)
@@ -265,24 +275,7 @@ class RunFolder:
 
     def read_images(self) -> dict[str, Images]:
         """Images, uint8 ``(n, c, h, w)``, with labels, int64 ``(n,)``, by name."""
-        return {file.stem: self._images(file) for file in sorted(self.path.glob("images/*.npz"))}
-
-    def _images(self, file: Path) -> Images:
-        try:
-            # a pickle in a copied folder would run its author's code
-            with locks.LITERALS, file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
-                images, labels = arrays["images"], arrays["labels"]
-        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise self.damaged(file, error) from error
-        if images.dtype != np.uint8 or images.ndim != 4:
-            raise self.damaged(file, "images must be uint8 of shape (n, c, h, w)")
-        if images.shape[1] not in (1, 3) or not min(images.shape[2:]):
-            raise self.damaged(file, "images must have 1 or 3 channels")
-        if not np.issubdtype(labels.dtype, np.integer):
-            raise self.damaged(file, "labels must be integers")
-        if labels.shape != images.shape[:1] or not ((labels >= 0) & (labels < 2**31)).all():
-            raise self.damaged(file, "every image needs one label of 0 or more")
-        return images, labels.astype(np.int64)
+        return {file.stem: pictures.read(file, self.damaged) for file in sorted(self.path.glob("images/*.npz"))}
 
     def _read(self, file: Path, kind: type[P]) -> P:
         return self._checked(self.read_json(file), kind, file)

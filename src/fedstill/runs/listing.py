@@ -9,6 +9,7 @@ from fedstill import files
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.runs.folder import RunFolder, runs_below
 from fedstill.runs.lock import is_locked
+from fedstill.runs.tags import read_tags
 
 COMPARISON = ("report.html", "runs.csv", "table.json", "table.csv", "table.tex", "table.md")
 """Files of a comparison beside its runs."""
@@ -26,6 +27,7 @@ class Entry(NamedTuple):
         guarantee: the guarantee; None before the end.
         state: ``running`` if a process writes the folder.
         when: time of the end, or of the last sign of work.
+        tags: the tags that somebody gave it (`fedstill.runs.tags`).
     """
 
     folder: Path
@@ -36,6 +38,7 @@ class Entry(NamedTuple):
     guarantee: Guarantee | None
     state: Literal["finished", "running", "interrupted", "damaged"]
     when: datetime
+    tags: tuple[str, ...] = ()
 
 
 def entry(path: Path) -> Entry:
@@ -48,10 +51,10 @@ def entry(path: Path) -> Entry:
         facts = (path, config.label, data, seed if isinstance(seed, int) else None)
         if folder.is_finished:
             summary = folder.read_summary()
-            return Entry(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished)
+            return Entry(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, read_tags(path))
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
-        return Entry(*facts, evaluated[-1] if evaluated else None, None, state, when)
+        return Entry(*facts, evaluated[-1] if evaluated else None, None, state, when, read_tags(path))
     except files.Damaged:
         return Entry(path, "?", "?", None, None, None, "damaged", when)
 

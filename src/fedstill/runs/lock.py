@@ -8,13 +8,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedstill import files
+from fedstill.errors import InputError
 
 LOCK = ".lock"
 _PATIENCE = 0.2
 """Seconds to wait for the lock: `is_locked` holds it for a moment."""
 
 
-class Taken(ValueError):
+class Taken(InputError):
     """A folder has another run, or another process is writing it."""
 
 

@@ -5,6 +5,7 @@ import time
 from filelock import FileLock
 
 from fedstill import files, schema
+from fedstill.errors import FedstillError
 from fedstill.sites.policy import SitePolicy
 
 DAY = 86_400.0
@@ -12,7 +13,7 @@ SPEC = "spec.json"
 """Name of the file with the spec in the folder of a run."""
 
 
-class FailedTooOften(RuntimeError):
+class FailedTooOften(FedstillError, RuntimeError):
     """The run has used up its failures; the site answers it no more."""
 
 

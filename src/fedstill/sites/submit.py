@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
+from fedstill.errors import FedstillError
 from fedstill.settings import Settings
 from fedstill.sites import service
 from fedstill.sites.server import CONNECTION, FAILED, Server
@@ -39,7 +40,7 @@ class RunFlags(Settings):
     """With --extend, the number of sites, if there are more now."""
 
 
-class Ended(RuntimeError):
+class Ended(FedstillError, RuntimeError):
     """A run ended without a result; one sentence."""
 
 

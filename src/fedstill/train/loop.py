@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedstill.errors import FedstillError
 from fedstill.evaluate import mode_of
 from fedstill.records import Trainable
 from fedstill.seeds import draw_seed, isolated
@@ -29,7 +30,7 @@ _CACHED_BYTES = 256 * 2**20
 """Largest size of inputs that are normalised once a fit; larger ones are normalised batch by batch."""
 
 
-class Diverged(ValueError):
+class Diverged(FedstillError, ValueError):
     """Training left weights that are not finite."""
 
 

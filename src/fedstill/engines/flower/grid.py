@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from fedstill import schema, wire
 from fedstill.engines.transport import Arrival, Transport
+from fedstill.errors import FedstillError
 from fedstill.train.allocator import returning_memory
 
 _BYTES = 64 << 20
@@ -220,7 +221,7 @@ def content(data: bytes, **facts: int | str | float | list[int]) -> RecordDict:
     return _record(_cut(data), **facts)
 
 
-class TooLarge(Exception):
+class TooLarge(FedstillError):
     """A message has more bytes than its receiver accepts."""
 
 

@@ -1,0 +1,182 @@
+"""A page on this machine that follows runs: an HTTP server on 127.0.0.1 that only reads."""
+
+import json
+import threading
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.report import guarantees
+from fedstill.report.html import asset
+from fedstill.report.words import human_bytes
+from fedstill.runs import listing
+from fedstill.runs.folder import runs_below
+from fedstill.runs.live import Known, Live, Spent, live
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; form-action 'none'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_FILES = {
+    "/": ("watch.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/watch.css": ("watch.css", "text/css"),
+    "/watch.js": ("watch.js", "text/javascript"),
+}
+
+
+class LivePage:
+    """The server of the page; a context manager, which stops it.
+
+    Args:
+        place: the folder of a run, or one with runs below.
+        port: port on 127.0.0.1; 0 takes a free one.
+
+    Attributes:
+        url: the page's address.
+
+    Raises:
+        ValueError: there is no run, or the port is taken; one sentence.
+    """
+
+    def __init__(self, place: Path, port: int = 0) -> None:
+        states(place, {})
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, place, States(place)))
+        except OSError as error:
+            raise ValueError(f"--port is {port}, which cannot be opened ({error.strerror}); choose another") from error
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def __enter__(self) -> "LivePage":
+        threading.Thread(target=self._server.serve_forever, name="live page", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class States:
+    """The states of the runs in ``place``, computed by one thread at a time."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._known: dict[Path, Known] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """The states now, as JSON."""
+        with self._lock:
+            return states(self._place, self._known)
+
+
+def states(place: Path, known: dict[Path, Known]) -> list[dict[str, Any]]:
+    """The runs in ``place`` as JSON: numbers, and words to show.
+
+    Raises:
+        ValueError: there is no run.
+    """
+    runs = runs_below(place)
+    if not runs:
+        raise ValueError(f"{place} has no run; give the folder of a run or of a comparison (fedstill runs)")
+    return [_state(run, place, known) for run in runs]
+
+
+def _state(run: Path, place: Path, known: dict[Path, Known]) -> dict[str, Any]:
+    name = str(run.relative_to(place)) if run != place else run.name
+    try:
+        found = live(run, known)
+    except (ValueError, KeyError, TypeError) as error:
+        return {"name": name, "state": "damaged", "problem": str(error), "when": listing.entry(run).when.isoformat()}
+    facts = found._asdict() | {"spent": [each._asdict() for each in found.spent]}
+    facts["promised"] = None if found.promised is None else _promised(found.promised)
+    return {"name": name, **facts, "words": _words(found)}
+
+
+def _promised(promised: Guarantee) -> dict[str, Any]:
+    holds = guarantees.is_finite(promised)
+    return {
+        "holds": holds,
+        **{name: getattr(promised, name) if holds else None for name in ("epsilon", "delta", "unit")},
+    }
+
+
+def _words(found: Live) -> dict[str, str]:
+    up, down = (human_bytes(n / found.clients) for n in (found.bytes_up, found.bytes_down))
+    return {
+        "bytes": f"{human_bytes(found.bytes_up)} up, {human_bytes(found.bytes_down)} down; per client {up} up, "
+        f"{down} down",
+        "privacy": _privacy(found),
+    }
+
+
+def _privacy(found: Live) -> str:
+    if found.promised is not None:
+        return guarantees.words(found.promised)
+    if not found.spent:
+        return "no release through a privacy mechanism yet"
+    return "; ".join(map(_cost, found.spent)) + ", of the releases so far"
+
+
+def _cost(spent: Spent) -> str:
+    epsilon = "unbounded" if spent.epsilon is None else guarantees.round_up(spent.epsilon)
+    return f"eps {epsilon}, delta {guarantees.round_up(spent.delta)} per {spent.unit}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of four files and of the state; every other method is refused by the base class."""
+
+    server_version = "fedstill"
+    sys_version = ""
+
+    def __init__(self, place: Path, states: States, *arguments: Any) -> None:
+        self._place = place
+        self._states = states
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        """Reply with a file or the state."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Reply with the headers only."""
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        name, port = self.headers.get("Host", "").rpartition(":")[::2]
+        if name not in ("127.0.0.1", "localhost") or port != str(self.connection.getsockname()[1]):
+            self.send_error(HTTPStatus.FORBIDDEN, "this page is for this machine")  # a name of a foreign page
+            return
+        path = self.path.partition("?")[0]
+        if path == "/state.json":
+            document = {"folder": str(self._place), "runs": self._states.read()}
+            body, kind = json.dumps(document, allow_nan=False).encode(), "application/json"
+        elif path in _FILES:
+            file, kind = _FILES[path]
+            body = asset(file).encode()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        self.send_response(HTTPStatus.OK)
+        for header, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: a page asks every two seconds."""

@@ -1,0 +1,206 @@
+"""The state of a run while its process works, from its files; nothing is written or locked."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedstill import files
+from fedstill.journal import EVALUATIONS
+from fedstill.privacy import guarantee
+from fedstill.privacy.events import Unit
+from fedstill.privacy.ledger import UNCOUNTABLE, Entry
+from fedstill.runs.contents import Config
+from fedstill.runs.folder import RunFolder
+from fedstill.runs.listing import entry
+
+_REST = 20
+"""Time between two computations of epsilon, as a multiple of the time that one takes."""
+_RELEASES: TypeAdapter[tuple[Entry, ...]] = TypeAdapter(tuple[Entry, ...])
+
+
+class Spent(NamedTuple):
+    """The epsilon of one client's releases so far.
+
+    Attributes:
+        epsilon: of the client that spent most; None where nothing bounds it.
+        delta: the delta of epsilon.
+        unit: the protected unit.
+    """
+
+    epsilon: float | None
+    delta: float
+    unit: Unit
+
+
+class Known(NamedTuple):
+    """Epsilons that were computed, which can take seconds for many clients.
+
+    Attributes:
+        size: size of the file of releases.
+        again: the time from which a larger file is read, so that the look at a run takes a twentieth of a core at most.
+        spent: the result.
+    """
+
+    size: int
+    again: float
+    spent: Sequence[Spent]
+
+
+class Live(NamedTuple):
+    """The state of a run.
+
+    Attributes:
+        label: its name in tables.
+        task: data, partition and number of clients in words.
+        state: ``running`` if a process writes the folder.
+        round: number of the last finished round; 0 before it.
+        rounds: number of rounds of the run, or None if its method does not state one.
+        step: name of the step that clients were asked for last; empty before the first request.
+        asked: number of clients that this request was sent to so far.
+        answered: number of clients that replied to it.
+        clients: number of clients.
+        refused: number of replies so far that are not used.
+        bytes_up: bytes of all replies so far.
+        bytes_down: bytes of all requests so far.
+        accuracy: accuracy in [0, 1] of the last evaluation, or None.
+        accuracies: round and accuracy of each evaluated round.
+        spent: the releases so far, by unit; empty without any.
+        promised: the guarantee in ``summary.json``; None before the end.
+        seconds: seconds from the start to the last sign of work, without pauses between starts.
+        left: seconds that the remaining rounds, or the replies to the only request, will take; None if unknown.
+    """
+
+    label: str
+    task: str
+    state: Literal["finished", "running", "interrupted", "damaged"]
+    round: int
+    rounds: int | None
+    step: str
+    asked: int
+    answered: int
+    clients: int
+    refused: int
+    bytes_up: int
+    bytes_down: int
+    accuracy: float | None
+    accuracies: Sequence[tuple[int, float]]
+    spent: Sequence[Spent]
+    promised: guarantee.Guarantee | None
+    seconds: float
+    left: float | None
+
+
+def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
+    """The state of the run in ``path``.
+
+    Args:
+        path: the run's folder.
+        known: what earlier calls computed, by file; it is changed in place. Without it, all is computed now.
+
+    Raises:
+        ValueError: there is no run, or a file is damaged; one sentence.
+    """
+    folder = RunFolder(path)
+    if not folder.config.is_file():
+        raise ValueError(f"{path} has no run; give the folder of a run or of a comparison (fedstill runs)")
+    config, found = folder.read_config(), entry(path)
+    metrics = folder.read_metrics()
+    messages = [m for m in files.read_json_lines(folder.journal / "meter.jsonl") if m["exchange"] < EVALUATIONS]
+    last = max((m["exchange"] for m in messages), default=None)
+    down, up = ({m["client"] for m in messages if m["exchange"] == last and m.get(way)} for way in ("down", "up"))
+    clients, rounds = int(config.experiment["clients"]), config.method.get("rounds")
+    seconds = [line["seconds"] for line in metrics if line["seconds"] is not None]
+    total = rounds if isinstance(rounds, int) else None
+    accuracies = [(line["round"], line["accuracy"]) for line in metrics if line["accuracy"] is not None]
+    ups = [m["seconds"] for m in messages if m.get("up") and m["exchange"] == last]
+    left = None
+    if found.state == "running" and total is not None and total > 1:
+        left = time_left([0.0, *seconds], total, _idle(folder.metrics)) if seconds else None
+    elif found.state == "running" and ups and len(up) < clients:
+        left = time_left([0.0, *ups], clients, _idle(folder.journal / "meter.jsonl"))
+    return Live(
+        label=config.label,
+        task=f"{config.experiment.get('data')}, {config.experiment.get('partition')}, {clients} clients",
+        state=found.state,
+        round=metrics[-1]["round"] if metrics else 0,
+        rounds=total,
+        step="" if last is None else _step(folder.journal, last),
+        asked=len(down),
+        answered=len(up),
+        clients=clients,
+        refused=sum(1 for _ in folder.journal.glob("*/*.refused")),
+        bytes_up=sum(m.get("up", 0) for m in messages),
+        bytes_down=sum(m.get("down", 0) for m in messages),
+        accuracy=found.accuracy,
+        accuracies=accuracies,
+        spent=_spent(folder, config, {} if known is None else known),
+        promised=found.guarantee,
+        seconds=max([*seconds, *(m["seconds"] for m in messages)], default=0.0),
+        left=left,
+    )
+
+
+def time_left(times: Sequence[float], total: int, idle: float) -> float | None:
+    """Seconds until ``total`` parts of a work are done; None before the first.
+
+    The first part starts processes and fills caches, so from the third on it does not count.
+
+    Args:
+        times: the time of the start, then the time at which each part was done, in order.
+        total: number of parts.
+        idle: seconds since the last part was done.
+    """
+    done = len(times) - 1
+    if done < 1:
+        return None
+    first = 1 if done > 2 else 0
+    pace = (times[-1] - times[first]) / (done - first)
+    return pace * (total - done) - min(idle, pace) if done < total else 0.0
+
+
+def _idle(file: Path) -> float:
+    return max(time.time() - file.stat().st_mtime, 0.0) if file.exists() else 0.0
+
+
+def _step(journal: Path, exchange: int) -> str:
+    place = next(iter(journal.glob(f"{exchange:06d}-*")), None)
+    return "" if place is None else place.name.partition("-")[2]
+
+
+def _spent(folder: RunFolder, config: Config, known: dict[Path, Known]) -> Sequence[Spent]:
+    place = folder.journal / "spent.jsonl"
+    size, began, before = place.stat().st_size if place.exists() else 0, time.monotonic(), known.get(place)
+    if before is None or (before.size != size and began >= before.again):
+        spent = _computed(folder, place, config.experiment)
+        now = time.monotonic()
+        known[place] = Known(size, now + _REST * (now - began), spent)
+    return known[place].spent
+
+
+def _computed(folder: RunFolder, place: Path, experiment: dict[str, Any]) -> Sequence[Spent]:
+    releases: dict[tuple[int, int], tuple[Entry, ...]] = {}
+    try:
+        for line in files.read_json_lines(place):
+            releases[line["client"], line["exchange"]] = _RELEASES.validate_python(line["spent"])
+    except (KeyError, TypeError, ValidationError) as error:
+        raise folder.damaged(place, "a line is no list of releases") from error
+    of_clients: dict[int, list[Entry]] = {}
+    for (client, _), entries in sorted(releases.items()):
+        of_clients.setdefault(client, []).extend(entries)
+    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
+    found = []
+    units: tuple[Unit, ...] = ("record", "label")
+    for unit in units:
+        kinds = {tuple(e for e in entries if e.unit == unit) for entries in of_clients.values()} - {()}
+        try:
+            costs = [guarantee.of_client(kind, delta, budget)[0] for kind in kinds]
+        except UNCOUNTABLE:
+            costs = [math.inf]
+        if costs:
+            most = max(costs)
+            found.append(Spent(most if math.isfinite(most) else None, delta, unit))
+    return found
