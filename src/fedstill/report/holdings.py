@@ -67,7 +67,7 @@ def bubbles(record: RunRecord) -> Any | None:
             "sizeref": float(count.max()) / (widest**2 / 2),  # plotly doubles it
             "line": {"width": 0},
         },
-        text=[figures.class_text(record, c) for c in label],
+        text=[figures.class_text(record, int(c)) for c in label],
         hovertemplate="client %{x}<br>class %{text}<br>%{marker.size:d} records<extra></extra>",
     )
     figure.update_xaxes(range=[-0.7, num_clients - 0.3], tickformat="d", dtick=1 if num_clients <= 12 else None)

@@ -27,7 +27,7 @@ _MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P", "x": "X", "star": "*",
     "triangle-down": "v",
 }  # fmt: skip
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "font.size": 7.0,
     "axes.labelsize": 7.5,
     "axes.linewidth": 0.6,
