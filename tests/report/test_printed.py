@@ -23,7 +23,7 @@ def runs(folder: Path, methods: int = 3, seeds: int = 2) -> list[RunRecord]:
     """Runs with everything that has a figure; one method has a long name and no bytes."""
     records = []
     for method in range(methods):
-        label = f"method{method}" if method else 'a<b>&"_%$ ' + "averylongname" * 12
+        label = f"method{method}" if method else 'a<b>&"_%$\\frac$ ' + "averylongname" * 12
         for seed in range(seeds):
             place = folder / f"{method}" / f"{seed}"
             sent = 10**method * 1000 if method else 0

@@ -206,7 +206,7 @@ def _dress(axis: Any, source: Any, side: str, letters: int) -> None:
     def call(name: str, *values: Any, **more: Any) -> None:
         getattr(axis, name.format(side))(*values, **more)
 
-    call("set_{}label", textwrap.fill(unescape(source.title.text or ""), letters - 6))
+    call("set_{}label", textwrap.fill(_text(source.title.text or ""), letters - 6))
     if source.type == "log":
         call("set_{}scale", "log")
     if source.range is not None:
@@ -218,7 +218,7 @@ def _dress(axis: Any, source: Any, side: str, letters: int) -> None:
         call("set_{}ticks", [])
     elif source.tickvals is not None:
         texts = source.ticktext if source.ticktext is not None else [f"{value:g}" for value in source.tickvals]
-        ticks = list(zip(source.tickvals, (unescape(str(text)) for text in texts), strict=True))
+        ticks = list(zip(source.tickvals, (_text(str(text)) for text in texts), strict=True))
         if side == "x":
             ticks = ticks[:: math.ceil(len(ticks) * max(len(text) for _, text in ticks) / letters)]
         call("set_{}ticks", [value for value, _ in ticks], [text for _, text in ticks])
@@ -249,12 +249,17 @@ def _entries(traces: Sequence[Any], letters: int) -> tuple[list[Any], int]:
             marker=_MARKERS.get(trace.marker.symbol, "o"),
             markersize=3.5,
             markeredgewidth=0,
-            label=textwrap.fill(unescape(name), letters - 6),
+            label=textwrap.fill(_text(name), letters - 6),
         )
         for name, trace in named.items()
     ]
     longest = max(len(line) for entry in entries for line in str(entry.get_label()).split("\n"))
     return entries, max(1, min(4, letters // (longest + 6)))
+
+
+def _text(words: str) -> str:
+    """Plotly's text, which is HTML, as matplotlib's, in which a dollar begins a formula."""
+    return unescape(words).replace("$", r"\$")
 
 
 def _rgba(colour: str) -> tuple[float, float, float, float]:
