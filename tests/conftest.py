@@ -1,6 +1,7 @@
 """What several tests share: a small task with real handwriting, and where the cache goes."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 from fedstill.data import sources
+
+collect_ignore_glob = ["sites/*"] if sys.platform == "win32" else []
+"""Real sites need Linux or macOS."""
 
 
 @pytest.fixture(scope="session", autouse=True)

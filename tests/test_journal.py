@@ -97,7 +97,8 @@ def test_only_files_of_replies_are_replies(tmp_path: Path) -> None:
     journal.store_reply(0, "update", 1, b"hello")
     journal.flush()
     (tmp_path / "000000-update" / "0x.reply").touch()
-    os.mkfifo(tmp_path / "000000-update" / "00002.reply")  # reading it would wait for ever
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "000000-update" / "00002.reply")  # reading it would wait for ever
     assert journal.replies_to(0, "update")[0] == [1]
     journal.store_reply(0, "update", 2, b"there")
     assert journal.read_reply(0, "update", 2) == b"there"

@@ -7,12 +7,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_backbones
 import torch
+import yaml
 from method_settings import flags
 from PIL import Image
 from sklearn.datasets import load_breast_cancer
@@ -23,7 +25,8 @@ from fedstill.cli import main
 
 ROOT = Path(__file__).parents[1]
 FEATURES = ROOT / "docs" / "features.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reproduce").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reproduce").rglob("*.md"))]
 
 
 def commands() -> list[str]:
@@ -77,6 +80,17 @@ def small(words: list[str], out: Path) -> list[str]:
     if words[0] == "audit":
         words += ["--clients", "8"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare", "audit") else words
+
+
+def small_sweep(file: Path, folder: Path) -> Path:
+    """The sweep's file with little data, little work and one value of each setting to try."""
+    content = yaml.safe_load(file.read_text("utf-8")) | {"seeds": [0], "limit": 300, "model": "convnet:width=8,depth=2"}
+    for settings in content["methods"].values():
+        settings["try"] = {name: values[:1] for name, values in settings.get("try", {}).items()} or None
+    content["methods"]["fedgm"] |= {"matching": {"nets": 2}, "training": {"epochs": 2}, "try": {"ipc": [1]}}
+    content["methods"]["fedavg"]["rounds"] = 1
+    (folder / file.name).write_text(yaml.safe_dump(content), "utf-8")
+    return folder / file.name
 
 
 def save_updates(folder: Path) -> None:
@@ -134,6 +148,9 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     elif words[1] in ("attack", "publish"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
+    if words[1] == "sweep":
+        monkeypatch.setattr("fedstill.experiment.sweep.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        words[2] = str(small_sweep(ROOT / words[2], tmp_path))
     if "examples/" in command:
         words = [word.replace("examples/", f"{ROOT}/examples/") for word in words]
     monkeypatch.chdir(tmp_path)

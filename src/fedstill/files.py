@@ -70,7 +70,7 @@ def seal(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, which is flushed to the disk, for `check_seal`; an absent file has size 0."""
     if not path.exists():
         return {"size": 0, "sha256": hashlib.sha256().hexdigest()}
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows flushes only files that are open for writing
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
@@ -108,7 +108,8 @@ class JsonLines:
         if self._file is None:
             self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
             end = self._file.seek(0, os.SEEK_END)
-            if end and os.pread(self._file.fileno(), 1, end - 1) != b"\n":
+            self._file.seek(max(0, end - 1))
+            if end and self._file.read(1) != b"\n":
                 end = self._path.read_bytes().rfind(b"\n") + 1
                 self._file.truncate(end)
             self._file.seek(end)

@@ -14,7 +14,7 @@ import pytest
 from report_pages import NONE, PRIVATE, Outline, add_parts, only_task, page, write_run
 from rich.console import Console
 
-from fedstill.report import export, figures, findings, guarantees, html, plots, tables
+from fedstill.report import export, figures, findings, guarantees, holdings, html, plots, tables
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord, find_runs, read_run
 from fedstill.report.tasks import group
@@ -401,7 +401,7 @@ def test_a_thousand_clients_and_classes_without_records_can_be_drawn(tmp_path: P
     names = [str(c) for c in range(10)]
     (folder / "partition.json").write_text(json.dumps({"class_names": names, "counts": counts.tolist()}))
     record = read_run(folder)
-    heat = plots.records_per_client(record).data[0]
+    heat = holdings.records_per_client(record).data[0]
     assert heat.z.shape == (10, 1000)
     shown = np.nan_to_num(heat.z).T
     assert np.array_equal(shown, counts[np.asarray(heat.customdata)[0]])
@@ -463,7 +463,7 @@ def test_whatever_a_user_named_is_text(tmp_path: Path) -> None:
     for draw in (plots.accuracy_against_bytes, plots.accuracy_per_round, plots.per_class_accuracy):
         assert {trace.name for trace in drawn(draw, records).data if trace.name} == {escape(evil)}
     assert "<" not in str(plots.confusion(only_task(records).rows[0]).data[0].customdata) + str(
-        plots.records_per_client(records[0]).data[0].text
+        holdings.records_per_client(records[0]).data[0].text
     )
 
 

@@ -365,7 +365,7 @@ def test_every_figure_is_one_that_plotly_can_draw(tmp_path: Path) -> None:
     text = page(records, tmp_path)
     parts = text.split('<script type="application/json">')[1:]
     drawn = [json.loads(part.partition("</script>")[0]) for part in parts]
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     assert {trace["type"] for figure in drawn for trace in figure["data"]} == {"scatter", "heatmap"}
     for figure in drawn:
         go.Figure(figure)  # raises for an attribute that plotly does not know

@@ -13,6 +13,7 @@ from fedstill.cli.run import compare, report, run_one
 from fedstill.cli.runs import runs
 from fedstill.cli.server import server
 from fedstill.cli.site import site
+from fedstill.cli.sweep import sweep
 from fedstill.cli.watch import watch
 
 HELP = """usage: fedstill COMMAND ...
@@ -25,6 +26,7 @@ commands:
   run FILE.yaml [flags]       run an experiment file
   run --extend RUN [flags]    ask the clients whose reply a one-shot run lacks
   compare METHOD ... [flags]  run several methods on the same clients
+  sweep FILE.yaml [flags]     tune several methods, each with as many tries
   report RUN ...              write a table and a page of finished runs
   methods                     list the methods
   data list | show            list the data sets, or plot a partition
@@ -109,6 +111,8 @@ def _dispatch(words: list[str]) -> None:
 
         near = f"; did you mean run {words[0]}?" if words[0] in methods.TABLE else suggestion(words[0], COMMANDS)
         raise Bad(f"there is no command '{words[0]}'{near or '; choose ' + ', '.join(COMMANDS)} (fedstill --help)")
+    if sys.platform == "win32" and words[0] in ("server", "site", "deploy") and "--help" not in words:
+        raise Bad(f"fedstill {words[0]} needs Linux, as in WSL; simulations and reports work on Windows too")
     command(words[1:])
 
 
@@ -126,5 +130,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "audit": audit,
     "runs": runs,
     "publish": publish,
+    "sweep": sweep,
     "watch": watch,
 }

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, cast
 
 from annotated_types import Ge, Le
-from pydantic import ValidationError
+from pydantic import PositiveInt, ValidationError
 
 from fedstill import methods
 from fedstill.cli import parser
@@ -60,6 +60,15 @@ class ComparisonOutput(RunOutput):
     """Seeds; each method runs once for each."""
 
 
+class SweepOutput(Output):
+    """What a sweep runs, writes and prints."""
+
+    final: bool = False
+    """Run the best settings of each method on the test set."""
+    parallel: PositiveInt | None = None
+    """Number of runs at a time; one per core by default."""
+
+
 class ReportOutput(Settings):
     """What a report writes and prints."""
 
@@ -69,6 +78,10 @@ class ReportOutput(Settings):
     """Write table.tex too, for the package booktabs."""
     markdown: bool = False
     """Write table.md too."""
+    figures: tuple[Literal["pdf", "svg"], ...] = ()
+    """Write the figures in these formats too, with figures.tex (pip install 'fedstill[figures]')."""
+    column_cm: Annotated[float, Ge(4), Le(40)] = 8.4
+    """Width of these figures in cm: that of a column."""
     pareto: bool = False
     """Show accuracy against bytes up, epsilon and seconds, and write it as pareto.csv, pareto.md and figures in SVG."""
     json_: bool = False

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
 
     from fedstill.cli.flags import CompareFlags, RunOutput
     from fedstill.experiment.job import Job
+    from fedstill.report.printed import Kind
     from fedstill.report.record import RunRecord
 
 
@@ -244,6 +245,8 @@ def _show(
     latex: bool = False,
     markdown: bool = False,
     with_pareto: bool = False,
+    figures: "tuple[Kind, ...]" = (),
+    column_cm: float = 8.4,
 ) -> None:
     from fedstill.report import export, pareto, tables
     from fedstill.report.page import write_report
@@ -255,6 +258,10 @@ def _show(
     write_report(records, page, command=command, fronts=fronts)
     written = export.write_tables(records, out, latex=latex, markdown=markdown)
     written += export.write_fronts(fronts, out)
+    if figures:
+        from fedstill.report import printed
+
+        drawn = printed.write(records, out, figures, column_cm)
     if as_json:
         more = {"pareto": pareto.lines(fronts)} if fronts else {}
         print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
@@ -264,6 +271,8 @@ def _show(
     _note_simulations(console, records)
     for file in written:
         console.print(f"table: {file}", soft_wrap=True)
+    if figures:
+        console.print(f"figures: {drawn[-1]}, {', '.join(file.name for file in drawn[:-1])}", soft_wrap=True)
     console.print(f"report: {page}", soft_wrap=True)
 
 
@@ -284,4 +293,6 @@ def report(words: list[str]) -> None:
         latex=output.latex,
         markdown=output.markdown,
         with_pareto=output.pareto,
+        figures=output.figures,
+        column_cm=output.column_cm,
     )

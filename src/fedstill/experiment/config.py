@@ -113,10 +113,11 @@ class Experiment(Settings):
         """Number of worker processes to start."""
         if self.workers is not None:
             return self.workers
-        return 0 if self.device.startswith("cuda") else min(_cores(), self.clients)
+        return 0 if self.device.startswith("cuda") else min(cores(), self.clients)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -238,19 +239,35 @@ class _Plain(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """The mapping in a YAML file, without aliases and keys that stand twice.
+
+    Args:
+        path: the file.
+        expected: what to give, for the message about a missing file.
+
+    Raises:
+        ValueError: the file is missing, is not YAML, or has something else; one sentence.
+    """
+    try:
+        content = yaml.load(path.read_text("utf-8"), _Plain)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; give {expected}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping of settings, not {type(content).__name__}")
+    return content
+
+
 def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
     """An experiment file: ``method: NAME``, the fields of `Experiment`, and ``NAME: {hyperparameters}``.
 
     Raises:
         ValueError: the file is missing or is not YAML, or a setting is invalid; one sentence.
     """
-    try:
-        content = yaml.load(path.read_text(), _Plain)
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}; give a YAML file or a method's name") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("method"), str):
+    content = read_mapping(path, "a YAML file or a method's name")
+    if not isinstance(content.get("method"), str):
         raise ValueError(f"{path} must be a mapping of settings with 'method: NAME' ({', '.join(methods.TABLE)})")
     name = content.pop("method")
     hyperparameters = content.pop(name, None) or {}

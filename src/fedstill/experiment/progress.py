@@ -19,6 +19,7 @@ from rich.progress import (
 from typing_extensions import override
 
 from fedstill.engines.transport import Watcher
+from fedstill.experiment.cell import Cell
 from fedstill.experiment.lines import Lines, ending, numbers, resumption
 from fedstill.journal import Refusal
 
@@ -26,13 +27,15 @@ _DAY = 86_400.0
 
 
 def watch(console: Console, label: str, *, quiet: bool = False) -> AbstractContextManager[Watcher]:
-    """The watcher that suits the console: `Bars` on a terminal, `Lines` in a log, none if ``quiet``.
+    """The watcher for the console: `Bars` on a terminal, `Cell` in a notebook, `Lines` in a log, none if ``quiet``.
 
     ``label`` names the run, as ``fedgm, seed 0``.
     """
     if quiet:
         return nullcontext(Watcher())
-    if console.is_interactive or console.is_jupyter:
+    if console.is_jupyter:
+        return Cell(label)
+    if console.is_interactive:
         return Bars(console, label)
     return Lines(partial(print, file=console.file, flush=True), label)
 

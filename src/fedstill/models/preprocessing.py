@@ -46,7 +46,7 @@ class Preprocessing:
             ValueError: it takes a filter that torch lacks.
         """
         file = next((folder / name for name in _FILES if (folder / name).exists()), None)
-        facts = {} if file is None else json.loads(file.read_text())
+        facts = {} if file is None else json.loads(file.read_text("utf-8"))
         facts = facts.get("image_processor", facts)
         found = cls._resizing(facts, side)
         resample = int(facts.get("resample", 2))

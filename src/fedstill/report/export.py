@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill import files
-from fedstill.report import guarantees, pareto, settings, tables
+from fedstill.report import captions, guarantees, pareto, settings, tables
 from fedstill.report.classes import balanced_accuracy
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Task, group
@@ -138,24 +138,29 @@ def _one(task: Task) -> str:
     lines = [tuple(map(_markdown, tables.headings(task)))]
     lines += [tuple("---" if i in words else "---:" for i in range(len(lines[0])))]
     lines += [tuple(map(_markdown, row)) for row in tables.cells(task)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{_markdown(tables.caption(task))}\n"
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{_markdown(_caption(task))}\n"
+
+
+def _caption(task: Task) -> str:
+    return f"{tables.caption(task)} {captions.source(task)}"
 
 
 def latex_text(records: Sequence[RunRecord]) -> str:
-    """The tables as ``tabular`` environments with the rules of booktabs."""
+    """The tables as ``table`` environments with their captions and the rules of booktabs."""
     text = "% \\usepackage{booktabs}\n"
     for task in group(records):
         words = tables.text_columns(task)
         top = tables.headings(task)
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
-        lines = "".join(" & ".join(map(_latex, line)) + " \\\\\n" for line in tables.cells(task))
-        text += f"\n% {' '.join(task.words.split())}. {' '.join(tables.caption(task).split())}\n"
-        text += f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(_latex, top))} \\\\\n\\midrule\n"
-        text += f"{lines}\\bottomrule\n\\end{{tabular}}\n"
+        lines = "".join(" & ".join(map(latex, line)) + " \\\\\n" for line in tables.cells(task))
+        text += f"\n\\begin{{table}}\n\\centering\n\\caption{{{latex(_caption(task))}}}\n"
+        text += f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
+        text += f"{lines}\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     return text
 
 
-def _latex(text: str) -> str:
+def latex(text: str) -> str:
+    """Text without commands of LaTeX."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 

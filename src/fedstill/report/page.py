@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstill import files
 from fedstill.errors import front_door
-from fedstill.report import figures, findings, html, pareto, plots, sections, sweeps
+from fedstill.report import captions, figures, findings, html, pareto, plots, sections, sweeps
 from fedstill.report.record import RunRecord
 from fedstill.report.sheets import sheet
 from fedstill.report.tasks import Task, group
@@ -19,6 +19,7 @@ def write_report(
     path: str | Path,
     *,
     command: str | None = None,
+    note: str = "",
     fronts: Sequence[pareto.Picture] = (),
 ) -> None:
     """Write the report of one or more runs to ``path``, atomically.
@@ -27,6 +28,7 @@ def write_report(
         records: the runs; runs with the same label and settings are seeds of one method.
         path: the HTML file, which is overwritten.
         command: the command of all runs, such as a comparison; each run's command is shown if None.
+        note: a paragraph below the title, as on how settings were chosen.
         fronts: pictures of accuracy against costs, as `fedstill.report.pareto.pictures` makes them.
 
     Raises:
@@ -34,10 +36,10 @@ def write_report(
     """
     if not records:
         raise ValueError("a report needs at least one run; give the folder of one")
-    files.write_bytes(Path(path), _page(records, command, fronts).encode())
+    files.write_bytes(Path(path), _page(records, command, note, fronts).encode())
 
 
-def _page(records: Sequence[RunRecord], command: str | None, fronts: Sequence[pareto.Picture]) -> str:
+def _page(records: Sequence[RunRecord], command: str | None, note: str, fronts: Sequence[pareto.Picture]) -> str:
     tasks = group(records)
     found = sweeps.find(tasks)
     names = [row.name for task in tasks for row in task.rows] + [name for sweep in found for name in sweep.series]
@@ -54,7 +56,8 @@ def _page(records: Sequence[RunRecord], command: str | None, fronts: Sequence[pa
     parts["Privacy guarantees"] = sections.privacy(tasks)
     parts["Reproduce"] = sections.reproduce(records, command)
     anchors = {heading: f"part-{i}" for i, heading in enumerate(parts) if parts[heading]}
-    body = f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_unbroken(lead))}</p>\n{_contents(anchors)}'
+    body = f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_unbroken(lead))}</p>\n'
+    body += (f"<p>{escape(note)}</p>\n" if note else "") + _contents(anchors)
     body += "".join(html.section(heading, parts[heading], name=anchor) for heading, anchor in anchors.items())
     return html.framed(title, body + sections.footer(records))
 
@@ -74,12 +77,12 @@ def _details(task: Task, look: plots.Look, number: int) -> dict[str, str]:
     """The parts of a task after the results, by heading; some may be empty."""
 
     def figure(plot: Any | None, name: str, caption: str) -> str:
-        return html.figure(plot, f"{name}-{number}", caption)
+        return html.figure(plot, f"{name}-{number}", f"{caption} {captions.source(task)}")
 
     return {
-        "Accuracy against bytes": figure(plots.accuracy_against_bytes(task.ranked, look), "bytes", BYTES_NOTE),
-        "Accuracy per round": figure(plots.accuracy_per_round(task.rows, look), "rounds", ROUNDS_NOTE),
-        "Other numbers per round": figure(plots.course(task.rows, look), "course", COURSE_NOTE),
+        "Accuracy against bytes": figure(plots.accuracy_against_bytes(task.ranked, look), "bytes", captions.BYTES),
+        "Accuracy per round": figure(plots.accuracy_per_round(task.rows, look), "rounds", captions.ROUNDS),
+        "Other numbers per round": figure(plots.course(task.rows, look), "course", captions.COURSE),
         "Records per client and class": sections.partition(task, number),
         "Sample images": sheet(task.rows),
         "Accuracy per class": sections.per_class(task, look, number),
@@ -94,8 +97,3 @@ def _one_of_several(task: Task, look: plots.Look, number: int) -> str:
     body = "".join(html.section(heading, content, 3) for heading, content in details.items())
     lead = f"<p>{escape(_unbroken(findings.finding(task, named=False)))}</p>\n"
     return lead + sections.results(task) + html.folded("Figures, images and classes", body)
-
-
-BYTES_NOTE = "Mean over seeds; bars span one sample standard deviation. Up and to the left is better."
-ROUNDS_NOTE = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method with a single value."
-COURSE_NOTE = "Other numbers logged after each round; means over seeds."

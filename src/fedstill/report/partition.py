@@ -13,7 +13,7 @@ from fedstill import files
 from fedstill.data import sources
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task, share_out
-from fedstill.report import html, plots
+from fedstill.report import holdings, html
 from fedstill.report.record import RunRecord
 
 _SHADES = " ░▒▓█"
@@ -75,10 +75,11 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
 
 def _write_page(out: Path, title: str, counts: np.ndarray, class_names: tuple[str, ...]) -> None:
     record = RunRecord(out, "", {"experiment": {}, "method": {}}, {}, class_names=class_names, counts=counts)
-    figure = plots.records_per_client(record)
-    assert figure is not None
+    heat, dots = holdings.records_per_client(record), holdings.bubbles(record)
+    assert heat is not None
     out.parent.mkdir(parents=True, exist_ok=True)
-    body = html.section("Records per client and class", html.figure(figure, "partition", "Blank: no records."))
+    drawn = html.figure(heat, "partition", "Blank: no records.") + html.figure(dots, "bubbles", holdings.AREA)
+    body = html.section("Records per client and class", drawn)
     files.write_bytes(out, html.framed(title, f"<h1>{escape(title)}</h1>\n{body}").encode())
 
 

@@ -175,38 +175,6 @@ def course(rows: Sequence[Row], look: Look) -> Any | None:
     return figure
 
 
-def records_per_client(record: RunRecord) -> Any | None:
-    """Records of each class at each client as a heat map; blank for none.
-
-    More than `figures.MANY_CLIENTS` clients are ordered by their largest class.
-    """
-    if record.counts is None or not record.counts.size:
-        return None
-    counts = record.counts
-    num_clients, num_classes = counts.shape
-    order = np.arange(num_clients)
-    few = num_clients <= figures.MANY_CLIENTS
-    if not few:
-        order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
-    shown = counts[order].T
-    figure = figures.axes("client" if few else "clients, ordered by their largest class", "class")
-    figure.add_heatmap(
-        z=np.where(shown > 0, shown.astype(np.float64), np.nan),
-        customdata=np.broadcast_to(order, shown.shape),
-        text=np.broadcast_to([[figures.class_text(record, c)] for c in range(num_classes)], shown.shape),
-        hovertemplate="client %{customdata}<br>class %{text}<br>%{z:d} records<extra></extra>",
-        hoverongaps=False,
-        **figures.heat_scale(num_clients, float(counts.max())),
-    )
-    figure.update_xaxes(showgrid=False, showticklabels=few, tickformat="d")
-    if num_clients <= 12:
-        figure.update_xaxes(dtick=1)
-    figures.class_axis(figure.update_yaxes, record, num_classes)
-    figure.update_yaxes(autorange="reversed")
-    figure.update_layout(height=figures.plot_height(24 * num_classes + 140))
-    return figure
-
-
 def per_class_accuracy(rows: Sequence[Row], look: Look) -> Any | None:
     """Recall of each class, mean over seeds: one marker per method and class."""
     rates = classes.recalls(rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedstill.errors import front_door
 from fedstill.journal import Refusal
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
-from fedstill.report import guarantees
+from fedstill.report import guarantees, picture
 from fedstill.report.words import accuracy_words, human_bytes
 from fedstill.runs.folder import Images, RunFolder, runs_below
 
@@ -87,7 +87,7 @@ class RunRecord:
         return pd.DataFrame(list(self.metrics))
 
     def _repr_html_(self) -> str:
-        """The results as a table, for a notebook's cell."""
+        """The results as a table and a picture, for a notebook's cell."""
         summary, rows = self.summary, {"state": self.state} if not self.finished else {}
         rows |= {
             "accuracy": accuracy_words(summary["accuracy"], None) + " %",
@@ -99,7 +99,9 @@ class RunRecord:
         }
         title = f"{self.label} on {summary['data']}, {summary['partition']}, {summary['clients']} clients"
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
-        return f"<table><caption>{escape(title)}</caption>{cells}</table>"
+        rounds = {line["round"]: line["accuracy"] for line in self.metrics if line.get("accuracy") is not None}
+        drawn = picture.sent(self.images) or picture.curve(rounds)
+        return f"<table><caption>{escape(title)}</caption>{cells}</table>{drawn}"
 
     @property
     def state(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.report import classes, findings, guarantees, html, plots, tables
+from fedstill.report import captions, classes, findings, guarantees, holdings, html, plots, tables
 from fedstill.report.record import RunRecord
 from fedstill.report.sweeps import Sweep
 from fedstill.report.tasks import Row, Task, group, setting_words
@@ -38,7 +38,7 @@ def results(task: Task) -> str:
 
 def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
     """A plot of a sweep over one number, and its matrix, or one matrix for each method of a sweep over two settings."""
-    note = "Mean over seeds, with a band of one sample standard deviation."
+    note = captions.SWEEP
     note += " Dotted: methods without this setting." if sweep.levels else ""
     text = html.figure(plots.over_setting(sweep, look), f"sweep-{number}", note)
     every = [row for line in sweep.series.values() for row in line.values()]
@@ -67,12 +67,20 @@ def partition(task: Task, number: int) -> str:
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is None:
         return ""
+    caption = partition_caption(record)
+    text = html.figure(holdings.records_per_client(record), f"partition-{number}", f"{caption} Blank: no records.")
+    dots = html.figure(holdings.bubbles(record), f"bubbles-{number}", f"{caption} {holdings.AREA}")
+    return text + (html.folded("The same as bubbles", dots) if dots else "")
+
+
+def partition_caption(record: RunRecord) -> str:
+    """The records of the clients of a run, in a sentence, and where they come from."""
     assert record.counts is not None
     sizes, held = record.counts.sum(axis=1), (record.counts > 0).sum(axis=1)
-    caption = f"{setting_words(record)}, seed {record.summary['seed']}: a client has {_range(sizes)} records "
+    caption = f"A client has {_range(sizes)} records "
     classes_held = "all" if held.min() == record.counts.shape[1] else f"{_range(held)} of the"
     caption += f"(median {int(np.median(sizes)):,}) of {classes_held} {record.counts.shape[1]} classes. "
-    return html.figure(plots.records_per_client(record), f"partition-{number}", caption + "Blank: no records.")
+    return caption + captions.source_of([record], setting_words(record))
 
 
 def _range(numbers: np.ndarray) -> str:
@@ -83,9 +91,7 @@ def _range(numbers: np.ndarray) -> str:
 def per_class(task: Task, look: plots.Look, number: int) -> str:
     """Recall of each class as a figure and as a table, and confusion matrices."""
     rates = classes.recalls(task.ranked)
-    text = html.figure(
-        plots.per_class_accuracy(task.ranked, look), f"classes-{number}", "Recall (sensitivity), mean over seeds."
-    )
+    text = html.figure(plots.per_class_accuracy(task.ranked, look), f"classes-{number}", captions.CLASSES)
     if rates:
         named = next(run for row in task.ranked for run in row.runs if run.confusion is not None)
         assert named.confusion is not None

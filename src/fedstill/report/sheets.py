@@ -1,22 +1,17 @@
 """Sample images for the report: one table per task, with a strip of images for each class and kind."""
 
-import base64
-import io
 from collections.abc import Sequence
 from html import escape
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
+from fedstill.report.picture import TEST, png
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Row
 from fedstill.runs.folder import Images
 
 IMAGES_PER_CLASS = 5
 MOST_CLASSES = 20
-TEST = "real"
-"""The name of the test images in a run's folder."""
 
 
 def sheet(rows: Sequence[Row]) -> str:
@@ -74,11 +69,5 @@ def _strip(pair: Images, label: int, slots: int, words: str) -> str:
         left = slot * (width + 1)
         strip[:, left : left + width, :channels] = image.transpose(1, 2, 0)
         strip[:, left : left + width, channels] = 255
-    source = f"data:image/png;base64,{_png(strip)}"
+    source = f"data:image/png;base64,{png(strip)}"
     return f'<img src="{source}" width="{strip.shape[1]}" height="{height}" alt="{escape(words)}">'
-
-
-def _png(pixels: NDArray[np.uint8]) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")  # two channels: grey and alpha; four: colours and alpha
-    return base64.b64encode(file.getvalue()).decode("ascii")

@@ -7,7 +7,6 @@ of time and memory. Whatever becomes of the child, the server gets a reply; if i
 import hashlib
 import multiprocessing
 import os
-import resource
 import sys
 import threading
 import time
@@ -72,6 +71,9 @@ def refuse_by(policy: SitePolicy) -> Callable[[bytes, int], str | None]:
 def limit_memory(policy: SitePolicy) -> None:
     """Limit the address space of this process to the policy's memory."""
     if policy.max_memory_gb:
+        import resource  # imported here because Windows lacks it
+
+        assert sys.platform != "win32"
         size = int(policy.max_memory_gb * _GB)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 

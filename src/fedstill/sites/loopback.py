@@ -162,6 +162,7 @@ class Loopback:
 
 
 def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    assert sys.platform != "win32"
     try:
         os.killpg(process.pid, how)
     except ProcessLookupError:

@@ -1,0 +1,255 @@
+"""Run a sweep: every point on validation records, then, if asked, the best point of each method on the test set.
+
+Runs are spread over processes, each with one thread for the server's part and without workers, so that their number
+changes no result. A sweep that was stopped is repeated: its searches come to the same points, and a finished run is
+only read.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedstill import files
+from fedstill.engines.server import TooFewReplies
+from fedstill.engines.transport import Watcher
+from fedstill.experiment import config
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.job import Job
+from fedstill.experiment.run import run
+from fedstill.experiment.search import Point
+from fedstill.experiment.sweep_file import FINAL, Entry, Sweep
+from fedstill.lookup import add_working_folder
+from fedstill.runs import environment
+
+_OPENED = "final.json"
+
+
+@dataclass(frozen=True)
+class Try:
+    """A point of a method and the results of its runs.
+
+    Attributes:
+        entry: the method.
+        point: the values.
+        folders: the run of each seed.
+        accuracies: their accuracies in [0, 1], in the order of ``folders``; None if a run failed.
+        failure: the reason, or an empty text.
+    """
+
+    entry: Entry
+    point: Point
+    folders: tuple[Path, ...]
+    accuracies: tuple[float, ...] | None
+    failure: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """The mean accuracy over seeds; None if a run failed."""
+        return None if self.accuracies is None else fmean(self.accuracies)
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation over seeds; None with fewer than two."""
+        return stdev(self.accuracies) if self.accuracies is not None and len(self.accuracies) > 1 else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of a sweep, by the methods' labels; ``tests`` is empty without runs on the test set."""
+
+    sweep: Sweep
+    tries: Mapping[str, list[Try]]
+    tests: Mapping[str, Try]
+
+    def best(self, label: str) -> Try | None:
+        """The point with the highest score, the first of several; None if every point failed."""
+        done = [one for one in self.tries[label] if one.score is not None]
+        return max(done, key=lambda one: one.score or 0.0, default=None)
+
+
+def run_sweep(
+    sweep: Sweep, out: Path, *, final: bool = False, parallel: int | None = None, watcher: Watcher, command: str = ""
+) -> Outcome:
+    """Run or resume a sweep in the folder ``out``.
+
+    Args:
+        sweep: the sweep.
+        out: its folder.
+        final: whether to run the best point of each method on the test set afterwards. Once it was, it is shown again.
+        parallel: number of runs at a time; one per core by default, one at all on a GPU.
+        watcher: observes the progress.
+        command: the command line, for the record.
+
+    Raises:
+        ValueError: the test set was opened after other tries; or no run worked, with the reason of the first one.
+    """
+    digest, opened = _digest(sweep), _opened(out)
+    if opened is not None and opened["sweep"] != digest:
+        raise ValueError(
+            f"the test set was opened for {out} on {opened['date'][:10]}, after other tries; to tune on would be to "
+            "choose by the test set, so use another --out"
+        )
+    seeds = sweep.plan.seeds
+    places = {entry.label: out / entry.label for entry in sweep.entries}
+    searches = ThreadPoolExecutor(len(sweep.entries))  # one method's search must not wait for the others
+    with searches, _Runs(sweep.experiment, parallel, watcher, command) as runs:
+        tuned = searches.map(lambda entry: _tuned(sweep, entry, places[entry.label], runs), sweep.entries)
+        tries = {entry.label: found for entry, found in zip(sweep.entries, tuned, strict=True)}
+        outcome = Outcome(sweep, tries, {})
+        best = {label: one for label in tries if (one := outcome.best(label)) is not None}
+        if not best:
+            first = next(one for found in tries.values() for one in found)
+            raise ValueError(f"no run of the sweep worked; {first.entry.label}: {first.failure}")
+        if not final and opened is None:
+            return outcome
+        if opened is None:
+            files.write_json(out / _OPENED, {"sweep": digest, "date": environment.now()})
+        experiment, seeds = sweep.experiment.model_copy(update={"validation": 0.0}), sweep.plan.final_seeds or seeds
+        runs.expect("test set", len(best) * len(seeds))
+        points = [(one.entry, one.point, out / FINAL / label) for label, one in best.items()]
+        tests = runs.all("test set", experiment, points, seeds)
+    return Outcome(sweep, tries, {one.entry.label: one for one in tests})
+
+
+def _tuned(sweep: Sweep, entry: Entry, place: Path, runs: "_Runs") -> list[Try]:
+    """All tries of one method."""
+    search, seeds, found = sweep.search(entry), sweep.plan.seeds, list[Try]()
+    runs.expect(entry.label, entry.tries * len(seeds))
+    points = next(search)
+    while True:
+        batch = [(entry, point, place / _name(sweep, entry, point)) for point in points]
+        found += (tries := runs.all(entry.label, sweep.experiment, batch, seeds))
+        try:
+            points = search.send([one.score for one in tries])
+        except StopIteration:
+            return found
+
+
+class _Runs:
+    """Processes that do runs; a context manager, which ends them."""
+
+    def __init__(self, experiment: Experiment, parallel: int | None, watcher: Watcher, command: str) -> None:
+        number = parallel or (1 if experiment.device.startswith("cuda") else config.cores())
+        context = multiprocessing.get_context("spawn")
+        self._others = multiprocessing.active_children()
+        self._pool = ProcessPoolExecutor(number, mp_context=context, initializer=_begin)
+        self._watcher, self._command = watcher, command
+        self._lock = threading.Lock()
+        self._done: dict[str, list[int]] = {}
+
+    def __enter__(self) -> "_Runs":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for process in set(multiprocessing.active_children()).difference(self._others):
+                process.terminate()  # its run resumes at the next start
+        self._pool.shutdown(cancel_futures=True)
+
+    def expect(self, label: str, number: int) -> None:
+        """Show that there will be so many runs."""
+        self._done[label] = [0, number]
+
+    def all(
+        self, label: str, experiment: Experiment, points: Iterable[tuple[Entry, Point, Path]], seeds: Sequence[int]
+    ) -> list[Try]:
+        """Run points with all seeds, in their folders, on the task."""
+        jobs = []
+        for entry, point, place in points:
+            folders = tuple(place / f"seed-{seed}" for seed in seeds)
+            futures = []
+            for seed, folder in zip(seeds, folders, strict=True):
+                task = experiment.model_copy(update={"seed": seed, "workers": 0})
+                futures.append(self._pool.submit(_run, task, entry, point, folder, self._command))
+            jobs.append((entry, point, folders, futures))
+        tries = []
+        for entry, point, folders, futures in jobs:
+            results = [self._result(label, future) for future in futures]
+            failure = next((result for result in results if isinstance(result, str)), "")
+            accuracies = tuple(result for result in results if not isinstance(result, str))
+            tries.append(Try(entry, point, folders, None if failure else accuracies, failure))
+            if failure:
+                with self._lock:
+                    self._watcher.noted(f"{entry.label} with {words(point)} failed: {failure}")
+        return tries
+
+    def _result(self, label: str, future: Future[float | str]) -> float | str:
+        try:
+            result = future.result()
+        except BrokenProcessPool:
+            raise ValueError(
+                "a process of the sweep was ended, out of memory perhaps; repeat the command with a smaller --parallel"
+            ) from None
+        with self._lock:
+            done = self._done[label]
+            done[0] += 1
+            self._watcher.progressed(label, *done)
+        return result
+
+
+def _begin() -> None:
+    """Prepare a process: Ctrl-C is for the parent, and one thread gives the same bits with any number of processes."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    add_working_folder()
+
+
+def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | str:
+    """The accuracy of a run, or the reason why there is none."""
+    job = Job(experiment, entry.name, entry.method(point), folder, label=entry.label, command=command)
+    try:
+        accuracy = run(job)["accuracy"]
+    except (ValueError, TooFewReplies) as error:
+        return str(error)
+    return "the method has no model for all clients, so nothing to evaluate" if accuracy is None else float(accuracy)
+
+
+def words(point: Point) -> str:
+    """A point in words."""
+    return ", ".join(f"{name} {_value(value)}" for name, value in point.items()) or "its own settings"
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _name(sweep: Sweep, entry: Entry, point: Point) -> str:
+    """The name of a point's folder, the same in a file with more values."""
+    return config.digest(sweep.experiment, {entry.label: (entry.name, entry.method(point))})
+
+
+def _digest(sweep: Sweep) -> str:
+    """SHA-256 of all that decides which settings are chosen."""
+    task = sweep.experiment.model_dump(mode="json", exclude=set(config.FREE))
+    entries = [
+        [e.label, e.name, e.settings, {k: _plain(v) for k, v in e.space.items()}, e.tries] for e in sweep.entries
+    ]
+    plan = sweep.plan.model_dump(mode="json", exclude={"final_seeds"})
+    return hashlib.sha256(json.dumps([task, plan, entries], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _plain(values: Any) -> Any:
+    return values if isinstance(values, list) else values.model_dump(mode="json")
+
+
+def _opened(out: Path) -> dict[str, str] | None:
+    """When and after which sweep the test set was opened; None if it was not."""
+    place = out / _OPENED
+    if not place.exists():
+        return None
+    try:
+        content = json.loads(place.read_text("utf-8"))
+        return {key: str(content[key]) for key in ("sweep", "date")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise files.Damaged(f"{place} is damaged; delete {out} and run again") from error

@@ -1,0 +1,121 @@
+"""The results of a sweep: a table with the best settings of each method, its files, and what the report says of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedstill import files
+from fedstill.experiment.sweep import Outcome, Try, words
+from fedstill.report import export
+from fedstill.report.page import write_report
+from fedstill.report.record import RunRecord, read_run
+from fedstill.report.words import accuracy_words, human_bytes
+
+HEADINGS = ("method", "tries", "best settings", "validation, %", "test, %", "up/client")
+
+
+def budget(outcome: Outcome) -> str:
+    """The tuning of each method and the state of the test set, in sentences."""
+    sweep = outcome.sweep
+    searched = [entry for entry in sweep.entries if entry.space]
+    share, seeds = f"{100 * sweep.experiment.validation:g} %", len(sweep.plan.seeds)
+    kind = "a grid" if sweep.plan.search == "grid" else "optuna"
+    over = f"{seeds} seeds each" if seeds > 1 else "one seed each"
+    text = f"Settings chosen on validation records ({share} of the training records), from {kind}, {over}: "
+    if not searched:
+        text += "no method has settings to try. "
+    elif sweep.has_equal_budgets():
+        text += f"{searched[0].tries} tries for each method. "
+    else:
+        text += f"unequal budgets, {', '.join(f'{e.tries} tries for {e.label}' for e in searched)}. "
+    plain = [entry.label for entry in sweep.entries if not entry.space]
+    text += f"Without a search: {', '.join(plain)}. " if plain and searched else ""
+    if outcome.tests:
+        return text + "The test set was opened once, for the best settings of each method."
+    return text + "The test set is closed; --final opens it, for the best settings of each method."
+
+
+def rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """A dictionary per method, the best by validation first; accuracies are in [0, 1], None if every try failed."""
+    table = []
+    for label, tries in outcome.tries.items():
+        best, test = outcome.best(label), outcome.tests.get(label)
+        table.append(
+            {
+                "method": label,
+                "tries": len(tries),
+                "failed": sum(one.score is None for one in tries),
+                "best": None if best is None else best.point,
+                "validation": best and best.score,
+                "validation_spread": best and best.spread,
+                "test": test and test.score,
+                "test_spread": test and test.spread,
+                "bytes_up_per_client": None if best is None else _bytes_up(test or best),
+                "folder": None if best is None else str((test or best).folders[0].parent),
+            }
+        )
+    return sorted(table, key=lambda row: -1.0 if row["validation"] is None else row["validation"], reverse=True)
+
+
+def _bytes_up(one: Try) -> float | None:
+    runs = [read_run(folder) for folder in one.folders] if one.accuracies is not None else []
+    return sum(float(run["bytes_up_per_client"]) for run in runs) / len(runs) if runs else None
+
+
+def terminal(outcome: Outcome) -> Table:
+    """The table for the terminal."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.caption, table.caption_justify = Text(budget(outcome)), "left"
+    for heading in HEADINGS:
+        table.add_column(Text(heading), justify="left" if heading in ("method", "best settings") else "right")
+    for row in rows(outcome):
+        failed = f" ({row['failed']} failed)" if row["failed"] else ""
+        sent = row["bytes_up_per_client"]
+        table.add_row(
+            Text(row["method"]),
+            f"{row['tries']}{failed}",
+            Text("–" if row["best"] is None else words(row["best"])),
+            accuracy_words(row["validation"], row["validation_spread"]),
+            accuracy_words(row["test"], row["test_spread"]),
+            "–" if sent is None else human_bytes(sent),
+        )
+    return table
+
+
+def write(outcome: Outcome, out: Path, command: str) -> Path:
+    """Write ``sweep.json``, ``sweep.csv`` (a row a try), the tables and the page to ``out``; returns the page."""
+    every = {label: [_line(one) for one in tries] for label, tries in outcome.tries.items()}
+    content = {"budget": budget(outcome), "best": rows(outcome), "tries": every}
+    files.write_json(out / "sweep.json", content)
+    lines = [{"method": label, **line} for label, some in every.items() for line in some]
+    files.write_bytes(out / "sweep.csv", export.csv_text(_level(lines)).encode())
+    records, page = _records(outcome), out / "report.html"
+    export.write_tables(records, out)
+    write_report(records, page, command=command, note=budget(outcome))
+    return page
+
+
+def _line(one: Try) -> dict[str, Any]:
+    return {
+        **one.point,
+        "validation": one.score,
+        "validation_spread": one.spread,
+        "failure": one.failure or None,
+        "folder": str(one.folders[0].parent),
+    }
+
+
+def _level(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    keys = list(dict.fromkeys(key for line in lines for key in line))
+    return [{key: line.get(key) for key in keys} for line in lines]
+
+
+def _records(outcome: Outcome) -> list[RunRecord]:
+    """The finished runs, those on the test set first."""
+    shown = [*outcome.tests.values(), *(one for tries in outcome.tries.values() for one in tries)]
+    folders = dict.fromkeys(folder for one in shown if one.accuracies is not None for folder in one.folders)
+    return [read_run(folder) for folder in folders]
