@@ -12,13 +12,10 @@ Stopped at any moment and started again, ``run`` goes on with the job it was at.
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import plan
 from plan import Job
@@ -121,7 +118,7 @@ def run(place: Path, part: int, parts: int, until: float, labels: list[str]) -> 
     """Do the missing jobs of a part of the rows until a time; a job that is done has its entry in its own folder."""
     import work
 
-    work.nice()
+    work.begin()
     every = list(plan.methods())
     mine = set(labels or every[part::parts])
     if unknown := mine - set(every):
@@ -137,7 +134,7 @@ def run(place: Path, part: int, parts: int, until: float, labels: list[str]) -> 
         data, start = job.cell.data, time.time()
         own = [Job("try", job.label, plan.tuning(data), number) for number in range(plan.TRIES)]
         tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
-        entry = work.do(job, work.best(job.label, data, tried) if job.kind == "run" else 0, place)
+        entry = work.do(job, plan.best(job.label, data, tried) if job.kind == "run" else 0, place)
         failed = entry.get("failed") or entry.get("attack_failed") or ""
         print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} {time.time() - start:.0f} s {failed}", flush=True)
 

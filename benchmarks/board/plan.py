@@ -7,7 +7,7 @@ row's on that data set.
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +106,12 @@ def jobs() -> list[Job]:
             attacked = sorted({job.cell for job in found if is_attacked(job.cell)})
             found += [Job("attack", label, cell) for cell in attacked for label in rows]
     return list(dict.fromkeys(found))
+
+
+def best(label: str, data: str, tries: Sequence[dict[str, Any]]) -> int:
+    """The number of the first try with the highest accuracy; 0 if all failed."""
+    own = [entry for entry in tries if (entry["label"], entry["data"]) == (label, data)]
+    return int(max(own, key=lambda entry: (entry["accuracy"] or 0.0, -entry["number"]))["number"])
 
 
 def words(job: Job, chosen: int, place: str) -> list[str]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ class Clock(Watcher):
             self.clients += time.process_time() - self._asked
 
 
+@cache
 def commit() -> str:
-    """The last commit that changed the source, with ``+changes`` if files differ from it."""
+    """The last commit that changed the source that this process runs, with ``+changes`` if files differ from it."""
 
     def git(*what: str) -> str:
         return subprocess.run(["git", "-C", str(SOURCE), *what], capture_output=True, text=True).stdout.strip()
@@ -64,12 +66,6 @@ def commit() -> str:
 def is_done(job: Job, place: Path) -> bool:
     """Whether the job is done; a run that failed is."""
     return (place / job.name / (ATTACKED if job.kind == "attack" else ROW)).exists()
-
-
-def best(label: str, data: str, tries: list[dict[str, Any]]) -> int:
-    """The number of the first try with the highest accuracy; 0 if all failed."""
-    own = [entry for entry in tries if (entry["label"], entry["data"]) == (label, data)]
-    return int(max(own, key=lambda entry: (entry["accuracy"] or 0.0, -entry["number"]))["number"])
 
 
 def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
@@ -148,6 +144,7 @@ def row_of(job: Job, place: Path) -> dict[str, Any]:
     return {**row, **measured, "date": date, **more}
 
 
-def nice() -> None:
-    """Give way to all other processes."""
+def begin() -> None:
+    """Give way to all other processes, and ask for the commit before anybody can change a file."""
     os.nice(19 - os.nice(0))
+    commit()
