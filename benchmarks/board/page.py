@@ -17,8 +17,8 @@ Row = dict[str, Any]
 DOCS = Path(__file__).parents[2] / "docs"
 GROUPS = {
     "no guarantee": lambda row: row.get("epsilon") is None,
-    "epsilon 4 per record": lambda row: row.get("unit") == "record" and row["epsilon"] > 1,
-    "epsilon 1 per record": lambda row: row.get("unit") == "record" and row["epsilon"] <= 1,
+    "epsilon 4 per record": lambda row: row.get("unit") == "record" and row["epsilon"] > 2,
+    "epsilon 1 per record": lambda row: row.get("unit") == "record" and row["epsilon"] <= 2,
     "epsilon per label or client": lambda row: row.get("epsilon") is not None and row.get("unit") != "record",
 }
 SHORT = {"classes:1": "one class", "dirichlet:0.1": "Dir(.1)", "dirichlet:0.5": "Dir(.5)", "iid": "IID"}
@@ -231,7 +231,8 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
   at the clients and at the server, so that all of it takes at most twelve hours on two cores. The order of methods at
   this scale need not be their order at their papers' scale.
 * **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
-  {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run.
+  {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, and a
+  number without ± is one seed.
 * **Decided**: {leads} of {questions} questions "which method is the most accurate here". The others have less than
   three seeds, or a margin within twice its standard error.
 * **Tuning**: {tries} tries for each row and data set, on validation records of {tuned} with ten clients and another
