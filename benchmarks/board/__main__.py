@@ -76,23 +76,27 @@ def spent() -> float:
 
 
 def guess() -> dict[Job, float]:
-    """Seconds of each missing job: the mean of those of its row that are done in the most similar cells."""
+    """Seconds of each missing job: the mean of those of its row that are done in the most similar cells.
+
+    Before any is done, ``seconds`` in ``methods.json``. A hundred clients count twice, an attack as two runs.
+    """
     found: dict[tuple[Any, ...], list[float]] = {}
     for row in [*rows(), *read(TRIES)]:
         label, data, clients = row["label"], row["data"], row.get("clients", 10)
-        for similar in ((label, data, clients), (label, clients), (label,), ()):
+        for similar in ((label, data, clients), (label, clients), (label,)):
             found.setdefault(similar, []).append(seconds(row))
             if "attack_seconds" in row:
                 found.setdefault(("attack", *similar), []).append(row["attack_seconds"])
 
     def of(job: Job) -> float:
         label, (data, _, clients, _) = job.label, job.cell
-        for similar in ((label, data, clients), (label, clients), (label,), ()):
+        for similar in ((label, data, clients), (label, clients), (label,)):
             if job.kind == "attack" and ("attack", *similar) in found:
                 return mean(found["attack", *similar])
-            if job.kind != "attack" and similar in found:
-                return mean(found[similar]) * (2 if clients == 100 and clients not in similar else 1)
-        return 20.0
+            if similar in found:
+                more = 2 if clients == 100 and clients not in similar else 1
+                return mean(found[similar]) * (2 if job.kind == "attack" else more)
+        return float(plan.methods()[label]["seconds"]) * (2 if clients == 100 or job.kind == "attack" else 1)
 
     return {job: of(job) for job in missing()}
 
@@ -167,7 +171,7 @@ def add(label: str, method: str, shared: str, tries: list[str]) -> None:
     content = json.loads(plan.METHODS.read_text())
     if label in content["rows"]:
         raise ValueError(f"{plan.METHODS.name} has a row {label} already; choose another label")
-    content["rows"][label] = {"method": method, "flags": shared, "tries": tries}
+    content["rows"][label] = {"method": method, "seconds": 30, "flags": shared, "tries": tries}
     plan.METHODS.write_text(json.dumps(content, indent=1) + "\n")
 
 

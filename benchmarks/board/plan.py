@@ -109,9 +109,15 @@ def jobs() -> list[Job]:
 
 
 def best(label: str, data: str, tries: Sequence[dict[str, Any]]) -> int:
-    """The number of the first try with the highest accuracy; 0 if all failed."""
-    own = [entry for entry in tries if (entry["label"], entry["data"]) == (label, data)]
-    return int(max(own, key=lambda entry: (entry["accuracy"] or 0.0, -entry["number"]))["number"])
+    """The number of a row's first try with the highest accuracy on a data set; 0 if all failed.
+
+    Raises:
+        ValueError: a try is missing.
+    """
+    own = {t["number"]: t["accuracy"] or 0.0 for t in tries if (t["label"], t["data"]) == (label, data)}
+    if len(own) < TRIES:
+        raise ValueError(f"{label} has {len(own)} of {TRIES} tries on {data}; run them first")
+    return max(sorted(own), key=lambda number: own[number])
 
 
 def words(job: Job, chosen: int, place: str) -> list[str]:

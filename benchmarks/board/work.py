@@ -34,6 +34,10 @@ ATTACKED = "board-attack.json"
 SOURCE = Path(__file__).parents[2]
 
 
+FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of one run, which the others survive; a full disk, for one, ends the board."""
+
+
 class Clock(Watcher):
     """Seconds of the processor that the clients of a run in this process take, from each request to its last reply."""
 
@@ -51,6 +55,12 @@ class Clock(Watcher):
         self._waiting -= 1
         if not self._waiting:
             self.clients += time.process_time() - self._asked
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error; an error that is not a sentence for the user has its type in front."""
+    words = (str(error).splitlines() or [""])[0][:300]
+    return words if isinstance(error, ValueError | TooFewReplies) else f"{type(error).__name__}: {words}"
 
 
 @cache
@@ -82,8 +92,8 @@ def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
     try:
         run(Run(parsed.experiment, line[1], parsed.method, folder, job.label, line_of(line)), watcher=clock)
         entry["digest"] = weights_digest(folder)[:16]
-    except (ValueError, TooFewReplies, RuntimeError) as error:
-        entry["failed"] = str(error).splitlines()[0][:300]
+    except FAILURES as error:
+        entry["failed"] = reason(error)
     total = time.process_time() - start
     clients = job.cell.clients
     entry |= {"client_seconds": round(clock.clients / clients, 3), "server_seconds": round(total - clock.clients, 2)}
@@ -107,8 +117,8 @@ def attack(job: Job, place: Path) -> dict[str, Any]:
         assert rate["fpr"] == 0.01
         entry["attack"] = {name: round(rate[name], 4) for name in ("tpr", "low", "high")}
         entry["attack"] |= {"auc": round(found["likelihood_ratio"]["online"]["auc"], 4), "members": found["members"]}
-    except (ValueError, TooFewReplies, RuntimeError) as error:
-        entry["attack_failed"] = str(error).splitlines()[0][:300]
+    except FAILURES as error:
+        entry["attack_failed"] = reason(error)
     entry["attack_seconds"] = round(time.process_time() - start, 1)
     (folder / ATTACKED).write_text(json.dumps(entry, indent=1))
     shutil.rmtree(folder / "attack", ignore_errors=True)
