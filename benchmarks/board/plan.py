@@ -8,6 +8,7 @@ row's on that data set.
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,13 +69,24 @@ def tuning(data: str) -> Cell:
     return Cell(data, "dirichlet:0.1", 10, TUNING_SEED)
 
 
+@cache
+def _read(file: Path, changed: int) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def content() -> dict[str, Any]:
+    """The content of ``methods.json`` as it is now."""
+    return _read(METHODS, METHODS.stat().st_mtime_ns)
+
+
 def methods() -> dict[str, dict[str, Any]]:
     """The rows of the board by label, as in ``methods.json``.
 
     Raises:
         ValueError: a row has another number of tries than `TRIES`.
     """
-    found: dict[str, dict[str, Any]] = json.loads(METHODS.read_text())["rows"]
+    found: dict[str, dict[str, Any]] = content()["rows"]
     for label, row in found.items():
         if len(row["tries"]) != TRIES:
             raise ValueError(f"{label} has {len(row['tries'])} tries in {METHODS.name}; every row has {TRIES}")
@@ -136,9 +148,8 @@ def words(job: Job, chosen: int, place: str) -> list[str]:
     held = RECORDS * 5 // 4
     amount = f"--limit {held} --validation 0.2" if job.kind == "try" else f"--limit {RECORDS}"
     task = f"--data {data} --partition {split} --clients {clients} {amount} --seed {seed} --workers 0"
-    shared = json.loads(METHODS.read_text())["shared"]
     flags = f"{row['flags']} {row['tries'][job.number if job.kind == 'try' else chosen]}"
     flags += " " + row.get(f"at {clients} clients", "")  # of two equal flags the last counts
-    for name, text in shared.items():
+    for name, text in content()["shared"].items():
         flags = flags.replace("{" + name + "}", text if isinstance(text, str) else text[data])
     return ["run", row["method"], *shlex.split(task), *shlex.split(flags), "--out", out]
