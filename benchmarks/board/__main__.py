@@ -155,7 +155,7 @@ def take(place: Path) -> int:
 
 
 def write_page() -> None:
-    """Write docs/board.md and its pictures."""
+    """Write docs/board.md, its pictures, and the first figure of the README."""
     import page
 
     everything, costs = rows(), guess()
@@ -164,6 +164,8 @@ def write_page() -> None:
     (page.DOCS / "board.md").write_text(words)
     for name, svg in page.pictures(everything).items():
         (page.DOCS / "images" / name).write_text(svg)
+    front = page.DOCS.parent / "README.md"
+    front.write_text(page.readme(everything, front.read_text()))
 
 
 def add(label: str, method: str, shared: str, tries: list[str]) -> None:

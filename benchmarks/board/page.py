@@ -168,21 +168,20 @@ def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, j
         "## Who leads\n\n" + LEADS + "\n",
     ]
     leads = [
-        [f"{NAMES[place[0]]}, {SHORT[place[1]]}, {place[2]}", *(lead(rows, place, g) for g in list(GROUPS)[:3])]
-        for place in places()
-        if of(rows, place)
+        [in_words(place), *(lead(rows, place, g) for g in list(GROUPS)[:3])] for place in places() if of(rows, place)
     ]
     parts.append(table(["task", *list(GROUPS)[:3]], leads))
+    drawn = pictures(rows)
     for clients in plan.CLIENTS:
         parts.append(f"\n## {clients} clients\n")
         for data in plan.DATA:
             parts.append(f"\n### {NAMES[data]}, {clients} clients\n\n{accuracies(rows, data, clients)}")
-            for name in pictures(rows):
-                if name.startswith(f"board-{data}-") and name.endswith(f"-{clients}-bytes.svg"):
-                    parts.append(f"\n![Accuracy against bytes up, {NAMES[data]}](images/{name})\n")
+            for place in ((data, split, clients) for split in plan.SPLITS):
+                if picture_name(place) in drawn:
+                    parts.append(f"\n![Accuracy against bytes up, {in_words(place)}](images/{picture_name(place)})\n")
     parts.append("\n## Failed\n\n")
     reasons = {(row["label"], row["data"], row["split"], row["clients"], row["failed"]) for row in failed}
-    lines = [[label, f"{NAMES[d]}, {SHORT[s]}, {c}", why.replace("|", "/")] for label, d, s, c, why in sorted(reasons)]
+    lines = [[label, in_words((d, s, c)), why.replace("|", "/")] for label, d, s, c, why in sorted(reasons)]
     parts.append(table(["method", "task", "reason"], lines) if lines else "No run has failed.\n")
     parts.append("\n## The tries\n\n" + CHOSEN)
     parts.append(table(["method", *(NAMES[data] for data in plan.DATA)], chosen(tries)))
@@ -210,17 +209,44 @@ def example(rows: Sequence[Row]) -> str:
     return f"# digest {row['digest']}\n{shlex.join(shlex.split(row['command']))}" if row else "fedstill methods"
 
 
+def readme(rows: Sequence[Row], text: str) -> str:
+    """The README with the front of the first cell that has all methods as its first figure; as it is without one."""
+    seed = plan.SEEDS[0]
+    for place in (first[:3] for group in plan.cells() for first in group if first.seed == seed):
+        labels = {
+            row["label"] for row in rows if (row["data"], row["split"], row["clients"], row["seed"]) == (*place, seed)
+        }
+        if labels >= set(plan.methods()) and (name := picture_name(place)) in pictures(rows):
+            before, _, rest = text.partition(BEGIN)
+            figure = f"[![{FIGURE.format(task=in_words(place))}](docs/images/{name})](docs/board.md)\n"
+            return before + BEGIN + figure + END + rest.partition(END)[2]
+    return text
+
+
+def in_words(place: Place) -> str:
+    data, split, clients = place
+    return f"{NAMES[data]}, {SHORT[split]}, {clients} clients"
+
+
+def picture_name(place: Place) -> str:
+    """The file of a place's figure."""
+    data, split, clients = place
+    return f"board-{data}-{split.replace(':', '-')}-{clients}-bytes.svg"
+
+
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
-    """The figures by file name: bytes, and epsilon where several are there."""
+    """Accuracy against bytes up by file name, of the two skewed splits where at least two methods are there."""
     found = {}
-    for data, split, clients in places():
-        drawn = picture(rows, (data, split, clients)) if split in plan.SPLITS[:2] else None
+    for place in places():
+        drawn = picture(rows, place) if place[1] in plan.SPLITS[:2] else None
         if drawn is not None:
-            name = f"board-{data}-{split.replace(':', '-')}-{clients}"
-            found |= {f"{name}-{cost}.svg": svg for cost, svg in pareto.figures(drawn).items() if cost == "bytes"}
+            found |= {picture_name(place): svg for cost, svg in pareto.figures(drawn).items() if cost == "bytes"}
     return found
 
 
+BEGIN = "<!-- the board's first figure, written by: python benchmarks/board page -->\n"
+END = "<!-- end of the figure -->\n"
+FIGURE = "The board: accuracy of every one-shot method against its bytes, {task}"
 HEAD = """# The board
 
 Every one-shot method on the same tasks, by one script: {methods} rows (ours, others', private ones at epsilon 1 and 4)
@@ -228,8 +254,8 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
 
 * **Scale**: {records:,} training records in all, drawn by the seed and dealt to the clients, and the whole test set; a
   ConvNet-3 with 16 filters, or fixed features (distances to 128 centroids of patches of synthetic images). Little work
-  at the clients and at the server, so that all of it takes at most twelve hours on two cores. The order of methods at
-  this scale need not be their order at their papers' scale.
+  at the clients and at the server: all of it is sized for twelve hours on two cores, or 24 of one. The order of methods
+  at this scale need not be their order at their papers' scale.
 * **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
   {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, and a
   number without ± is one seed.
