@@ -93,7 +93,7 @@ def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     decided = len(both) == len(plan.SEEDS) and mean(both) > 2 * stdev(both) / math.sqrt(len(both))
     margin = mean(first.values()) - mean(second.values())
     words = f"{ranked[0]} {mean(first.values()):.1f}, {margin:.1f} before {ranked[1]}"
-    return f"**{words}**" if decided else f"{words}: undecided"
+    return f"**{words}**" if decided else f"{words}: undecided ({seeds_in_words(of(rows, place, ranked[0]))})"
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
