@@ -10,12 +10,13 @@ the public `fedstill.run` on the digits that scikit-learn carries, with the sett
 """
 
 import argparse
-import hashlib
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from record import weights_digest
 
 SETTINGS = Path(__file__).with_name("bits_settings.json")
 ENGINES = ("inprocess", "flower")
@@ -23,17 +24,10 @@ ENGINES = ("inprocess", "flower")
 
 def digest(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     """What a finished run computed, without its times."""
-    from fedstill import wire
-
-    weights, _ = wire.unpack((folder / "model.safetensors").read_bytes())
-    total = hashlib.sha256()
-    for name in sorted(weights):
-        total.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
-        total.update(weights[name].contiguous().numpy().tobytes())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     guarantee = {key: summary["guarantee"][key] for key in ("holds", "unit", "epsilon", "delta", "adversary")}
     return {
-        "weights": total.hexdigest(),
+        "weights": weights_digest(folder),
         "accuracy": summary["accuracy"],
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],

@@ -1,6 +1,7 @@
 """Files of measurements, with the command, the day and the machine."""
 
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -27,3 +28,15 @@ def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:
     }
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     Path(place).write_text(json.dumps(what, indent=1) + "\n")
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of the names, types, shapes and bytes of a run's final weights."""
+    from fedstill import wire
+
+    weights, _ = wire.unpack((folder / "model.safetensors").read_bytes())
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        total.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
+        total.update(weights[name].contiguous().numpy().tobytes())
+    return total.hexdigest()

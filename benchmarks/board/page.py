@@ -1,0 +1,301 @@
+"""docs/board.md and its pictures, from the compact rows alone."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import plan
+
+from fedstill.report import pareto
+from fedstill.report.guarantees import round_up
+from fedstill.report.words import human_bytes
+
+Row = dict[str, Any]
+DOCS = Path(__file__).parents[2] / "docs"
+GROUPS = {
+    "no guarantee": lambda row: row.get("epsilon") is None,
+    "epsilon 4 per record": lambda row: row.get("unit") == "record" and row["epsilon"] > 2,
+    "epsilon 1 per record": lambda row: row.get("unit") == "record" and row["epsilon"] <= 2,
+    "epsilon per label or client": lambda row: row.get("epsilon") is not None and row.get("unit") != "record",
+}
+SHORT = {"classes:1": "one class", "dirichlet:0.1": "Dir(.1)", "dirichlet:0.5": "Dir(.5)", "iid": "IID"}
+NAMES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+Place = tuple[str, str, int]
+"""Data set, split and number of clients."""
+
+
+def of(rows: Sequence[Row], place: Place, label: str | None = None) -> list[Row]:
+    """The rows of a place, of one label or of all, that have not failed."""
+    found = [row for row in rows if (row["data"], row["split"], row["clients"]) == place]
+    return [row for row in found if "failed" not in row and label in (None, row["label"])]
+
+
+def places() -> list[Place]:
+    return [(data, split, clients) for clients in plan.CLIENTS for data in plan.DATA for split in plan.SPLITS]
+
+
+def accuracy(rows: Sequence[Row]) -> str:
+    """The mean over seeds in percent, with the standard deviation if there are two; a dash without a run."""
+    values = [100 * row["accuracy"] for row in rows]
+    if not values:
+        return "–"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def picture(rows: Sequence[Row], place: Place) -> pareto.Picture | None:
+    """The fronts of a place; None with less than two rows."""
+    points = []
+    for label in dict.fromkeys(row["label"] for row in of(rows, place)):
+        own = of(rows, place, label)
+        values = [row["accuracy"] for row in own]
+        holds = own[0].get("unit") == "record"
+        points.append(
+            pareto.Point(
+                name=label,
+                method=plan.methods()[label]["method"],
+                accuracy=mean(values),
+                spread=stdev(values) if len(values) > 1 else None,
+                up=mean(row["up"] for row in own),
+                epsilon=max(row["epsilon"] for row in own) if holds else math.inf,
+                seconds=mean(row["client_seconds"] for row in own),
+                seeds=len(own),
+            )
+        )
+    points.sort(key=lambda point: -point.accuracy)
+    data, split, clients = place
+    words = f"{NAMES[data]}, {split}, {clients} clients, {plan.RECORDS:,} records, {seeds_in_words(of(rows, place))}"
+    return pareto.Picture(words, points) if len(points) > 1 else None
+
+
+def seeds_in_words(rows: Sequence[Row]) -> str:
+    numbers = sorted({row["seed"] for row in rows})
+    return f"seed {numbers[0]}" if len(numbers) == 1 else f"seeds {', '.join(map(str, numbers))}"
+
+
+def lead(rows: Sequence[Row], place: Place, group: str) -> str:
+    """The most accurate method of a group and whether its lead is decided.
+
+    It is if both have three seeds and the margin is above twice its standard error: seeds give the same splits to all,
+    so the error is that of the mean difference seed by seed.
+    """
+    labels = {row["label"] for row in of(rows, place) if GROUPS[group](row)}
+    ranked = sorted(labels, key=lambda label: -mean(row["accuracy"] for row in of(rows, place, label)))
+    if not ranked:
+        return "–"
+    first = {row["seed"]: 100 * row["accuracy"] for row in of(rows, place, ranked[0])}
+    if len(ranked) == 1:
+        return f"{ranked[0]} {mean(first.values()):.1f}"
+    second = {row["seed"]: 100 * row["accuracy"] for row in of(rows, place, ranked[1])}
+    both = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    decided = len(both) == len(plan.SEEDS) and mean(both) > 2 * stdev(both) / math.sqrt(len(both))
+    margin = mean(first.values()) - mean(second.values())
+    words = f"{ranked[0]} {mean(first.values()):.1f}, {margin:.1f} before {ranked[1]}"
+    return f"**{words}**" if decided else f"{words}: undecided ({seeds_in_words(of(rows, place, ranked[0]))})"
+
+
+def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown: words on the left, numbers on the right."""
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (headings, rule, *lines))
+
+
+def accuracies(rows: Sequence[Row], data: str, clients: int) -> str:
+    """The table of a data set and a number of clients; methods with a guarantee below those without."""
+    own = [row for row in rows if (row["data"], row["clients"]) == (data, clients)]
+    headings = ["method", *(SHORT[split] for split in plan.SPLITS), "up/client", "down/client", "epsilon"]
+    headings += ["client, s", "server, s", *(["TPR one class, %", "TPR IID, %"] if clients == 10 else [])]
+    lines = []
+    for belongs in GROUPS.values():
+        labels = [label for label in plan.methods() if any(row["label"] == label and belongs(row) for row in own)]
+        shown = []
+        for label in labels:
+            mine = [row for row in own if row["label"] == label and "failed" not in row]
+            if not mine:
+                continue
+            epsilon = f"{round_up(mine[0]['epsilon'])} per {mine[0]['unit']}" if "epsilon" in mine[0] else "none"
+            words = [label, *(accuracy(of(own, (data, split, clients), label)) for split in plan.SPLITS)]
+            words += [human_bytes(mean(row[way] for row in mine)) for way in ("up", "down")] + [epsilon]
+            words += [f"{mean(row[side] for row in mine):.2g}" for side in ("client_seconds", "server_seconds")]
+            if clients == 10:
+                words += [leaked(of(own, (data, split, 10), label)) for split in plan.ATTACKED]
+            shown.append((mean(row["accuracy"] for row in mine), words))
+        lines += [words for _, words in sorted(shown, key=lambda pair: -pair[0])]
+    return table(headings, lines) if lines else "No row yet.\n"
+
+
+def leaked(rows: Sequence[Row]) -> str:
+    """The true positive rate of the attack at 1 % false positives, with its interval."""
+    found = [row["attack"] for row in rows if "attack" in row]
+    if not found:
+        return "–"
+    return f"{100 * found[0]['tpr']:.1f} ({100 * found[0]['low']:.1f} to {100 * found[0]['high']:.1f})"
+
+
+def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, jobs: tuple[int, int]) -> str:
+    """The page.
+
+    Args:
+        rows: the rows of runs.
+        tries: the rows of tries.
+        spent: hours of one core in these.
+        left: hours of one core that are missing, estimated.
+        jobs: the number of jobs that are done, and of all.
+    """
+    failed = [row for row in rows if "failed" in row]
+    dates = sorted({row["date"] for row in [*rows, *tries]})
+    decided = [lead(rows, place, group) for place in places() for group in list(GROUPS)[:3]]
+    decided = [words for words in decided if words != "–"]
+    parts = [
+        HEAD.format(
+            methods=len(plan.methods()),
+            records=plan.RECORDS,
+            done=jobs[0],
+            all=jobs[1],
+            spent=spent,
+            left=left,
+            runs=len(rows),
+            cells=len({(row["data"], row["split"], row["clients"], row["seed"]) for row in rows}),
+            of=len(plan.DATA) * len(plan.SPLITS) * len(plan.CLIENTS) * len(plan.SEEDS),
+            dates=" to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "no date",
+            leads=sum(words.startswith("**") for words in decided),
+            questions=len(decided),
+            tries=plan.TRIES,
+            tuned=plan.tuning("").split,
+        ),
+        "## Who leads\n\n" + LEADS + "\n",
+    ]
+    leads = [
+        [in_words(place), *(lead(rows, place, g) for g in list(GROUPS)[:3])] for place in places() if of(rows, place)
+    ]
+    parts.append(table(["task", *list(GROUPS)[:3]], leads))
+    drawn = pictures(rows)
+    for clients in plan.CLIENTS:
+        parts.append(f"\n## {clients} clients\n")
+        for data in plan.DATA:
+            parts.append(f"\n### {NAMES[data]}, {clients} clients\n\n{accuracies(rows, data, clients)}")
+            for place in ((data, split, clients) for split in plan.SPLITS):
+                if picture_name(place) in drawn:
+                    parts.append(f"\n![Accuracy against bytes up, {in_words(place)}](images/{picture_name(place)})\n")
+    parts.append("\n## Failed\n\n")
+    reasons = {(row["label"], row["data"], row["split"], row["clients"], row["failed"]) for row in failed}
+    lines = [[label, in_words((d, s, c)), why.replace("|", "/")] for label, d, s, c, why in sorted(reasons)]
+    parts.append(table(["method", "task", "reason"], lines) if lines else "No run has failed.\n")
+    parts.append("\n## The tries\n\n" + CHOSEN)
+    parts.append(table(["method", *(NAMES[data] for data in plan.DATA)], chosen(tries)))
+    parts.append("\n" + COMMANDS.format(example=example(rows)))
+    return "".join(parts)
+
+
+def chosen(tries: Sequence[Row]) -> list[list[str]]:
+    """For each row the number of its best try on each data set, with the validation accuracies of all."""
+    lines = []
+    for label in plan.methods():
+        cells = []
+        for data in plan.DATA:
+            own = sorted((t for t in tries if (t["label"], t["data"]) == (label, data)), key=lambda t: t["number"])
+            values = ["failed" if t["accuracy"] is None else f"{100 * t['accuracy']:.1f}" for t in own]
+            best = max(range(len(own)), key=lambda i: own[i]["accuracy"] or 0.0) if own else 0
+            cells.append(", ".join(f"**{value}**" if i == best else value for i, value in enumerate(values)) or "–")
+        lines.append([label, *cells])
+    return lines
+
+
+def example(rows: Sequence[Row]) -> str:
+    """The command of a row, with its digest."""
+    row = next((row for row in rows if "digest" in row), None)
+    return f"# digest {row['digest']}\n{shlex.join(shlex.split(row['command']))}" if row else "fedstill methods"
+
+
+def readme(rows: Sequence[Row], text: str) -> str:
+    """The README with the front of the first cell that has all methods as its first figure; as it is without one."""
+    seed = plan.SEEDS[0]
+    for place in (first[:3] for group in plan.cells() for first in group if first.seed == seed):
+        labels = {
+            row["label"] for row in rows if (row["data"], row["split"], row["clients"], row["seed"]) == (*place, seed)
+        }
+        if labels >= set(plan.methods()) and (name := picture_name(place)) in pictures(rows):
+            before, _, rest = text.partition(BEGIN)
+            figure = f"[![{FIGURE.format(task=in_words(place))}](docs/images/{name})](docs/board.md)\n"
+            return before + BEGIN + figure + END + rest.partition(END)[2]
+    return text
+
+
+def in_words(place: Place) -> str:
+    data, split, clients = place
+    return f"{NAMES[data]}, {SHORT[split]}, {clients} clients"
+
+
+def picture_name(place: Place) -> str:
+    """The file of a place's figure."""
+    data, split, clients = place
+    return f"board-{data}-{split.replace(':', '-')}-{clients}-bytes.svg"
+
+
+def pictures(rows: Sequence[Row]) -> dict[str, str]:
+    """Accuracy against bytes up by file name, of the two skewed splits where at least two methods are there."""
+    found = {}
+    for place in places():
+        drawn = picture(rows, place) if place[1] in plan.SPLITS[:2] else None
+        if drawn is not None:
+            found |= {picture_name(place): svg for cost, svg in pareto.figures(drawn).items() if cost == "bytes"}
+    return found
+
+
+BEGIN = "<!-- the board's first figure, written by: python benchmarks/board page -->\n"
+END = "<!-- end of the figure -->\n"
+FIGURE = "The board: accuracy of every one-shot method against its bytes, {task}"
+HEAD = """# The board
+
+Every one-shot method on the same tasks, by one script: {methods} rows (ours, others', private ones at epsilon 1 and 4)
+on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three seeds.
+
+* **Scale**: {records:,} training records in all, drawn by the seed and dealt to the clients, and the whole test set; a
+  ConvNet-3 with 16 filters, or fixed features (distances to 128 centroids of patches of synthetic images). Little work
+  at the clients and at the server: all of it is sized for twelve hours on two cores, or 24 of one. The order of methods
+  at this scale need not be their order at their papers' scale.
+* **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
+  {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, and a
+  number without ± is one seed.
+* **Decided**: {leads} of {questions} questions "which method is the most accurate here". The others have less than
+  three seeds, or a margin within twice its standard error.
+* **Tuning**: {tries} tries for each row and data set, on validation records of {tuned} with ten clients and another
+  seed; [methods.json](../benchmarks/board/methods.json) has them all. Tries of private methods cost no epsilon here; in
+  earnest they would.
+
+"""
+LEADS = """\
+The most accurate method, its mean accuracy over the seeds that were run and its lead over the second. Bold: three
+seeds, and a margin above twice its standard error.
+"""
+CHOSEN = """\
+Validation accuracy of each row's tries in the order of [methods.json](../benchmarks/board/methods.json); bold is the
+one that its runs have.
+
+"""
+COMMANDS = """## How it is made
+
+Seconds are those of the processor on a busy machine, one thread: of one client, and of the server with the evaluation
+on 10,000 test records. TPR: RMIA with two reference runs (`fedstill attack`), true positives at 1 % false positives
+and their 95 % interval, on the client with the most records, seed 0. "fens" asks its clients again for a small
+aggregator after their one upload. Left out: methods with a model for each client (FedRD with records, FedCGS's
+personal form), since their accuracies are not those of one model, and `dense-published`, which is DENSE with other
+constants.
+
+A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and
+digest of the final weights. Its command repeats it to the bit, for example
+
+```sh
+{example}
+```
+
+```sh
+python benchmarks/board left                # what is missing, and its hours
+python benchmarks/board run                 # go on, the most valuable cells first; stop it at any moment
+python benchmarks/board take                # copy finished rows into benchmarks/board/results
+python benchmarks/board page                # this page and its pictures
+python benchmarks/board add LABEL METHOD FLAGS TRY TRY TRY      # a new row, and all its runs
+```
+"""

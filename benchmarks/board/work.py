@@ -1,0 +1,160 @@
+"""One job of the board: the run, its seconds of the processor at the clients and at the server, and its compact row."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import plan
+from plan import Job, words
+from typing_extensions import override
+
+from fedstill.attacks.membership import Membership, membership
+from fedstill.cli import flags
+from fedstill.cli.common import line_of
+from fedstill.engines.server import TooFewReplies
+from fedstill.engines.transport import Watcher
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.job import Job as Run
+from fedstill.experiment.run import run
+from fedstill.journal import Refusal
+from fedstill.report.record import read_run
+
+sys.path.append(str(Path(__file__).parents[1]))
+from record import weights_digest
+
+ROW = "board.json"
+"""The file in a run's folder with what only the board measures; it marks the job as done."""
+ATTACKED = "board-attack.json"
+SOURCE = Path(__file__).parents[2]
+
+
+FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of one run, which the others survive; a full disk, for one, ends the board."""
+
+
+class Clock(Watcher):
+    """Seconds of the processor that the clients of a run in this process take, from each request to its last reply."""
+
+    def __init__(self) -> None:
+        self.clients = 0.0
+        self._waiting = 0
+        self._asked = 0.0
+
+    @override
+    def asked(self, step: str, clients: int, answered: int) -> None:
+        self._waiting, self._asked = clients - answered, time.process_time()
+
+    @override
+    def arrived(self, refusal: Refusal | None) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self.clients += time.process_time() - self._asked
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error; an error that is not a sentence for the user has its type in front."""
+    words = (str(error).splitlines() or [""])[0][:300]
+    return words if isinstance(error, ValueError | TooFewReplies) else f"{type(error).__name__}: {words}"
+
+
+@cache
+def commit() -> str:
+    """The last commit that changed the source that this process runs, with ``+changes`` if files differ from it."""
+
+    def git(*what: str) -> str:
+        return subprocess.run(["git", "-C", str(SOURCE), *what], capture_output=True, text=True).stdout.strip()
+
+    return (git("log", "-1", "--format=%H", "--", "src") or "unknown") + "+changes" * bool(git("status", "-s", "src"))
+
+
+def is_done(job: Job, place: Path) -> bool:
+    """Whether the job is done; a run that failed is."""
+    return (place / job.name / (ATTACKED if job.kind == "attack" else ROW)).exists()
+
+
+def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
+    """Do the job in its folder below ``place``, anew if it was interrupted, and return its entry."""
+    if job.kind == "attack":
+        return attack(job, place)
+    folder = place / job.name
+    shutil.rmtree(folder, ignore_errors=True)
+    line = words(job, chosen, str(place))
+    experiment, method = Experiment(), flags.method_of(line[1], [])
+    parsed = flags.parse_run(f"fedstill run {line[1]}", line[2:], experiment, method)
+    clock, start = Clock(), time.process_time()
+    entry: dict[str, Any] = {"command": line_of(line)}
+    try:
+        run(Run(parsed.experiment, line[1], parsed.method, folder, job.label, line_of(line)), watcher=clock)
+        entry["digest"] = weights_digest(folder)[:16]
+    except FAILURES as error:
+        entry["failed"] = reason(error)
+    total = time.process_time() - start
+    clients = job.cell.clients
+    entry |= {"client_seconds": round(clock.clients / clients, 3), "server_seconds": round(total - clock.clients, 2)}
+    entry["commit"] = commit()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not plan.is_attacked(job.cell):
+        thin(folder)
+    (folder / ROW).write_text(json.dumps(entry, indent=1))
+    return entry
+
+
+def attack(job: Job, place: Path) -> dict[str, Any]:
+    """Attack the job's run; an attack that was interrupted goes on."""
+    folder, start = place / job.name, time.process_time()
+    line = words(job, 0, str(place))
+    settings, _ = flags.parse_settings("fedstill attack RUN membership", line[3:], Membership())
+    entry: dict[str, Any] = {"attack_command": line_of(line)}
+    try:
+        found = membership(folder, settings, command=line_of(line))
+        rate = found["likelihood_ratio"]["online"]["rates"][1]
+        assert rate["fpr"] == 0.01
+        entry["attack"] = {name: round(rate[name], 4) for name in ("tpr", "low", "high")}
+        entry["attack"] |= {"auc": round(found["likelihood_ratio"]["online"]["auc"], 4), "members": found["members"]}
+    except FAILURES as error:
+        entry["attack_failed"] = reason(error)
+    entry["attack_seconds"] = round(time.process_time() - start, 1)
+    (folder / ATTACKED).write_text(json.dumps(entry, indent=1))
+    shutil.rmtree(folder / "attack", ignore_errors=True)
+    thin(folder)
+    return entry
+
+
+def thin(folder: Path) -> None:
+    """Delete the replies and pictures of a run that will not be attacked any more: gigabytes in all."""
+    for name in ("journal", "images"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def row_of(job: Job, place: Path) -> dict[str, Any]:
+    """The compact row of a run or a try that is done, read from its folder."""
+    folder, (data, split, clients, seed) = place / job.name, job.cell
+    measured = json.loads((folder / ROW).read_text())
+    row: dict[str, Any] = {"label": job.label, "data": data}
+    if job.kind == "try":
+        row["number"] = job.number
+    else:
+        row |= {"split": split, "clients": clients, "seed": seed}
+    date = time.strftime("%Y-%m-%d", time.gmtime((folder / ROW).stat().st_mtime))
+    if "failed" in measured:
+        return {**row, "accuracy": None, **measured, "date": date}
+    record = read_run(folder)
+    row["accuracy"] = record.accuracy
+    if job.kind == "run":
+        row |= {"up": record["bytes_up_per_client"], "down": record["bytes_down_per_client"]}
+        row |= {"unit": record.guarantee.unit, "epsilon": record.guarantee.epsilon} if record.guarantee.holds else {}
+    attacked = folder / ATTACKED
+    more = json.loads(attacked.read_text()) if attacked.exists() else {}
+    return {**row, **measured, "date": date, **more}
+
+
+def begin() -> None:
+    """Give way to all other processes, and ask for the commit before anybody can change a file."""
+    os.nice(19 - os.nice(0))
+    commit()

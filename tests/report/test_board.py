@@ -1,0 +1,174 @@
+"""The board: its page is what its rows give, and a row is a run that its command repeats to the bit."""
+
+import importlib
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedstill.cli import flags, main
+from fedstill.cli.common import line_of
+from fedstill.experiment.config import Experiment
+
+ROOT = Path(__file__).parents[2]
+BOARD = ROOT / "benchmarks" / "board"
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The modules of the board, as ``python benchmarks/board`` imports them."""
+    monkeypatch.syspath_prepend(str(BOARD))
+    for name in ("plan", "page", "work"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    spec = importlib.util.spec_from_file_location("board", BOARD / "__main__.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def job_of(board: ModuleType, row: dict[str, Any]) -> Any:
+    if "number" in row:
+        return board.Job("try", row["label"], board.plan.tuning(row["data"]), row["number"])
+    return board.Job("run", row["label"], board.plan.Cell(row["data"], row["split"], row["clients"], row["seed"]))
+
+
+def test_the_page_is_what_the_rows_give(board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = importlib.import_module("page")
+    readme = (ROOT / "README.md").read_text()
+    monkeypatch.setattr(page, "DOCS", tmp_path / "docs")
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    (tmp_path / "README.md").write_text(readme)
+    board.write_page()
+    again = "run: python benchmarks/board page"
+    docs, written = ROOT / "docs", tmp_path / "docs"
+    assert (written / "board.md").read_text() == (docs / "board.md").read_text(), again
+    assert (tmp_path / "README.md").read_text() == readme, again
+    pictures = {file.name: file.read_text() for file in (written / "images").iterdir()}
+    assert pictures == {file.name: file.read_text() for file in (docs / "images").glob("board-*.svg")}, again
+
+
+def test_the_readme_shows_the_first_cell_that_has_all_methods(board: ModuleType) -> None:
+    page, labels = importlib.import_module("page"), list(board.plan.methods())
+    task = {"data": "fashion_mnist", "split": "classes:1", "clients": 10, "seed": 0}
+    numbers = {"up": 1000.0, "down": 10.0, "client_seconds": 1.0, "server_seconds": 1.0}
+    rows = [{"label": label, "accuracy": i / 99, **task, **numbers, "up": 1000.0 + i} for i, label in enumerate(labels)]
+    readme = (ROOT / "README.md").read_text()
+    assert readme.count(page.BEGIN) == readme.count(page.END) == 1
+    assert page.readme(rows[:-1], readme) == readme, "a method is missing"
+    rows[0] |= {"failed": "why", "accuracy": None}
+    shown = page.readme(rows, readme)
+    assert "(docs/images/board-fashion_mnist-classes-1-10-bytes.svg)](docs/board.md)" in shown
+    assert page.readme(rows, shown) == shown
+    assert "board-fashion_mnist-classes-1-10-bytes.svg" in page.pictures(rows)
+
+
+def test_every_row_has_a_digest_or_a_reason_and_a_commit(board: ModuleType) -> None:
+    every = [*board.rows(), *board.read(board.TRIES)]
+    assert every
+    for row in every:
+        assert ("digest" in row) != ("failed" in row), row
+        assert (row["accuracy"] is None) == ("failed" in row), row
+        assert re.fullmatch("[0-9a-f]{40}", row["commit"]), "the source had changes"
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
+        assert "digest" not in row or re.fullmatch("[0-9a-f]{16}", row["digest"])
+
+
+def test_every_row_has_the_command_of_the_plan_with_its_best_try(board: ModuleType) -> None:
+    """So rows of other settings, or of a try that is not the best, are noticed."""
+    tries = board.read(board.TRIES)
+    commands = {}
+    for row in [*board.rows(), *tries]:
+        job = job_of(board, row)
+        chosen = 0 if job.kind == "try" else board.plan.best(row["label"], row["data"], tries)
+        assert row["command"] == line_of(board.plan.words(job, chosen, "runs/board")), row
+        commands.setdefault(row["label"], row["command"])
+    for command in commands.values():  # one of each row: parsing takes a moment
+        words = shlex.split(command)
+        parsed = flags.parse_run(words[2], words[3:], Experiment(), flags.method_of(words[2], []))
+        assert parsed.experiment.limit in (board.plan.RECORDS, board.plan.RECORDS * 5 // 4)
+
+
+def test_every_row_has_all_its_tries_before_its_first_run(board: ModuleType) -> None:
+    tries = {(row["label"], row["data"], row["number"]) for row in board.read(board.TRIES)}
+    for row in board.rows():
+        assert {number for label, data, number in tries if (label, data) == (row["label"], row["data"])} == {0, 1, 2}
+
+
+def test_the_plan_has_every_cell_once_and_tries_before_runs(board: ModuleType) -> None:
+    plan = board.plan
+    jobs = plan.jobs()
+    assert len(jobs) == len(set(jobs))
+    labels = list(plan.methods())
+    runs = [job for job in jobs if job.kind == "run"]
+    assert len(runs) == len(labels) * 3 * 4 * 2 * 3 and len({job.name for job in runs}) == len(runs)
+    assert sum(job.kind == "try" for job in jobs) == plan.TRIES * len(labels) * 3
+    place = {job: i for i, job in enumerate(jobs)}
+    for job in runs:
+        assert all(place[plan.Job("try", job.label, plan.tuning(job.cell.data), i)] < place[job] for i in range(3))
+    first = [job for job in jobs if job.kind == "run"][: 3 * len(labels)]
+    assert {(job.cell.split, job.cell.clients, job.cell.seed) for job in first} == {("classes:1", 10, 0)}
+
+
+def test_a_row_with_more_or_fewer_tries_is_refused(
+    board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    content = json.loads(board.plan.METHODS.read_text())
+    content["rows"]["fedavg"]["tries"].append("--local.lr 1")
+    (tmp_path / "methods.json").write_text(json.dumps(content))
+    monkeypatch.setattr(board.plan, "METHODS", tmp_path / "methods.json")
+    with pytest.raises(ValueError, match="fedavg has 4 tries"):
+        board.plan.jobs()
+
+
+@pytest.mark.slow
+def test_a_row_is_made_resumed_and_repeated_to_the_bit(
+    board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`add` makes tries, runs and an attack; a second start does only what is missing; the command gives the digest."""
+    plan, work = board.plan, importlib.import_module("work")
+    content = {"shared": {"net": "--model convnet:width=4,depth=2"}, "rows": {}}
+    (tmp_path / "methods.json").write_text(json.dumps(content))
+    monkeypatch.setattr(plan, "METHODS", tmp_path / "methods.json")
+    monkeypatch.setattr(board, "RESULTS", tmp_path / "results")
+    for name, value in {
+        "DATA": ("digits",),
+        "CLIENTS": (10,),
+        "SEEDS": (0,),
+        "SPLITS": ("iid",),
+        "RECORDS": 400,
+    }.items():
+        monkeypatch.setattr(plan, name, value)
+    monkeypatch.setattr(plan, "cells", lambda: iter([[plan.Cell("digits", "iid", 10, 0)], [], []]))
+    monkeypatch.setattr(work, "begin", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    tries = [f"--local.lr {lr}" for lr in (0.05, 1e-6, 1e30)]  # the last cannot work
+    words = ["board", "add", "once", "fedavg", "{net} --rounds 1 --local.epochs 2 --local.batch-size 8", *tries]
+    monkeypatch.setattr(sys, "argv", words)
+    board.main()
+    with pytest.raises(ValueError, match="already"):
+        board.main()
+    assert board.take(Path("runs/board")) == 4
+    (row,) = [json.loads(line) for line in (tmp_path / "results" / "digits.jsonl").read_text().splitlines()]
+    assert row["digest"] and row["attack"]["members"] > 10 and not board.missing()
+    kept = {entry["number"]: entry for entry in board.read(board.TRIES)}
+    assert row["command"].count("--local.lr 0.05") and kept[2]["failed"] and kept[2]["accuracy"] is None
+
+    place = Path("runs/board") / job_of(board, row).name
+    (place / work.ROW).unlink()  # as a run that was killed before its end
+    (place / work.ATTACKED).unlink()
+    monkeypatch.setattr(board, "RESULTS", tmp_path / "none")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs/board/tries").rglob("*.json")}
+    monkeypatch.setattr(sys, "argv", ["board", "run"])
+    board.main()
+    assert json.loads((place / work.ROW).read_text())["digest"] == row["digest"]
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+    command = shlex.split(row["command"])
+    main([*command[1:-1], "again", "--quiet"])
+    assert work.weights_digest(Path("again"))[:16] == row["digest"]
