@@ -1,7 +1,8 @@
 #!/bin/sh
-# Methods whose clients upload once, with the same networks and records: FedAvg, DENSE, Co-Boosting, FENS, FedCVAE.
+# Methods whose clients upload once, with the same networks and records: FedAvg, DENSE, Co-Boosting, FENS, FedCVAE,
+# FAFI, FedSD2C.
 #
-#     sh benchmarks/one_upload.sh                 # digits: 18 + 6 runs, about 15 minutes of a core
+#     sh benchmarks/one_upload.sh                 # digits: 18 + 6 + 9 runs, about 20 minutes of a core
 #
 # Five clients of a capped Dirichlet split, ten local epochs. DENSE and Co-Boosting have the same number of images and
 # steps at the server; "-p" is the mean of probabilities. Stopped and started again, it goes on where it was.
@@ -20,3 +21,9 @@ fedstill compare fedavg dense dense-p=dense co-boosting co-boosting-p=co-boostin
     --fens.local.epochs 10 --fens.rounds 200
 fedstill compare fedcvae fedcvae-kd=fedcvae $SETTING --out "$OUT" \
     $(decoders fedcvae) $(decoders fedcvae-kd) --fedcvae-kd.aggregate distilled --fedcvae-kd.truncation 1
+# Crops of 8 x 8 pixels show nothing, so FedSD2C takes whole images.
+views() { echo "--$1.local.batch-size 128 --$1.views.flip 0"; }
+latents() { echo "--$1.local.epochs 10 --$1.ipc 10 --$1.core.crops 1 --$1.core.smallest 1"; }
+fedstill compare fafi fafi-i=fafi fedsd2c $SETTING --out "$OUT" --public noise=1000 \
+    $(views fafi) --fafi.local.epochs 10 $(views fafi-i) --fafi-i.local.epochs 10 --fafi-i.fusion informative \
+    $(latents fedsd2c)

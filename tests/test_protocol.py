@@ -196,6 +196,7 @@ def test_methods_with_a_model_of_their_own_rebuild_it() -> None:
         "fedpft",
         "safle",
         "fens",
+        "fafi",
     }
 
 

@@ -34,6 +34,7 @@ from fedstill.methods.scaffold import Scaffold as Scaffold
 from fedstill.methods.fedavg_ft import FedAvgFT as FedAvgFT
 from fedstill.methods.fedrep import FedRep as FedRep
 from fedstill.methods.fedproto import FedProto as FedProto
+from fedstill.methods.fedmd import FedMD as FedMD
 from fedstill.methods.real import Real as Real
 from fedstill.methods.fedgm import FedGM as FedGM
 from fedstill.methods.fedgm_records import FedGMRecords as FedGMRecords
@@ -49,6 +50,8 @@ from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
 from fedstill.methods.fed_adi import FedADI as FedADI
 from fedstill.methods.fedcvae import FedCVAE as FedCVAE
 from fedstill.methods.fens import FENS as FENS
+from fedstill.methods.fafi import FAFI as FAFI
+from fedstill.methods.fedsd2c import FedSD2C as FedSD2C
 from fedstill.methods.afl import AFL as AFL
 from fedstill.methods.fedcgs import FedCGS as FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP as FedCGSP

@@ -10,11 +10,13 @@ from small import MODEL, STEEPEST, descended, holding, kept, loss_on, near, of_s
 
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import ServerFederation
+from fedstill.methods import fedgm
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.fedgm import FedGM
 from fedstill.methods.real import Real
 from fedstill.methods.surrogate import union
 from fedstill.protocol import Method, client_steps
+from fedstill.records import Records
 
 QUICK: dict[str, Any] = {"training": {"epochs": 2}}
 MATCHING: dict[str, Any] = {"nets": 2, "batch_size": 16}
@@ -87,3 +89,34 @@ def test_feddm_s_server_goes_on_from_its_last_model(digits: DataSet, tmp_path: P
     for round in range(3):
         expected = descended(expected, loss_on(union(fed, kept(fed, FedDM.distil, round))), steps=2)
     assert near(found, expected)
+
+
+def test_soft_labels_are_those_of_a_network_trained_on_the_client_s_records(digits: DataSet, tmp_path: Path) -> None:
+    method = FedGM(ipc=1, matching=MATCHING, soft_labels=True, teacher=STEEPEST, **QUICK)
+    hard = FedGM(ipc=1, matching=MATCHING, **QUICK)
+    parts = of_sizes(200, 100)
+    fed = holding(parts, method, digits, tmp_path / "soft")
+    trained: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedgm, "train_on", lambda fed, images, training: trained.append(images) or fed.new_model())
+        method.server(fed)
+    soft = list(kept(fed, FedGM.distil_soft))
+    plain = holding(parts, hard, digits, tmp_path / "hard")
+    plain.ask(FedGM.distil)
+    for reply, other, (own, _) in zip(soft, kept(plain, FedGM.distil), parts, strict=True):
+        assert torch.equal(reply.images, other.images)  # the same images
+        teacher = descended(fed.new_model(), loss_on(digits.train[torch.from_numpy(own)])).eval()
+        images = Records(reply.images, other.labels.long(), 10, digits.train.normalisation)
+        with torch.no_grad():
+            torch.testing.assert_close(reply.logits, teacher(images.inputs()), rtol=0, atol=1e-4)  # float32 sums
+    (examples,) = trained
+    expected = torch.cat([reply.logits for reply in soft]).softmax(1)
+    assert torch.equal(examples.labels, expected)
+    images = Records(torch.cat([r.images for r in soft]), examples.labels.argmax(1), 10, digits.train.normalisation)
+    assert torch.equal(examples.inputs(), images.inputs())
+
+
+def test_soft_labels_want_images_that_hold_one_each(digits: DataSet, tmp_path: Path) -> None:
+    method = FedGM(matching={**MATCHING, "formation": 2}, soft_labels=True, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the records are images and formation is 2; leave --soft-labels out"):
+        run(method, digits, tmp_path)

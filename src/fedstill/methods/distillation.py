@@ -38,7 +38,7 @@ class HeadDistillation(Settings):
     distillation: Distillation = Distillation()
     """The student's training."""
     student: Literal["mean", "fresh"] = "mean"
-    """The student's first head: the mean of the clients' heads, or zeros ("fresh"), as in the paper."""
+    """The student's first head: the mean of the clients' heads, or zeros ("fresh"); the paper gives no start."""
     negatives: Share = 0.2
     """Share of the public images that score heads use as negatives; the student learns on the rest."""
 

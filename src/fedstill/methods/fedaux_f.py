@@ -1,7 +1,7 @@
 """FedAUX+F: FedAUX with a frozen extractor, class heads without noise and certainty scores with noise.
 
 Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Federated Distillation", 2022
-(arXiv:2205.14960), section 4.
+(arXiv:2205.14960), section 5.
 
 Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedstill.methods.fedauxfdp`; the class heads
 are sent without protection, so the guarantee is "none" whatever the scores cost.

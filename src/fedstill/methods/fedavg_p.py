@@ -1,7 +1,7 @@
 """FedAVG+P: the mean of private heads on a public extractor; the first baseline of FedAUXfdp.
 
 Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Federated Distillation", 2022
-(arXiv:2205.14960), section 4.
+(arXiv:2205.14960), section 5.
 
 Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 

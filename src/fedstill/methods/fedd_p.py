@@ -1,7 +1,7 @@
 """FedD+P: private heads on a public extractor, distilled with equal weights; the second baseline of FedAUXfdp.
 
 Hoech, Rischke, Mueller, Samek, "FedAUXfdp: Differentially Private One-Shot Federated Distillation", 2022
-(arXiv:2205.14960), section 4.
+(arXiv:2205.14960), section 5.
 
 Differs from the paper (docs/methods/fedd-p.md has the whole list): as `fedstill.methods.fedavg_p`, and the student
 starts from the mean of the heads unless ``student="fresh"``.

@@ -16,24 +16,29 @@ Differs from the paper (docs/methods/fedgm.md has the whole list):
 from functools import partial
 from typing import Any
 
+import torch
 from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.formation import check_divides, unfolded
 from fedstill.distill.synthesis import GradientMatching, synthesise
+from fedstill.evaluate import outputs
 from fedstill.methods.surrogate import (
     ImageSet,
+    SoftImageSet,
     VectorSet,
     VectorUpload,
     collect,
     image_reply,
     random_net,
+    soft_union,
     train_on,
     vector_reply,
 )
 from fedstill.protocol import Client, Federation, Method, Records, Step, step
 from fedstill.train.condensation import CondensedTraining
+from fedstill.train.sgd import SGD
 
 
 class FedGM(VectorUpload, Method):
@@ -45,12 +50,24 @@ class FedGM(VectorUpload, Method):
     """Settings of a client's synthesis."""
     training: CondensedTraining = CondensedTraining()
     """The server's training on the images of all clients."""
+    soft_labels: bool = False
+    """Send, in place of an image's class, the logits of a network trained on the client's records."""
+    teacher: SGD = SGD(epochs=20)
+    """A client's training of that network."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
         check_divides(self.matching.formation, fed.like.shape)
+        if self.soft_labels:
+            if fed.like.are_vectors or self.matching.formation > 1:
+                raise ValueError(
+                    f"soft labels are for stored images that hold one image each, but the records are "
+                    f"{'vectors' if fed.like.are_vectors else 'images'} and formation is {self.matching.formation}; "
+                    "leave --soft-labels out"
+                )
+            return train_on(fed, soft_union(fed, fed.ask(self.distil_soft, at_most=self._at_most(fed))), self.training)
         distil: Step[Any] = self.distil_vectors if fed.like.are_vectors else self.distil
-        images = collect(fed, fed.ask(distil, at_most={"n": self.ipc * fed.num_classes}))  # S = S_1 u ... u S_K
+        images = collect(fed, fed.ask(distil, at_most=self._at_most(fed)))  # S = S_1 u ... u S_K
         used = unfolded(images, self.matching.formation) if isinstance(images, Records) else images
         return train_on(fed, used, self.training)
 
@@ -60,9 +77,19 @@ class FedGM(VectorUpload, Method):
         return image_reply(self._fit(client))
 
     @step
+    def distil_soft(self, client: Client) -> SoftImageSet:
+        """Fit S_k, and let a network trained on the client's records label it."""
+        images, model = self._fit(client), client.new_model()
+        self.teacher.fit(model, client.train, client.rng("teacher"))
+        return SoftImageSet(images=images.images, logits=torch.cat(outputs(model, images)))
+
+    @step
     def distil_vectors(self, client: Client) -> VectorSet:
         """Fit S_k if records are vectors."""
         return vector_reply(self._fit(client), client.train.num_classes, self)
+
+    def _at_most(self, fed: Federation) -> dict[str, int]:
+        return {"n": self.ipc * fed.num_classes}
 
     def _fit(self, client: Client) -> Records:
         nets = partial(random_net, client)

@@ -33,6 +33,13 @@ class ImageSet(Reply):
     labels: Labels
 
 
+class SoftImageSet(Reply):
+    """8-bit images with a network's logits for them: as many bytes as pixels, four more for each class."""
+
+    images: UInt8[Tensor, "n channels height width"]
+    logits: Float32[Tensor, "n classes"]
+
+
 class ValueSet(Reply):
     """Labelled real-valued images, as networks see them: four bytes a pixel, one more for each label."""
 
@@ -109,6 +116,18 @@ def union(fed: Federation, replies: Iterable[ImageSet]) -> Records:
     """All clients' images as one set, in the order of the clients."""
     images, labels = concatenate(fed, ((r.images, r.labels) for r in replies))
     return Records(images, labels, fed.num_classes, fed.like.normalisation)
+
+
+def soft_union(fed: Federation, replies: Iterable[SoftImageSet]) -> Examples:
+    """All clients' images as one set, in the order of the clients, with probabilities as labels.
+
+    The report shows them under the classes of the largest logits.
+    """
+    pairs = [(r.images.to(fed.device), r.logits.to(fed.device)) for r in replies]
+    images, logits = (torch.cat(part) for part in zip(*pairs, strict=True))
+    records = Records(images, logits.argmax(1), fed.num_classes, fed.like.normalisation)
+    fed.show("synthetic", records)
+    return Examples(records, logits.softmax(1))
 
 
 def train_on(fed: Federation, images: Records | Examples, training: CondensedTraining) -> nn.Module:

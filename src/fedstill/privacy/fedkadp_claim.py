@@ -23,8 +23,8 @@ def amplified(order: int, rate: float, base: Callable[[int], float]) -> float:
     """The divergence at an integer ``order`` >= 2 of a mechanism on a random subset with share ``rate`` of the records.
 
     ``1/(a-1) ln(1 + g^2 C(a,2) min{4(e^eps(2) - 1), 2 e^eps(2)} + 2 sum_{j=3..a} g^j C(a,j) e^((j-1) eps(j)))``, or
-    ``base(order)`` if that is less; for a mechanism like the Gaussian one, whose divergence of infinite order is
-    infinite.
+    ``base(order)`` if that is less, a minimum that the FedKADP paper does not take; for a mechanism like the Gaussian
+    one, whose divergence of infinite order is infinite.
 
     Args:
         order: a.
