@@ -23,7 +23,8 @@ from small import Addressed, Probe, SeveralSites, federation, run, site, weights
 from fedstill import extras  # noqa: E402
 from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.grid import GridTransport, content, take_bytes  # noqa: E402
+from fedstill.engines.flower.content import content, take_bytes  # noqa: E402
+from fedstill.engines.flower.grid import GridTransport  # noqa: E402
 from fedstill.engines.flower.simulation import Simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402

@@ -41,6 +41,7 @@ def main() -> None:
             lambda *_: policy.client,
             lambda node, run, client, spec, request: worker(spec, request),
             partial(failed, policy),
+            policy.max_request,
         )
         try:
             node.run_task(address, token, int(parent), app, refuse_by(policy))

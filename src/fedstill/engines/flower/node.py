@@ -6,13 +6,17 @@ gives it to an app that is installed here, and sends the reply. Flower's own pro
 bundle, are never started. These functions of Flower are not documented; tests/engines/test_node.py pins them.
 """
 
+import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import httpx
 from flwr.app import Error, Message
@@ -24,36 +28,56 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 _HOST = "127.0.0.1"
 _POLL = 0.2
 """Seconds between two questions for a task."""
-_SUPERNODE = (  # it ends with this process, even if that is killed
-    "from fedstill.engines.flower.parent import end_with_parent; end_with_parent(); "
-    "from flwr.supernode.cli import flower_supernode; flower_supernode()"
-)
+_SUPERNODE = "from fedstill.engines.flower import supernode; supernode.main()"
 
 
-def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Popen[bytes]], at_a_time: int) -> int:
+class Limits(NamedTuple):
+    """Limits of a node.
+
+    Attributes:
+        programs: largest number of programs at a time.
+        request: largest number of bytes of a request.
+        refusal: the reply to a larger one, or to a message that is not made like a request.
+        refused: called with facts of such a message, which no program gets: ``run``, ``detail``, ``bundle``.
+    """
+
+    programs: int
+    request: int
+    refusal: bytes
+    refused: Callable[[Mapping[str, Any]], None]
+
+
+def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Popen[bytes]], limits: Limits) -> int:
     """Run a SuperNode until it ends, and return its exit code.
 
     Args:
         options: options of ``flower-supernode``; those for its Runtime API and its isolation are set here.
         launch: starts a program that calls `run_task` with the address and the token that it is given.
-        at_a_time: largest number of these programs at a time.
+        limits: limits of what it takes.
     """
     port = _free_port()
+    read, write = os.pipe()
     own = ["--isolation", "process", "--host", _HOST, "--port", str(port)]  # last, so they count
-    node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *options, *own])
+    words = [str(limits.request), b64encode(limits.refusal).decode(), str(write)]
+    node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write])
+    os.close(write)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
+    notes = _Lines(read)
     programs: list[subprocess.Popen[bytes]] = []
     client = _client(f"{_HOST}:{port}", RuntimeVersionHttpInterceptor(component_name="SuperExec"), tries=1)
     try:
         while (code := node.poll()) is None:
+            for line in notes.read():
+                limits.refused(json.loads(line))
             programs = [program for program in programs if program.poll() is None]
-            token = _next_token(client) if len(programs) < at_a_time else None
+            token = _next_token(client) if len(programs) < limits.programs else None
             if token is not None:
                 programs.append(launch(f"{_HOST}:{port}", token))
             time.sleep(_POLL)
@@ -63,6 +87,25 @@ def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Pop
             if process.poll() is None:
                 process.terminate()
         client.close()
+        notes.close()
+
+
+class _Lines:
+    """The lines that have come through a pipe so far."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._rest = b""
+
+    def read(self) -> list[bytes]:
+        with suppress(BlockingIOError):
+            self._rest += os.read(self._pipe, 1 << 20)
+        *lines, self._rest = self._rest.split(b"\n")
+        return lines
+
+    def close(self) -> None:
+        os.close(self._pipe)
 
 
 def _next_token(client: RuntimeHttpClient) -> str | None:
@@ -99,8 +142,10 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
     finally:
-        push_task_output(client=client, context=context, sub_status=status, details=details)
-        heartbeat.stop()
+        with suppress(RunNotRunningException):
+            push_task_output(client=client, context=context, sub_status=status, details=details)
+        with suppress(RuntimeError):  # it has ended, as when the SuperNode is gone; the first error is of interest
+            heartbeat.stop()
         client.close()
 
 
