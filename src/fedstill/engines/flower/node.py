@@ -22,12 +22,11 @@ import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -35,6 +34,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 _HOST = "127.0.0.1"
 _POLL = 0.2
 """Seconds between two questions for a task."""
+_BEAT = 10.0
+"""Seconds between two words to the SuperNode that a program lives."""
 _SUPERNODE = "from fedstill.engines.flower import supernode; supernode.main()"
 
 
@@ -70,24 +71,50 @@ def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Pop
     os.close(write)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
     notes = _Lines(read)
-    programs: list[subprocess.Popen[bytes]] = []
-    client = _client(f"{_HOST}:{port}", RuntimeVersionHttpInterceptor(component_name="SuperExec"), tries=1)
+    address, programs, due = f"{_HOST}:{port}", list[_Program](), 0.0
+    client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"))
     try:
         while (code := node.poll()) is None:
             for line in notes.read():
                 limits.refused(json.loads(line))
-            programs = [program for program in programs if program.poll() is None]
+            programs = [program for program in programs if not program.has_ended()]
             token = _next_token(client) if len(programs) < limits.programs else None
             if token is not None:
-                programs.append(launch(f"{_HOST}:{port}", token))
+                programs.append(_Program(launch(address, token), address, token))
+            if token is not None or time.monotonic() >= due:
+                due = time.monotonic() + _BEAT
+                for program in programs:
+                    program.beat()
             time.sleep(_POLL)
         return code
     finally:
-        for process in (node, *programs):
+        for process in (node, *(program.process for program in programs)):
             if process.poll() is None:
                 process.terminate()
         client.close()
         notes.close()
+
+
+class _Program:
+    """A program that works on a message, whose token lasts while this process says that it lives.
+
+    A new token lasts for 30 seconds, and a busy machine may need more to start a program that could say so itself.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str, token: str) -> None:
+        self.process = process
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        self._client = _client(address, version, RuntimeTokenHttpInterceptor(token))
+
+    def has_ended(self) -> bool:
+        if self.process.poll() is None:
+            return False
+        self._client.close()
+        return True
+
+    def beat(self) -> None:
+        with suppress(httpx.HTTPError):  # it has just sent its reply
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
 
 class _Lines:
@@ -128,10 +155,11 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
     """
     start_parent_process_monitor(parent)
     client = _client(
-        address, RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)
+        address,
+        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+        RuntimeTokenHttpInterceptor(token),
+        retry_invoker=make_simple_http_retry_invoker(),
     )
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heartbeat.start()
     context, status, details = None, SubStatus.FAILED, "the site's program failed"
     try:
         message, context, run, bundle = pull_task_input(client)
@@ -142,23 +170,18 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
     finally:
-        with suppress(RunNotRunningException):
+        with suppress(RunNotRunningException):  # it would hide an earlier error
             push_task_output(client=client, context=context, sub_status=status, details=details)
-        with suppress(RuntimeError):  # it has ended, as when the SuperNode is gone; the first error is of interest
-            heartbeat.stop()
         client.close()
 
 
-def _client(address: str, *interceptors: Any, tries: int | None = None) -> RuntimeHttpClient:
-    retry = make_simple_http_retry_invoker()
-    if tries is not None:
-        retry.max_tries = tries
+def _client(address: str, *interceptors: Any, retry_invoker: RetryInvoker | None = None) -> RuntimeHttpClient:
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # on this machine's loopback
         root_certificates=None,
         interceptors=list(interceptors),
-        retry_invoker=retry,
+        retry_invoker=retry_invoker,
     )
 
 
