@@ -133,7 +133,7 @@ class ServerFederation(Federation):
         envelope = {"step": step.name, "exchange": exchange}
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
         self.journal.check_request(exchange, step.name, request)
-        good, refusals = self.journal.replies_to(exchange, step.name, asked)
+        good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
         lengths = dict[int, float]()
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]

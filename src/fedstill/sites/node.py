@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill import __version__, extras, schema, wire
+from fedstill import __version__, extras, schema
+from fedstill.engines.site import NO_REPLY
 from fedstill.sites import log, setup
 from fedstill.sites.policy import SitePolicy
 
@@ -49,7 +50,5 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         known = {name: str(facts[name]) for name in ("run", "bundle") if facts[name] is not None}
         log.write(policy, known, "refused", f"no program gets the message: {schema.clean(facts['detail'], 300)}")
 
-    limit = f"a request has at most {policy.max_request:,} bytes, and is fedstill's (max_request_mb)"
-    refusal = wire.pack({}, {"error": f"refused by the site: {limit}"})
-    limits = Limits(policy.messages_at_a_time, policy.max_request, refusal, refused)
+    limits = Limits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
     return run_node([*connection, *options], launch, limits)

@@ -81,7 +81,8 @@ def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Pop
             token = _next_token(client) if len(programs) < limits.programs else None
             if token is not None:
                 programs.append(_Program(launch(address, token), address, token))
-            if token is not None or time.monotonic() >= due:
+                programs[-1].beat()
+            if time.monotonic() >= due:
                 due = time.monotonic() + _BEAT
                 for program in programs:
                     program.beat()
