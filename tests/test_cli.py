@@ -85,6 +85,8 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "fedavg", "--clients", "0"], "--clients is 0; it must be greater than 0"),
         (["run", "fedavg", "--local.batch-size", "0"], "--local.batch-size is 0; it must be greater than 0"),
         (["run", "fedavg", *QUICK, "--min-clients", "99"], "--min-clients is 99, but there are"),
+        (["run", "fedavg", *QUICK, "--local.lr", "1e300"], "--local.lr is 1e300; it must be less than or equal to"),
+        (["run", "fedavg", *QUICK, "--rounds", "9" * 20], "it must be below 1,000,000"),
         (["run", "fedavg", *QUICK, "--timeout", "5"], "--timeout is 5, but the clients run in the server's process"),
         (["run", "dense", "--temperature", "1e300"], "--temperature is 1e300; it must be less than or equal to 1000"),
         (["run", "dense", "--temperature", "1e-9"], "--temperature is 1e-9; it must be greater than or equal to 0.01"),

@@ -148,18 +148,20 @@ class JsonLines:
             self._file = None
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, run: Path | None = None) -> list[dict[str, Any]]:
     """The objects that `append_json` wrote; an empty list if there is no file.
+
+    ``run`` is the folder to delete if the file is damaged; by default the file's own.
 
     A last line that a crash left unfinished is ignored. Any other line that is no JSON object, or that does not follow
     the line before it where lines are `chained`, raises `Damaged`.
     """
-    return _read_chain(path)[0]
+    return _read_chain(path, run)[0]
 
 
-def _read_chain(path: Path) -> tuple[list[dict[str, Any]], str]:
+def _read_chain(path: Path, run: Path | None = None) -> tuple[list[dict[str, Any]], str]:
     """The objects, and the last link."""
-    values, link = list[dict[str, Any]](), ""
+    values, link, remedy = list[dict[str, Any]](), "", f"delete {run or path.parent} and run again"
     if not path.exists():
         return values, link
     whole, _, _ = path.read_bytes().rpartition(b"\n")
@@ -169,12 +171,9 @@ def _read_chain(path: Path) -> tuple[list[dict[str, Any]], str]:
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise Damaged(f"{path} is damaged (line {number} is no JSON object); delete {path.parent} and run again")
+            raise Damaged(f"{path} is damaged (line {number} is no JSON object); {remedy}")
         if link or _LINK in value:  # lines of earlier versions have none
             if value.pop(_LINK, None) != (link := _linked(link, value)):
-                raise Damaged(
-                    f"{path} is damaged (line {number} was changed, or does not follow the line before); "
-                    f"delete {path.parent} and run again"
-                )
+                raise Damaged(f"{path} is damaged (line {number} was changed, or another is missing); {remedy}")
         values.append(value)
     return values, link

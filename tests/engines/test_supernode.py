@@ -226,6 +226,18 @@ def test_an_endless_response_is_read_up_to_the_limit_only() -> None:
     assert sum(sent) < 10 * LIMIT  # what the machine's buffers take
 
 
+def test_a_response_that_announces_too_much_is_not_read() -> None:
+    def announced(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-length", str(10**12))
+        handler.end_headers()  # and nothing follows
+
+    with superlink(announced) as client:
+        client.of.start(LIMIT)
+        with pytest.raises(supernode.TooLarge, match="more than 6,291,456 bytes"):
+            client.PullObject(PullObjectRequest())
+
+
 def test_a_compressed_response_is_not_unpacked() -> None:
     def packed(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)

@@ -189,6 +189,8 @@ class ServerFederation(Federation):
 
     @override
     def rounds(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
+        if number >= EVALUATIONS:  # from there on, requests are evaluations
+            raise ValueError(f"rounds is {number}; it must be below {EVALUATIONS:,}")
         self.num_rounds, first = number, self._exchange  # a resumed run reads replies to earlier requests again
         done = self._restore(carry)
         self._folder.drop_metrics_after(done)

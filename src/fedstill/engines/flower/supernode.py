@@ -134,8 +134,12 @@ class Budget:
         """
         with self._lock:
             self._left -= size
-            if self._left < 0:
-                raise TooLarge(f"the message has more than {self._all:,} bytes")
+        self.check(0)
+
+    def check(self, size: int) -> None:
+        """Refuse bytes that are announced, as `take` would."""
+        if self._left < size:
+            raise TooLarge(f"the message has more than {self._all:,} bytes")
 
 
 class BoundedClient(FleetHttpClient):
@@ -160,7 +164,8 @@ class BoundedClient(FleetHttpClient):
         if response.request.url.path != _PULL:
             budget = Budget()
             budget.start(_OTHER)
-        budget.take(0)
+        length = response.headers.get("content-length", "")
+        budget.check(int(length[:20]) if length.isascii() and length.isdecimal() else 0)  # before it is read
         response.stream = _Bounded(response.stream, budget)
 
 
