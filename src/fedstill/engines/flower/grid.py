@@ -105,7 +105,7 @@ class GridTransport(Transport):
                     if reply.metadata.reply_to_message_id not in flying:
                         continue  # a second reply
                     group, _ = flying.pop(reply.metadata.reply_to_message_id)
-                    if reply.metadata.src_node_id != self._nodes[group[0]]:
+                    if not reply.has_error() and reply.metadata.src_node_id != self._nodes[group[0]]:
                         yield from (Arrival(client, b"", "another node replied for it") for client in group)
                         continue
                     if len(group) > 1 and reply.has_error():  # one client ended the process of all
