@@ -65,19 +65,34 @@ def test_a_supernode_in_process_isolation_starts_no_program() -> None:
 
 
 STUBBORN = """
-import os, signal, time
+import os, signal, sys, time
 from fedstill.engines.flower.parent import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a SuperNode whose server is away
-end_with_parent()
+if sys.argv[2] == "late":  # it was killed while this program imported
+    print(os.getpid(), flush=True)
+    while os.getppid() == int(sys.argv[1]):
+        time.sleep(0.01)
+end_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(1000)
 """
-PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+LAUNCHED = """
+import os, sys
+from fedstill.engines.flower import node
+print(os.getpid(), flush=True)
+node.run_task("127.0.0.1:9", "token", int(sys.argv[1]), None, None)  # its SuperNode is away
+"""
+PARENT = """
+import os, subprocess, sys
+subprocess.run([sys.executable, '-c', sys.argv[1], str(os.getpid()), sys.argv[2]])
+"""
 
 
 @pytest.mark.slow
-def test_a_program_of_flower_s_ends_after_its_parent_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
+@pytest.mark.parametrize(("program", "when"), [(STUBBORN, "early"), (STUBBORN, "late"), (LAUNCHED, "")])
+def test_a_program_of_flower_s_ends_after_its_parent_is_killed(program: str, when: str) -> None:
+    words = [sys.executable, "-c", PARENT, program, when]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
@@ -148,6 +163,6 @@ def test_the_first_error_of_a_program_is_the_one_that_is_raised(monkeypatch: pyt
 
     monkeypatch.setattr(node, "pull_task_input", lost)
     monkeypatch.setattr(node, "push_task_output", stopped)
-    monkeypatch.setattr(node, "start_parent_process_monitor", lambda parent: None)
+    monkeypatch.setattr(node, "end_with_parent", lambda parent: None)
     with pytest.raises(ValueError, match="the first"):
         node.run_task("127.0.0.1:9", "token", 1, ClientApp(), lambda *_: None)

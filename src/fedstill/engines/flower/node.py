@@ -23,13 +23,14 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedstill.engines.flower.parent import end_with_parent
 
 _HOST = "127.0.0.1"
 _POLL = 0.2
@@ -66,7 +67,7 @@ def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Pop
     port = _free_port()
     read, write = os.pipe()
     own = ["--isolation", "process", "--host", _HOST, "--port", str(port)]  # last, so they count
-    words = [str(limits.request), b64encode(limits.refusal).decode(), str(write)]
+    words = [str(os.getpid()), str(limits.request), b64encode(limits.refusal).decode(), str(write)]
     node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write])
     os.close(write)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
@@ -154,7 +155,7 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         app: the app that replies.
         refuse: returns the reason why the bundle with these bytes, of the run with this id, gets no reply, or None.
     """
-    start_parent_process_monitor(parent)
+    end_with_parent(parent)  # Flower's own would wait for ever to tell the SuperNode, which has ended too
     client = _client(
         address,
         RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),

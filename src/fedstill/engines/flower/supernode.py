@@ -69,9 +69,12 @@ class Limits(NamedTuple):
 
 
 def main() -> None:
-    """Run the SuperNode; the words are a limit, a reply (`Limits`), a pipe's descriptor, and Flower's options."""
-    end_with_parent()
-    request, refusal, pipe, *options = sys.argv[1:]
+    """Run the SuperNode.
+
+    The words are the parent's process id, a limit and a reply (`Limits`), a pipe's descriptor, and Flower's options.
+    """
+    parent, request, refusal, pipe, *options = sys.argv[1:]
+    end_with_parent(int(parent))
     notes = os.fdopen(int(pipe), "w", buffering=1)
 
     def note(run: int, detail: str, bundle: str | None) -> None:
