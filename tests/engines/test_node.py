@@ -101,7 +101,7 @@ def test_a_program_of_flower_s_ends_after_its_parent_is_killed(program: str, whe
 
 SUPERNODE = """
 import os, sys, time
-limit, refusal, pipe = sys.argv[1:4]
+limit, refusal, pipe = sys.argv[2:5]
 os.write(int(pipe), b'{"run": 7, "det')
 time.sleep(0.5)
 os.write(int(pipe), b'ail": "too large", "bundle": null}\\n')
