@@ -2,17 +2,22 @@
 
 Each question goes through a site's launcher (`fedstill.sites.launcher.Worker`: a process with the policy's limits) to
 two sites whose records differ. ``learned``: "nothing" if both give the same bytes, without a tensor; "the release" if
-they differ and were charged. Only Flower's network is not there.
+they differ and were charged. Only Flower's network is not there. In the rows "node: ..." a server sends one object of
+1 GB to Flower's client of a SuperNode ("before", whose message then costs the launcher what the row "size: ..." says)
+and to the site's (`fedstill.engines.flower.supernode`), over HTTP on this machine.
 
-Usage: python benchmarks/hostile_servers.py
+Usage: python benchmarks/hostile_servers.py [WORD IN THE NAME OF A ROW]
 """
 
 import json
 import multiprocessing
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +26,14 @@ import numpy as np
 import psutil
 import record
 import torch
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from small import federation, noise_images, spec_of
 
 from fedstill import wire
 from fedstill.data import sources
+from fedstill.engines.flower.content import TooLarge
+from fedstill.engines.flower.supernode import BoundedClient, Budget
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import NO_REPLY
 from fedstill.methods import find
@@ -213,6 +222,82 @@ class watched:
                 pass
 
 
+def at_the_node(kind: Any) -> dict[str, Any]:
+    """Seconds, seconds of the processor, bytes and memory of a SuperNode's client that is sent an object of 1 GB."""
+    context, (port, there), (here, told) = (
+        multiprocessing.get_context("fork"),
+        multiprocessing.Pipe(),
+        multiprocessing.Pipe(),
+    )
+    server = context.Process(target=superlink, args=(there,), daemon=True)
+    server.start()
+    client = context.Process(target=pull, args=(kind, port.recv(), told), daemon=True)
+    client.start()
+    before = here.recv()
+    with watched(client.pid or 0) as memory:
+        here.send("go")
+        row: dict[str, Any] = here.recv()
+    for process in (client, server):
+        process.terminate()
+        process.join()
+    return {**row, "memory_gb": round((max(memory.seen) - before) / 1e9, 2)}
+
+
+def superlink(pipe: Connection) -> None:
+    """A server whose objects all have 1 GB."""
+    tag = PullObjectResponse.DESCRIPTOR.fields_by_name["object_content"].number << 3 | 2
+    start = PullObjectResponse(object_found=True, object_available=True).SerializeToString() + bytes([tag])
+    start += b"".join(
+        bytes([10**9 >> 7 * i & 127 | (128 if i < 4 else 0)]) for i in range(5)
+    )  # the length, 7 bits each
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):  # the client has heard enough
+                for part in (start, *[bytes(10**6)] * 1000):
+                    self.wfile.write(part)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    pipe.send(server.server_port)
+    server.serve_forever()
+
+
+def pull(kind: Any, port: int, pipe: Connection) -> None:
+    """Pull an object as a SuperNode does."""
+    client = kind.from_server_address(f"127.0.0.1:{port}", True, None, [])
+    pipe.send(psutil.Process().memory_info().rss)
+    pipe.recv()
+    began, used, error = time.monotonic(), time.process_time(), ""
+    try:
+        size = len(client.PullObject(PullObjectRequest()).object_content)
+    except TooLarge as why:
+        size, error = 0, str(why)
+    seconds = {"seconds": round(time.monotonic() - began, 2), "cpu_seconds": round(time.process_time() - used, 2)}
+    pipe.send({**seconds, "bytes": size, "log": error})
+
+
+class Bounded(BoundedClient):
+    """The client of a site with a budget of its own."""
+
+    of = Budget()
+
+
+def node_rows() -> list[dict[str, Any]]:
+    """What an object of 1 GB costs Flower's client, and the site's with the default limit and a quarter of it."""
+    rows = [{"attack": "node: an object of 1 GB, before", **at_the_node(FleetHttpClient)}]
+    limit = int(SitePolicy.model_fields["max_request_mb"].default * 10**6)
+    for size in (limit, limit // 4):
+        Bounded.of.start(size)
+        rows.append({"attack": f"node: an object of 1 GB, at most {size // 10**6} MB", **at_the_node(Bounded)})
+    return rows
+
+
 def learned(first: Told, second: Told, *, unprotected: bool) -> str:
     """What the replies of two sites with different records tell apart."""
     if first.replies == second.replies and not any(wire.unpack(reply)[0] for reply in first.replies):
@@ -229,11 +314,25 @@ def learned(first: Told, second: Told, *, unprotected: bool) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    word, place = "".join(sys.argv[1:]), Path(__file__).parent / "results" / "hostile-servers.json"
+    earlier = {row["attack"]: row for row in json.loads(place.read_text())["table"]} if word else {}
+    table = {row["attack"]: row for row in [*earlier.values(), *rows(word)]}
+    limits = {"max_seconds": SECONDS, "max_memory_gb": GIGABYTES, "max_questions": QUESTIONS}
+    record.keep(place, list(table.values()), limits=limits)
+
+
+def rows(word: str) -> Iterator[dict[str, Any]]:
+    """A row for each attack whose name has a word in it."""
+    if word in "node":
+        for row in node_rows():
+            print(row, flush=True)
+            yield row
     train = sources.load("digits").train
     halves = [train[torch.arange(start, len(train), 2)] for start in (0, 1)]
-    table = []
     with tempfile.TemporaryDirectory() as place:
         for number, (name, attack) in enumerate(attacks(train).items()):
+            if word not in name:
+                continue
             sites = [make_site(Path(place) / f"{number}-{i}", half, attack.policy) for i, half in enumerate(halves)]
             first, second = (ask(site, attack.questions) for site in sites)
             row = {
@@ -245,14 +344,12 @@ def main() -> None:
                 "memory_gb": round(max(first.memory, second.memory) / 1e9, 2),
                 "log": first.logged,
             }
-            table.append(row)
             print(
                 f"{name:45} {row['learned']:35} {row['charges']} charges {row['seconds']:6.1f} s "
                 f"{row['memory_gb']:5.2f} GB  {row['log'][:110]}",
                 flush=True,
             )
-    limits = {"max_seconds": SECONDS, "max_memory_gb": GIGABYTES, "max_questions": QUESTIONS}
-    record.keep(Path(__file__).parent / "results" / "hostile-servers.json", table, limits=limits)
+            yield row
 
 
 if __name__ == "__main__":

@@ -248,19 +248,24 @@ def check(folder: Path, study: str) -> dict[str, Any]:
             assert len(told.get(client, [])) == charges[-1], f"client {client}: the server knows {told}, not {charges}"
         else:
             assert different[-1] == charges[-1] == 0
-    weights = hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
+    weights = weights_of(folder / "run")
     if study == "private":
-        assert weights == again(folder, study), "the server's part gives other weights from the same replies"
+        same = weights == again(folder / "run", folder / "again")
+        assert same, "the server's part gives other weights from the same replies"
     return {"charges": charges, "releases_that_left": different, "weights": weights}
 
 
-def again(folder: Path, study: str) -> str:
-    """Digest of the weights that the server computes from the journal's replies in a new folder."""
-    job = job_of(study, folder / "again")
-    content = json.loads((folder / "run" / "config.json").read_text())
-    extend.lay_out(folder / "run", job.out, content)
+def weights_of(out: Path) -> str:
+    """Digest of a run's final weights."""
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+
+
+def again(out: Path, copy: Path) -> str:
+    """Digest of the weights that the server computes from the replies of the run ``out`` in a new folder."""
+    job = extend.read_job(out, copy, "")
+    extend.lay_out(out, copy, json.loads((out / "config.json").read_text()))
     run(job, sites=lambda spec: extend.Nobody())
-    return hashlib.sha256((job.out / "model.safetensors").read_bytes()).hexdigest()
+    return weights_of(copy)
 
 
 def done_before(fresh: bool) -> list[dict[str, Any]]:

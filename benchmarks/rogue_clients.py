@@ -25,7 +25,7 @@ from small import federation, site, spec_of, weights
 from fedstill import wire
 from fedstill.data import sources
 from fedstill.engines.flower import apps
-from fedstill.engines.flower.grid import content, take_bytes
+from fedstill.engines.flower.content import content, take_bytes
 from fedstill.engines.server import ServerFederation
 from fedstill.evaluate import evaluate
 from fedstill.methods.fedavg import FedAvg

@@ -47,6 +47,53 @@ def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path) -> None:
     assert Journal(tmp_path).bytes_down == 17
 
 
+@pytest.mark.parametrize("name", ["meter.jsonl", "spent.jsonl"])
+def test_every_change_of_a_line_but_the_loss_of_the_last_is_noticed(name: str, tmp_path: Path) -> None:
+    """A run of one request has no checkpoint, whose seal would notice it."""
+    journal = Journal(tmp_path)
+    for client in range(3):
+        journal.count_sent(0, client, 10 + client)
+        journal.store_releases(0, client, [])
+    lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
+    changed = lines[1].replace(b'"client": 1', b'"client": 7')
+    assert changed != lines[1]
+    for damaged in (
+        [lines[0], changed, lines[2]],
+        [lines[1], lines[2]],
+        [lines[0], lines[2]],
+        [*lines, lines[2]],
+        [lines[1], lines[0], lines[2]],
+        [lines[0], lines[1].split(b', "link"')[0] + b"}\n", lines[2]],
+    ):
+        (tmp_path / name).write_bytes(b"".join(damaged))
+        with pytest.raises(files.Damaged, match=f"{name} is damaged .* delete {tmp_path.parent} and"):
+            Journal(tmp_path).releases()
+    (tmp_path / name).write_bytes(b"".join(lines[:2]))
+    assert Journal(tmp_path).bytes_down == (21 if name == "meter.jsonl" else 33)
+
+
+def test_a_request_whose_line_was_lost_is_counted_again_if_there_is_its_reply(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for client in range(3):
+        journal.count_sent(0, client, 10)
+        journal.store_reply(0, "update", client, b"hello")
+    journal.flush()
+    place = tmp_path / "meter.jsonl"
+    place.write_bytes(b"".join(place.read_bytes().splitlines(keepends=True)[:3]))
+    journal = Journal(tmp_path)
+    journal.replies_to(0, "update", None, 10)
+    for opened in (journal, Journal(tmp_path)):
+        assert (opened.bytes_down, opened.bytes_up) == (30, 15)
+
+
+def test_lines_of_an_earlier_version_are_read_and_followed_by_chained_ones(tmp_path: Path) -> None:
+    plain = {"exchange": 0, "client": 0, "down": 1, "seconds": 1.0}
+    (tmp_path / "meter.jsonl").write_text(json.dumps(plain) + "\n")
+    Journal(tmp_path).count_sent(0, 1, 2)
+    Journal(tmp_path).count_sent(0, 2, 3)
+    assert Journal(tmp_path).bytes_down == 6
+
+
 def test_seconds_go_on_where_the_last_message_left_them(tmp_path: Path) -> None:
     (tmp_path / "meter.jsonl").write_text(json.dumps({"exchange": 0, "client": 0, "down": 1, "seconds": 1000.0}) + "\n")
     assert 1000 <= Journal(tmp_path).seconds < 1100

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -95,16 +95,45 @@ def append_json(path: Path, value: Any) -> None:
     lines.close()
 
 
-class JsonLines:
-    """A file of JSON lines that a single writer keeps open; the first line creates it."""
+_LINK = "link"
+"""Name of the entry of a line with the digest of the line and of all chained lines before it."""
 
-    def __init__(self, path: Path) -> None:
+
+def _linked(link: str, value: Mapping[str, Any]) -> str:
+    return hashlib.sha256((link + json.dumps(value, allow_nan=False)).encode()).hexdigest()[:16]
+
+
+def chained(values: Iterable[Mapping[str, Any]], link: str = "") -> bytes:
+    """Lines whose damage `read_json_lines` notices, but not the loss of the last ones; ``link`` is the one before."""
+    lines = []
+    for value in values:
+        link = _linked(link, value)
+        lines.append(json.dumps({**value, _LINK: link}, allow_nan=False).encode() + b"\n")
+    return b"".join(lines)
+
+
+class JsonLines:
+    """A file of JSON lines that a single writer keeps open; the first line creates it.
+
+    Args:
+        path: the file.
+        chain: whether to write lines as `chained` does.
+    """
+
+    def __init__(self, path: Path, *, chain: bool = False) -> None:
         self._path = path
+        self._chain = chain
+        self._link: str | None = None
         self._file: BinaryIO | None = None
 
     def append(self, value: Any) -> None:
         """Append one line, as `append_json` does, and hand it to the operating system."""
-        line = json.dumps(value, allow_nan=False).encode() + b"\n"
+        if self._chain:
+            if self._link is None:
+                self._link = _read_chain(self._path)[1]
+            line, self._link = chained([value], self._link), _linked(self._link, value)
+        else:
+            line = json.dumps(value, allow_nan=False).encode() + b"\n"
         if self._file is None:
             self._file = self._path.open("r+b" if self._path.exists() else "w+b", buffering=0)
             end = self._file.seek(0, os.SEEK_END)
@@ -122,21 +151,32 @@ class JsonLines:
             self._file = None
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, run: Path | None = None) -> list[dict[str, Any]]:
     """The objects that `append_json` wrote; an empty list if there is no file.
 
-    A last line that a crash left unfinished is ignored; any other line that is no JSON object raises `Damaged`.
+    ``run`` is the folder to delete if the file is damaged; by default the file's own.
+
+    A last line that a crash left unfinished is ignored. Any other line that is no JSON object, or that does not follow
+    the line before it where lines are `chained`, raises `Damaged`.
     """
+    return _read_chain(path, run)[0]
+
+
+def _read_chain(path: Path, run: Path | None = None) -> tuple[list[dict[str, Any]], str]:
+    """The objects, and the last link."""
+    values, link, remedy = list[dict[str, Any]](), "", f"delete {run or path.parent} and run again"
     if not path.exists():
-        return []
+        return values, link
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    values = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
             value = json.loads(line)
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise Damaged(f"{path} is damaged (line {number} is no JSON object); delete {path.parent} and run again")
+            raise Damaged(f"{path} is damaged (line {number} is no JSON object); {remedy}")
+        if link or _LINK in value:  # lines of earlier versions have none
+            if value.pop(_LINK, None) != (link := _linked(link, value)):
+                raise Damaged(f"{path} is damaged (line {number} was changed, or another is missing); {remedy}")
         values.append(value)
-    return values
+    return values, link

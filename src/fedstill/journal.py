@@ -13,7 +13,7 @@
       epochs                          state of long work at the server after one of its epochs
 
 An exchange is the number of a request, from 0. A resumed run sends the same requests in the same order and reads stored
-replies from here. Every file is whole or absent (`fedstill.files`); replies and checkpoints have a checksum.
+replies from here. Every file is whole or absent (`fedstill.files`); replies, checkpoints and lines have a checksum.
 """
 
 import hashlib
@@ -68,16 +68,16 @@ class Journal:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._meter = folder / "meter.jsonl"
-        self._lines = files.JsonLines(self._meter)
         self._spent = folder / "spent.jsonl"
+        self._lines, self._spending = (files.JsonLines(place, chain=True) for place in (self._meter, self._spent))
         self._releases: dict[tuple[int, int], list[Entry]] | None = None  # by client and request, once read
         self.bytes_down = 0
         self.bytes_up = 0
         self.bytes_judging = 0
-        self._up: set[tuple[int, int]] = set()
+        self._crossed = {"down": set[tuple[int, int]](), "up": set[tuple[int, int]]()}
         self._times: dict[tuple[int, int], float] = {}
         seconds = 0.0
-        for line in files.read_json_lines(self._meter):
+        for line in files.read_json_lines(self._meter, folder.parent):
             try:
                 seconds = float(line.pop("seconds"))
                 self._count(**line)
@@ -99,15 +99,15 @@ class Journal:
         else:
             self.bytes_down += down
             self.bytes_up += up
-        if up:
-            self._up.add((exchange, client))
+        if up or down:
+            self._crossed["up" if up else "down"].add((exchange, client))
 
     def count_sent(self, exchange: int, client: int, size: int) -> None:
         """Count the bytes of a request; a request that is sent again after a crash counts twice."""
         self._line(exchange=exchange, client=client, down=size)
 
     def _received(self, exchange: int, client: int, size: int) -> None:
-        if size and (exchange, client) not in self._up:
+        if size and (exchange, client) not in self._crossed["up"]:
             self._line(exchange=exchange, client=client, up=size)
 
     def _line(self, **counts: int) -> None:
@@ -117,7 +117,8 @@ class Journal:
     def store_releases(self, exchange: int, client: int, entries: Sequence[Entry]) -> None:
         """Store the releases that a client lists in its reply to a request."""
         spent = [entry.model_dump(mode="json") for entry in entries]
-        files.append_json(self._spent, {"exchange": exchange, "client": client, "spent": spent})
+        self._spending.append({"exchange": exchange, "client": client, "spent": spent})
+        self._spending.close()
         if self._releases is not None:
             self._releases[client, exchange] = list(entries)
 
@@ -140,7 +141,7 @@ class Journal:
 
     def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
         releases: dict[tuple[int, int], list[Entry]] = {}
-        for line in files.read_json_lines(self._spent):
+        for line in files.read_json_lines(self._spent, self.folder.parent):
             try:
                 releases[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
             except (KeyError, TypeError, ValueError, ValidationError) as error:
@@ -208,9 +209,9 @@ class Journal:
             )
 
     def replies_to(
-        self, exchange: int, step: str, asked: Collection[int] | None = None
+        self, exchange: int, step: str, asked: Collection[int] | None = None, size: int = 0
     ) -> tuple[list[int], list[Refusal]]:
-        """The clients of ``asked`` (None: of all) whose reply to a request is stored, and their refusals.
+        """The clients of ``asked`` (None: of all) whose reply to a request of ``size`` bytes is stored, and refusals.
 
         Raises:
             ValueError: the journal has replies to another step under that number, so it belongs to another run.
@@ -229,8 +230,10 @@ class Journal:
                 continue
             refusals.append(refusal)
             self._received(exchange, refusal.client, size)
-        for client in clients:  # after a crash between a reply and its line in the meter
-            if (exchange, client) not in self._up:
+        for client in clients:  # after a crash between a reply and its line in the meter, or the loss of last lines
+            if size and (exchange, client) not in self._crossed["down"]:
+                self.count_sent(exchange, client, size)
+            if (exchange, client) not in self._crossed["up"]:
                 self._received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
         return clients, refusals
 

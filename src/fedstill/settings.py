@@ -2,11 +2,13 @@
 
 from typing import Annotated
 
-from annotated_types import Gt, Lt
+from annotated_types import Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 Epsilon = PositiveFloat | None
 """Privacy cost of an upload at the run's delta; None adds no noise and gives no guarantee."""
+Rate = Annotated[float, Gt(0), Le(1e6)]
+"""A learning rate."""
 Share = Annotated[float, Gt(0), Lt(1)]
 """A share strictly between 0 and 1."""
 

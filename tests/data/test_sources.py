@@ -363,6 +363,9 @@ def test_an_empty_class_folder_is_named(data_root):
         ({"y_train": np.arange(11)}, r"y_train in .* is int64 of shape \(11,\), but 12 integers"),
         ({"y_train": np.zeros(12)}, "y_train in .* is float64"),
         ({"x_train": None, "images": pictures()}, "holds the arrays y_train, images, but x_train"),
+        ({"x_train": pictures()[:0], "y_train": np.arange(0)}, r"shape \(0, 6, 5.*\): there is no record in it"),
+        ({"x_test": pictures()[:0], "y_test": np.arange(0)}, "x_test in .* there is no record in it"),
+        ({"x_train": pictures()[:, :0]}, "there is no record in it"),
         ({"y_train": np.array([object()] * 12)}, "not a readable .npz file of plain arrays"),
     ],
 )
@@ -381,8 +384,9 @@ def test_a_pickle_in_a_file_never_runs(tmp_path):
     np.savez(tmp_path / "own.npz", x_train=pictures(), y_train=np.array([Bomb()] * 12))
     (tmp_path / "raw.npz").write_bytes(pickle.dumps(Bomb()))
     for name in ("own.npz", "raw.npz"):
-        with pytest.raises(ValueError, match="not a readable .npz file"):
+        with pytest.raises(ValueError, match="not a readable .npz file") as refused:
             read_npz(tmp_path / name)
+        assert "unsafely" not in str(refused.value)  # NumPy's advice on pickles
     assert not (tmp_path / "ran").exists()
 
 

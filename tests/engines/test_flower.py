@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 from census import Census  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message  # noqa: E402
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects  # noqa: E402
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents  # noqa: E402
 from garbage import CLIENT, KINDS, Vandal, check_told, is_sentence, releases  # noqa: E402
@@ -23,7 +24,8 @@ from small import Addressed, Probe, SeveralSites, federation, run, site, weights
 from fedstill import extras  # noqa: E402
 from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.grid import GridTransport, content, take_bytes  # noqa: E402
+from fedstill.engines.flower.content import content, take_bytes  # noqa: E402
+from fedstill.engines.flower.grid import GridTransport  # noqa: E402
 from fedstill.engines.flower.simulation import Simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
@@ -280,6 +282,22 @@ def test_a_reply_of_another_node_or_a_second_one_is_not_used() -> None:
     found = exchange(Echoing({}), 2)
     assert found[0].failure is None
     assert (found[1].reply, found[1].failure) == (b"", "another node replied for it")
+
+
+def test_the_word_of_flower_s_server_that_a_node_is_gone_is_passed_on() -> None:
+    class Gone(Grid):
+        """Replies for node 101 as Flower's server does: in its own name, with an error."""
+
+        def pull_messages(self, ids: Any) -> Any:
+            for reply in super().pull_messages(ids):
+                if reply.metadata.src_node_id == 101:
+                    (asked,) = [m for m in self.pushed if m.metadata.message_id == reply.metadata.reply_to_message_id]
+                    reply = create_message_error_unavailable_res_message(asked.metadata, "node_unavail")
+                yield reply
+
+    found = exchange(Gone({}), 2)
+    assert found[0].failure is None
+    assert found[1].failure is not None and "Node Unavailable" in found[1].failure
 
 
 def test_a_list_of_nodes_may_know_more_than_the_run(tmp_path: Path) -> None:

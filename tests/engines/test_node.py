@@ -1,22 +1,27 @@
 """What a site's node takes from Flower, of which Flower promises nothing."""
 
 import inspect
+import signal
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse  # noqa: E402
+from flwr.proto.task_pb2 import Task  # noqa: E402
 from flwr.supercore.constant import TaskType  # noqa: E402
-from flwr.supercore.heartbeat import HeartbeatSender  # noqa: E402
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor  # noqa: E402
+from flwr.supercore.run import RunNotRunningException  # noqa: E402
 from flwr.supercore.runtime import RuntimeHttpClient  # noqa: E402
 from flwr.supernode import start_client_internal  # noqa: E402
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode  # noqa: E402
 from flwr.supernode.runtime import run_clientapp  # noqa: E402
+
+from fedstill.engines.flower import node  # noqa: E402
 
 TAKEN: list[tuple[Any, list[str]]] = [
     (run_clientapp.pull_task_input, ["client"]),
@@ -25,7 +30,7 @@ TAKEN: list[tuple[Any, list[str]]] = [
     (RuntimeHttpClient.AcquireTask, ["self", "request"]),
     (RuntimeTokenHttpInterceptor.__init__, ["self", "token"]),
     (RuntimeVersionHttpInterceptor.__init__, ["self", "component_name"]),
-    (HeartbeatSender.__init__, ["self", "heartbeat_fn"]),
+    (RuntimeHttpClient.SendTaskHeartbeat, ["self", "request"]),
 ]
 
 
@@ -60,20 +65,104 @@ def test_a_supernode_in_process_isolation_starts_no_program() -> None:
 
 
 STUBBORN = """
-import os, signal, time
+import os, signal, sys, time
 from fedstill.engines.flower.parent import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a SuperNode whose server is away
-end_with_parent()
+if sys.argv[2] == "late":  # it was killed while this program imported
+    print(os.getpid(), flush=True)
+    while os.getppid() == int(sys.argv[1]):
+        time.sleep(0.01)
+end_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(1000)
 """
-PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+LAUNCHED = """
+import os, sys
+from fedstill.engines.flower import node
+print(os.getpid(), flush=True)
+node.run_task("127.0.0.1:9", "token", int(sys.argv[1]), None, None)  # its SuperNode is away
+"""
+PARENT = """
+import os, subprocess, sys
+subprocess.run([sys.executable, '-c', sys.argv[1], str(os.getpid()), sys.argv[2]])
+"""
 
 
 @pytest.mark.slow
-def test_a_program_of_flower_s_ends_after_its_parent_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
+@pytest.mark.parametrize(("program", "when"), [(STUBBORN, "early"), (STUBBORN, "late"), (LAUNCHED, "")])
+def test_a_program_of_flower_s_ends_after_its_parent_is_killed(program: str, when: str) -> None:
+    words = [sys.executable, "-c", PARENT, program, when]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         assert psutil.wait_procs([child], timeout=120)[1] == []
+
+
+SUPERNODE = """
+import os, sys, time
+limit, refusal, pipe = sys.argv[2:5]
+os.write(int(pipe), b'{"run": 7, "det')
+time.sleep(0.5)
+os.write(int(pipe), b'ail": "too large", "bundle": null}\\n')
+time.sleep(2)
+sys.exit(int(limit))
+"""
+
+
+class Api:
+    """A SuperNode's Runtime API with one task."""
+
+    heard: ClassVar[list[str]] = []
+
+    def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:
+        self.heard.append("asked")
+        return (
+            AcquireTaskResponse(token="a", task=Task(task_id=1)) if self.heard == ["asked"] else AcquireTaskResponse()
+        )
+
+    def SendTaskHeartbeat(self, request: Any) -> None:
+        self.heard.append("beat")
+
+    def close(self) -> None:
+        self.heard.append("closed")
+
+
+def test_a_token_lasts_while_its_program_starts_and_refusals_of_the_supernode_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower gives a program 30 seconds until it says that it lives, and a busy machine needs more to start one."""
+    monkeypatch.setattr(node, "_SUPERNODE", SUPERNODE)
+    monkeypatch.setattr(node, "_client", lambda *_, **__: Api())
+    monkeypatch.setattr(node, "_BEAT", 0.1)
+    refused: list[Any] = []
+    given: list[Any] = []
+
+    def launch(address: str, token: str) -> subprocess.Popen[bytes]:
+        given.append(token)
+        return subprocess.Popen(["sleep", "1"])
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert node.run_node([], launch, node.Limits(1, 9, b"no", refused.append)) == 9
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert given == ["a"]
+    assert refused == [{"run": 7, "detail": "too large", "bundle": None}]
+    assert Api.heard[:2] == ["asked", "beat"]
+    assert Api.heard.count("beat") >= 2
+    assert "beat" not in Api.heard[Api.heard.index("closed") :]  # the program has ended
+
+
+def test_the_first_error_of_a_program_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(client: Any) -> None:
+        raise ValueError("the first")
+
+    def stopped(**_: Any) -> None:
+        raise RunNotRunningException
+
+    monkeypatch.setattr(node, "pull_task_input", lost)
+    monkeypatch.setattr(node, "push_task_output", stopped)
+    monkeypatch.setattr(node, "end_with_parent", lambda parent: None)
+    with pytest.raises(ValueError, match="the first"):
+        node.run_task("127.0.0.1:9", "token", 1, ClientApp(), lambda *_: None)

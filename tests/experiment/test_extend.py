@@ -187,7 +187,7 @@ def test_the_command_says_what_it_did(away: Path, tmp_path: Path, capsys: pytest
     (away / "2").touch()
     run(job(tmp_path / "run"))
     (away / "2").unlink()
-    main(["run", "--extend", str(tmp_path / "run"), "--timeout", "100"])
+    main(["run", "--extend", str(tmp_path / "run"), "--min-clients", "4"])
     summary = json.loads((tmp_path / "run-extended" / "summary.json").read_text())
     assert summary["refused"] == []
     assert json.loads((tmp_path / "run-extended" / "config.json").read_text())["extends"] == str(tmp_path / "run")

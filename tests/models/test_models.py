@@ -126,6 +126,7 @@ def test_the_smallest_images_named_in_errors_work() -> None:
 
 
 OWN = """
+import torch
 from torch import nn
 
 def good(shape, num_classes):
@@ -140,6 +141,19 @@ def wrong_size(shape, num_classes):
 
 def not_a_module(shape, num_classes):
     return "net"
+
+def broken(shape, num_classes):
+    raise KeyError("width")
+
+def sparse(shape, num_classes):
+    net = good(shape, num_classes)
+    net.register_buffer("links", torch.eye(3).to_sparse())
+    return net
+
+def infinite(shape, num_classes):
+    net = good(shape, num_classes)
+    net[2].weight.data[0, 0] = float("nan")
+    return net
 
 number = 3
 """
@@ -168,6 +182,9 @@ def test_a_network_of_ones_own(own: str) -> None:
         ("too_wide", r"gives \(2, 5\).*\(n, 4\)"),
         ("wrong_size", "fails on a batch of zeros"),
         ("not_a_module", "returned a str"),
+        ("broken", r"can't be built for records of .*KeyError\('width'\)"),
+        ("sparse", "'links' is sparse"),
+        ("infinite", "'2.weight' has a value that is not finite"),
         ("number", "not a function"),
         ("missing", "can't be imported"),
     ],

@@ -140,7 +140,7 @@ def test_impossible_deltas(delta: float) -> None:
             call()
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, 1e300, math.inf, math.nan])
 def test_impossible_epsilons(epsilon: float) -> None:
     with pytest.raises(ValueError, match="must be a positive number"):
         accounting.gaussian_noise(epsilon, 1e-5)

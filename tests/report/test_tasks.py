@@ -19,6 +19,7 @@ from fedstill.cli import main
 from fedstill.report import classes, export, figures, findings, plots, settings, sweeps, tables
 from fedstill.report.record import RunRecord, find_runs, read_run
 from fedstill.report.tasks import group
+from fedstill.report.words import plain
 
 
 def sweep_runs(
@@ -446,3 +447,9 @@ def test_options_of_a_model_are_told_from_other_words() -> None:
         "partition": "dirichlet:0.1",
         "own": "a.b:c",
     }
+
+
+def test_texts_of_a_stranger_s_run_are_no_formulas_and_no_commands_of_the_terminal() -> None:
+    text = export.csv_text([{"label": '=HYPERLINK("http://x")', "model": "a-b", "accuracy": -0.5, "more": ["@x", "y"]}])
+    assert text.splitlines()[1] == """"'=HYPERLINK(""http://x"")",a-b,-0.5,'@x y"""
+    assert str(plain("[/red]\x1b]0;mine\x07\n")) == "[/red]?]0;mine??"

@@ -1,6 +1,7 @@
 """A run's folder: files come back as they were written, and damage is named with its remedy."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,17 @@ def test_a_guarantee_of_an_early_version_is_read(reason: str, simulated: bool, f
     read = folder.read_summary().guarantee
     assert (read.epsilon, read.accountant, read.reason) == (1.0, None, reason)
     assert guarantees.is_simulated(read) is simulated
+
+
+def test_pictures_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
+    place = tmp_path / "images" / "real.npz"
+    place.parent.mkdir()
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as packed, packed.open("images.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": (300, 1, 1024, 1024)}
+        )
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+    assert place.stat().st_size < 10**6
+    with pytest.raises(ValueError, match="it unpacks to more than 256 MiB"):
+        RunFolder(tmp_path).read_images()

@@ -29,7 +29,7 @@ from fedstill.sites import setup  # noqa: E402
 from fedstill.sites.ledger import create_ledger  # noqa: E402
 from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 thorough = pytest.mark.skipif(
     not os.environ.get("FEDSTILL_SLOW"), reason="takes minutes: each exchange of a deployment does; set FEDSTILL_SLOW=1"
@@ -38,8 +38,10 @@ SITES = 4
 HOOKS = Path(__file__).parents[1] / "support" / "hooks"
 CONNECTED = "SuperNode ID"
 NO_POLICY = 'client = 7\ndata = "data.npz"\nstate = "state"\nmethods = []\n'
-PATIENCE = 400.0
+PATIENCE = 900.0
 """Seconds to wait for what takes some where nothing else runs."""
+LATE = 150.0
+"""Seconds after which a site is missing, in runs that wait for it in vain; the others need them on a busy machine."""
 TASK: dict[str, Any] = {"data": "digits", "clients": SITES, "model": "convnet:width=8,depth=2", "public": "noise=64"}
 METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"rounds": 2, "local": {"lr": 0.05, "batch_size": 32, "epochs": 1}},  # keeps state at the sites
@@ -231,7 +233,7 @@ def test_a_registered_site_that_says_it_is_another_is_not_believed(everyone: Loo
     start(here, 8)
     here.wait_for(lambda: CONNECTED in here.log("site-8"), "the impostor to be let in", PATIENCE)
     try:
-        out = completed(here, here.run(name, probe(min_clients=3, timeout=60), wait=30), name)
+        out = completed(here, here.run(name, probe(min_clients=3, timeout=PATIENCE), wait=LATE), name)
     finally:
         here.stop("site-8")
     (refused,) = summary_of(out)["refused"]
@@ -241,14 +243,14 @@ def test_a_registered_site_that_says_it_is_another_is_not_believed(everyone: Loo
 @thorough
 def test_a_site_that_is_killed_while_it_works_is_left_out(everyone: Loopback) -> None:
     here, name = everyone, "killed"
-    running = here.run(name, probe(misbehave={1: "sleep"}, min_clients=3, timeout=40), wait=60)
+    running = here.run(name, probe(misbehave={1: "sleep"}, min_clients=3, timeout=PATIENCE))
     folder = here.folder / "runs" / name / "journal" / "000000-update"
     here.wait_for(lambda: len(list(folder.glob("*.reply"))) == SITES - 1, "three replies", PATIENCE)
     here.stop("site-1", signal.SIGKILL)
     out = completed(here, running, name)
     (refused,) = summary_of(out)["refused"]
     assert refused["client"] == 1
-    assert "no reply within 40 s" in refused["reason"]
+    assert "Node Unavailable" in refused["reason"]  # Flower notices after about a minute
 
 
 @thorough
@@ -272,7 +274,7 @@ def test_a_site_that_is_killed_before_it_is_asked_is_left_out_and_may_come_later
 ) -> None:
     here, name = everyone, "killed-before"
     here.stop("site-1", signal.SIGKILL)
-    running = here.run(name, probe(min_clients=3, timeout=120), wait=60)
+    running = here.run(name, probe(min_clients=3, timeout=PATIENCE), wait=LATE)
     out = completed(here, running, name)
     (refused,) = summary_of(out)["refused"]
     assert (refused["client"], refused["reason"]) == (1, "no site replies for it")
@@ -333,7 +335,7 @@ def test_a_server_that_asks_above_the_sites_budget_gets_nothing(everyone: Loopba
 @thorough
 def test_a_budget_for_one_release_pays_for_one_whenever_the_site_is_killed(everyone: Loopback) -> None:
     here, name = everyone, "killed-within"
-    experiment = private(1.0, min_clients=3, timeout=120)
+    experiment = private(1.0, min_clients=3, timeout=LATE)
     journal = here.folder / "runs" / name / "journal"
     with governed(here, name, methods=["fedavg-p"], **ONCE) as states:
         with hooked(here, {1: "naps:in_release", 2: "naps:before_sending"}):

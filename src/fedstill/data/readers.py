@@ -2,6 +2,7 @@
 
 import os
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,6 +214,8 @@ def read_npz(path: Path) -> Splits:
     Other 1-d arrays as long as ``y_train`` are columns.
     """
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip archive")
         # never unpickle: a pickle from another machine can run any program
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file}
@@ -241,6 +244,8 @@ def _npz_split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split:
             f"{where} is {images.dtype} of shape {images.shape}, but images are uint8 (0..255) of shape (n, h, w) or "
             "(n, h, w, 1 or 3), and vectors are numbers of shape (n, d); convert them"
         )
+    if not images.size:
+        raise ValueError(f"{where} has the shape {images.shape}: there is no record in it; add records")
     if labels.shape not in ((len(images),), (len(images), 1)) or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"y_{split} in {str(path)!r} is {labels.dtype} of shape {labels.shape}, but {len(images)} integers from 0 "

@@ -134,7 +134,7 @@ class ServerFederation(Federation):
         envelope = {"step": step.name, "exchange": exchange}
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
         self.journal.check_request(exchange, step.name, request)
-        good, refusals = self.journal.replies_to(exchange, step.name, asked)
+        good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
         lengths = dict[int, float]()
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]
@@ -190,6 +190,8 @@ class ServerFederation(Federation):
 
     @override
     def rounds(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
+        if number >= EVALUATIONS:  # from there on, requests are evaluations
+            raise ValueError(f"rounds is {number}; it must be below {EVALUATIONS:,}")
         self.num_rounds, first = number, self._exchange  # a resumed run reads replies to earlier requests again
         done = self._restore(carry)
         self._folder.drop_metrics_after(done)

@@ -80,7 +80,7 @@ class Experiment(Settings):
     min_clients: PositiveInt | None = None
     """Minimum number of usable replies to each request; all clients by default."""
     timeout: PositiveFloat | None = None
-    """Time limit of a client's step in seconds; no limit by default."""
+    """Time limit of a client's step in seconds, for which clients need processes; no limit by default."""
     evaluate_every: PositiveInt = 1
     """Number of rounds between evaluations; the last round is always evaluated."""
     keep_replies: bool = False

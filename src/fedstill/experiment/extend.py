@@ -3,7 +3,6 @@
 The new run's folder is prepared like that of a run interrupted after the replies arrived; running it resumes there.
 """
 
-import json
 import os
 import secrets
 import shutil
@@ -203,7 +202,7 @@ def lay_out(
         lines = files.read_json_lines(journal / name)
         first = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]
         if first:
-            files.write_bytes(copy.journal / name, *(json.dumps(line).encode() + b"\n" for line in first))
+            files.write_bytes(copy.journal / name, files.chained(first))
     copy.write_config(description)
     if refusal is not None:
         Journal(copy.journal).store_refusal(0, refusal, 0)

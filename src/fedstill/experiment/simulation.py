@@ -15,7 +15,8 @@ def connect(job: Job, make_site: Callable[[], Site]) -> Transport:
     """The transport to the simulated clients, by the engine of the job's experiment.
 
     Raises:
-        ValueError: the engine's package is not installed; one sentence.
+        ValueError: the engine's package is not installed, or the clients would run in this process and have a time
+            limit; one sentence.
     """
     experiment = job.experiment
     if experiment.engine == "flower":
@@ -30,6 +31,12 @@ def connect(job: Job, make_site: Callable[[], Site]) -> Transport:
         return simulation
     if experiment.num_workers and is_importable(job):
         return inprocess.Workers(make_site, experiment.num_workers, timeout=experiment.timeout)
+    if experiment.timeout is not None:
+        why = "their code is in no file" if experiment.num_workers else "there are no --workers"
+        raise ValueError(
+            f"--timeout is {experiment.timeout:g}, but the clients run in the server's process, as {why}, and no step "
+            "of theirs can be ended there; drop --timeout or use --workers 1 (with a GPU: --engine flower)"
+        )
     return inprocess.Inline(make_site())
 
 

@@ -80,7 +80,7 @@ def build(spec: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         if name in MODELS:
             return MODELS[name](shape, num_classes, **_options(name, rest))
         if (builder := own_builder(spec)) is not None:
-            return _checked(spec, builder(shape, num_classes), shape, num_classes)
+            return _checked(spec, _called(spec, builder, shape, num_classes), shape, num_classes)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes nobody can allocate, no model at all
         why = str(error).split("\n")[0]
         raise ValueError(
@@ -215,6 +215,13 @@ def _imported(module: str, function: str) -> Callable[..., Any]:
     return builder
 
 
+def _called(spec: str, builder: Callable[..., object], shape: tuple[int, ...], num_classes: int) -> object:
+    try:
+        return builder(shape, num_classes)
+    except Exception as error:  # code of others may raise anything
+        raise ValueError(f"model {spec!r} can't be built for records of {shape}: {error!r}") from error
+
+
 def _checked(spec: str, model: object, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {spec!r} returned a {type(model).__name__}; it must return a torch.nn.Module")
@@ -232,4 +239,8 @@ def _checked(spec: str, model: object, shape: tuple[int, ...], num_classes: int)
     if not isinstance(output, Tensor) or output.shape != (2, num_classes):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"model {spec!r} gives {got} for 2 records; {wanted}")
+    for name, value in model.state_dict().items():
+        if value.layout != torch.strided or not value.isfinite().all():
+            what = "is sparse" if value.layout != torch.strided else "has a value that is not finite"
+            raise ValueError(f"model {spec!r}: {name!r} {what}; weights and buffers must be dense and finite")
     return model

@@ -30,6 +30,8 @@ def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
     return _epsilon(tuple(events), delta, unit)
 
 
+_LARGEST = 1e8
+"""Largest epsilon for which noise is computed."""
 _LEAST_NOISE = 0.05
 """Smallest noise multiplier that is composed with other events; its epsilon alone is above 200."""
 _LEAST_ON_SAMPLES = 0.3
@@ -119,11 +121,11 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
     """The smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
 
     Raises:
-        ValueError: epsilon is not positive or delta not in (0, 1).
+        ValueError: epsilon is not positive, or above 1e8, or delta not in (0, 1).
     """
     _check_delta(delta)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon is {epsilon}; it must be a positive number")
+    if not 0 < epsilon <= _LARGEST:
+        raise ValueError(f"epsilon is {epsilon}; it must be a positive number, and at most {_LARGEST:g}")
 
     def excess(log_noise: float) -> float:
         return gaussian_delta(math.exp(log_noise), epsilon) - delta

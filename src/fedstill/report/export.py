@@ -116,15 +116,25 @@ def _free(key: str) -> str:
 
 
 def csv_text(table: Sequence[Mapping[str, Any]]) -> str:
-    """Dictionaries with the same keys as CSV; lists are words with spaces."""
+    """Dictionaries with the same keys as CSV; lists are words with spaces.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {key: " ".join(map(str, value)) if isinstance(value, list | tuple) else value for key, value in line.items()}
+        {
+            key: _csv_cell(" ".join(map(str, value)) if isinstance(value, list | tuple) else value)
+            for key, value in line.items()
+        }
         for line in table
     )
     return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def markdown_text(records: Sequence[RunRecord]) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from fedstill.report import guarantees, html, scatter, settings
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Row, group, setting_words
-from fedstill.report.words import accuracy_words, human_bytes
+from fedstill.report.words import accuracy_words, human_bytes, plain
 
 _APART = ("model", "models")
 """Settings of a task in which the points of a picture may differ."""
@@ -180,12 +179,12 @@ def terminal(found: Sequence[Picture]) -> Group:
 
 
 def _terminal(picture: Picture) -> Table:
-    title = Text(f"Pareto fronts: {picture.words}")
+    title = plain(f"Pareto fronts: {picture.words}")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, heading in enumerate(HEADINGS):
-        table.add_column(Text(heading), justify="left" if i in (0, len(HEADINGS) - 1) else "right", overflow="fold")
+        table.add_column(plain(heading), justify="left" if i in (0, len(HEADINGS) - 1) else "right", overflow="fold")
     for line in cells(picture):
-        table.add_row(*(Text(cell) for cell in line))
+        table.add_row(*(plain(cell) for cell in line))
     return table
 
 

@@ -14,7 +14,7 @@ from fedstill.report import guarantees, settings
 from fedstill.report.classes import balanced_accuracy
 from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Row, Task, group
-from fedstill.report.words import accuracy_words, human_bytes
+from fedstill.report.words import accuracy_words, human_bytes, plain
 
 RESULTS = ("accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
 OVER_CLIENTS = "over clients"
@@ -176,23 +176,23 @@ def caption(task: Task) -> str:
 def terminal(records: Sequence[RunRecord]) -> Group:
     """The tables for the terminal, one per task."""
     tasks = group(records)
-    return Group(*(_terminal(task, Text(task.words) if len(tasks) > 1 else None) for task in tasks))
+    return Group(*(_terminal(task, plain(task.words) if len(tasks) > 1 else None) for task in tasks))
 
 
 def _terminal(task: Task, title: Text | None) -> Table:
     style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-    table = Table(title=title, title_justify="left", caption=Text(caption(task)), caption_justify="left", **style)
+    table = Table(title=title, title_justify="left", caption=plain(caption(task)), caption_justify="left", **style)
     top, words, lines = headings(task), text_columns(task), cells(task)
     shown = [i for i, heading in enumerate(top) if heading not in _LEFT_OUT or len(top) <= _MOST_COLUMNS]
     for i in shown:
         if i in words:
             table.add_column(
-                Text(top[i]), overflow="fold", min_width=min(10, max(len(line[i]) for line in cells(task)))
+                plain(top[i]), overflow="fold", min_width=min(10, max(len(line[i]) for line in cells(task)))
             )
         else:
-            table.add_column(Text(top[i]), justify="right", no_wrap=top[i] not in task.columns)
+            table.add_column(plain(top[i]), justify="right", no_wrap=top[i] not in task.columns)
     for line in lines:
-        table.add_row(*(Text(line[i]) for i in shown))  # rich would parse [brackets] in a label otherwise
+        table.add_row(*(plain(line[i]) for i in shown))  # rich would parse [brackets] in a label otherwise
     return table
 
 

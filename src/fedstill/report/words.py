@@ -1,4 +1,6 @@
-"""Accuracies and numbers of bytes in words."""
+"""Accuracies, numbers of bytes and texts of others in words."""
+
+from rich.text import Text
 
 
 def accuracy_words(mean: float | None, spread: float | None) -> str:
@@ -16,3 +18,8 @@ def human_bytes(count: float) -> str:
             return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def plain(text: str) -> Text:
+    """A text for the terminal without markup or control characters, which words of a stranger's run may have."""
+    return Text("".join(c if c.isprintable() else "?" for c in text))

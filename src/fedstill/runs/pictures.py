@@ -19,6 +19,8 @@ def read(file: Path, damaged: Callable[[Path, object], files.Damaged]) -> Images
     try:
         # a pickle in a copied folder would run its author's code
         with locks.LITERALS, file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            if sum(part.file_size for part in arrays.zip.infolist()) > 1 << 28:  # a few kilobytes can be gigabytes
+                raise ValueError("it unpacks to more than 256 MiB")
             images, labels = arrays["images"], arrays["labels"]
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise damaged(file, error) from error
@@ -26,8 +28,6 @@ def read(file: Path, damaged: Callable[[Path, object], files.Damaged]) -> Images
         raise damaged(file, "images must be uint8 of shape (n, c, h, w)")
     if images.shape[1] not in (1, 3) or not min(images.shape[2:]):
         raise damaged(file, "images must have 1 or 3 channels")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise damaged(file, "labels must be integers")
-    if labels.shape != images.shape[:1] or not ((labels >= 0) & (labels < 2**31)).all():
-        raise damaged(file, "every image needs one label of 0 or more")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or (labels.astype(np.int64) >> 31).any():
+        raise damaged(file, "every image needs one label, a whole number of 0 or more")
     return images, labels.astype(np.int64)

@@ -40,6 +40,7 @@ def main() -> None:
             lambda *_: policy.client,
             lambda node, run, client, spec, request: worker(spec, request),
             partial(failed, policy),
+            policy.max_request,
         )
         try:
             node.run_task(address, token, int(parent), app, refuse_by(policy))
@@ -89,7 +90,7 @@ class Worker:
         self._policy = policy
         context = multiprocessing.get_context("fork")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_work, args=(policy, other), daemon=True)
+        self._process = context.Process(target=_work, args=(policy, other, os.getpid()), daemon=True)
         self._process.start()
         other.close()
 
@@ -117,9 +118,9 @@ class Worker:
         self._process.join()
 
 
-def _work(policy: SitePolicy, pipe: Connection) -> None:
+def _work(policy: SitePolicy, pipe: Connection, parent: int) -> None:
     limit_memory(policy)
-    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     try:
         spec, request = pipe.recv_bytes().decode(), pipe.recv_bytes()
     except EOFError:  # the message was no request

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedstill import __version__, extras
+from fedstill import __version__, extras, schema
+from fedstill.engines.site import NO_REPLY
 from fedstill.sites import log, setup
 from fedstill.sites.policy import SitePolicy
 
@@ -28,7 +30,7 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
     policy = SitePolicy.read(place)
     _, connection = setup.connection(folder)
     try:  # a late import, as its packages are optional
-        from fedstill.engines.flower.node import run_node
+        from fedstill.engines.flower.node import Limits, run_node
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {extras.install('flower')}") from error
     os.umask(0o077)
@@ -44,4 +46,9 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         program.stdin.close()
         return program
 
-    return run_node([*connection, *options], launch, policy.messages_at_a_time)
+    def refused(facts: Mapping[str, Any]) -> None:
+        known = {name: str(facts[name]) for name in ("run", "bundle") if facts[name] is not None}
+        log.write(policy, known, "refused", f"no program gets the message: {schema.clean(facts['detail'], 300)}")
+
+    limits = Limits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
+    return run_node([*connection, *options], launch, limits)

@@ -52,6 +52,9 @@ class SitePolicy(Settings):
     """Largest time in seconds that a question may take; then its process is ended."""
     max_memory_gb: NonNegativeFloat = 16.0
     """Largest address space of a question's processes in gigabytes; 0 for no limit, which CUDA needs."""
+    max_request_mb: Annotated[float, Gt(0), Le(16_384)] = 512.0
+    """Largest request in megabytes, as the largest message of a run (--max-message-mb); nothing of a larger one is
+    decoded, and the site stops to read it. The node reads this limit when it starts."""
     keep_sent_days: NonNegativeFloat = 30.0
     """Number of days for which the site keeps a copy of what it sent; 0 for none. Releases stay for good."""
     keep_sent_gb: NonNegativeFloat = 1.0
@@ -94,6 +97,11 @@ class SitePolicy(Settings):
                 "public": {name: here / place.expanduser() for name, place in policy.public.items()},
             }
         )
+
+    @property
+    def max_request(self) -> int:
+        """``max_request_mb`` in bytes."""
+        return int(self.max_request_mb * 10**6)
 
     @property
     def ledger(self) -> Path:

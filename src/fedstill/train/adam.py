@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill.records import Trainable
-from fedstill.settings import Settings
+from fedstill.settings import Rate, Settings
 from fedstill.train.epochs import Epochs
 from fedstill.train.loop import Loss, cross_entropy, run_epochs, trainable
 
@@ -15,7 +15,7 @@ from fedstill.train.loop import Loss, cross_entropy, run_epochs, trainable
 class Adam(Settings):
     """Adam (Kingma, Ba 2015, arXiv:1412.6980) on mini-batches: shuffled anew each epoch, the last partial one kept."""
 
-    lr: PositiveFloat = 1e-3
+    lr: Rate = 1e-3
     """Learning rate."""
     weight_decay: NonNegativeFloat = 0.0
     """Multiple of the weights added to their gradients."""

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill.records import Trainable
-from fedstill.settings import Settings
+from fedstill.settings import Rate, Settings
 from fedstill.train.epochs import Epochs
 from fedstill.train.loop import Augment, Loss, Norms, cross_entropy, run_epochs, trainable
 
@@ -27,7 +27,7 @@ Bound = Callable[[Tensors], None]
 class SGD(Settings):
     """Stochastic gradient descent on mini-batches: shuffled anew each epoch, the last partial batch kept."""
 
-    lr: PositiveFloat = 0.01
+    lr: Rate = 0.01
     """Learning rate."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """Heavy-ball momentum in [0, 1): buffer = momentum * buffer + gradient, from 0 in each fit."""

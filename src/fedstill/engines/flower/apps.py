@@ -12,7 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from typing_extensions import override
 
 from fedstill import schema
-from fedstill.engines.flower.grid import ASK, GridTransport, content, take_bytes
+from fedstill.engines.flower.content import MOST, content, take_bytes
+from fedstill.engines.flower.grid import ASK, GridTransport
 from fedstill.engines.site import NO_REPLY
 from fedstill.engines.transport import Arrival, Transport
 
@@ -33,8 +34,20 @@ AnswerRequest = Callable[[Config, Config, int, str, bytes], bytes]
 """Returns a reply, given both configurations, the client number, the text of the run's spec and the request."""
 
 
-def client_app(number: Number, answer: AnswerRequest, failed: Callable[[Exception], None] | None = None) -> ClientApp:
-    """The app of a node; calls ``number`` or ``answer`` for each message, and ``failed`` if there was no answer."""
+def client_app(
+    number: Number,
+    answer: AnswerRequest,
+    failed: Callable[[Exception], None] | None = None,
+    max_bytes: int = MOST,
+) -> ClientApp:
+    """The app of a node.
+
+    Args:
+        number: is called for each query for the client's number.
+        answer: is called for each request.
+        failed: is called with the reason if there was no answer.
+        max_bytes: size of the largest request.
+    """
     app = ClientApp()
 
     @app.query(HELLO)
@@ -52,7 +65,7 @@ def client_app(number: Number, answer: AnswerRequest, failed: Callable[[Exceptio
             facts = message.content.config_records["facts"]
             (client,) = map(int, facts["clients"])  # type: ignore[arg-type]
             spec = str(facts[SPEC])
-            reply = answer(context.node_config, context.run_config, client, spec, take_bytes(message))
+            reply = answer(context.node_config, context.run_config, client, spec, take_bytes(message, max_bytes))
         except Exception as error:
             log.error("this site can't answer: %s", error)
             if failed is not None:
@@ -104,7 +117,7 @@ class SiteTransport(Transport):
         timeout: float | None = None,
         at_a_time: int = 0,
         nodes: Mapping[int, int] | None = None,
-        max_bytes: int = 1 << 34,
+        max_bytes: int = MOST,
     ) -> None:
         self._grid = grid
         self._spec = spec

@@ -1,8 +1,4 @@
-"""Requests and replies as Flower messages: their bytes in raw ``Array`` objects, cut into pieces.
-
-While Flower builds an array from chunks it needs three times the array's bytes and twice the message's other bytes.
-Cut into many arrays, a message costs its receiver only twice its bytes.
-"""
+"""A transport over a grid of Flower: which nodes have a request, and what becomes of it."""
 
 import gc
 import math
@@ -12,23 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 from typing_extensions import override
 
 from fedstill import schema, wire
+from fedstill.engines.flower.content import MOST, PIECE, TooLarge, cut, record, take_bytes
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.errors import FedstillError
 from fedstill.train.allocator import returning_memory
 
 _BYTES = 64 << 20
 """Maximum bytes of replies waiting in the server's memory, besides one reply of each client that runs at the time."""
 _LARGE = 16 << 20
 """Size in bytes of a reply after which the garbage collector runs."""
-_MOST = 1 << 34
-"""Maximum bytes of a message if nobody gives a smaller limit."""
-_PIECE = 2 << 20
-"""Maximum bytes of an array, and of the replies that share a message."""
 _SHARED = 0.1
 """Maximum seconds of the clients of a shared message together: about the time that Flower takes to deliver one."""
 ASK = "ask"
@@ -66,7 +58,7 @@ class GridTransport(Transport):
         poll: float = 0.05,
         at_once: int = 1000,
         shared: bool = False,
-        max_bytes: int = _MOST,
+        max_bytes: int = MOST,
     ) -> None:
         self._grid = grid
         self._nodes = nodes
@@ -88,7 +80,7 @@ class GridTransport(Transport):
 
     def _exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         pace = self._paces[_step(request)]
-        pieces = _cut(request)
+        pieces = cut(request)
         waiting = deque(client for client in clients if client in self._nodes)
         for client in sorted(set(clients) - self._nodes.keys()):
             yield Arrival(client, b"", "no site replies for it")
@@ -113,7 +105,7 @@ class GridTransport(Transport):
                     if reply.metadata.reply_to_message_id not in flying:
                         continue  # a second reply
                     group, _ = flying.pop(reply.metadata.reply_to_message_id)
-                    if reply.metadata.src_node_id != self._nodes[group[0]]:
+                    if not reply.has_error() and reply.metadata.src_node_id != self._nodes[group[0]]:
                         yield from (Arrival(client, b"", "another node replied for it") for client in group)
                         continue
                     if len(group) > 1 and reply.has_error():  # one client ended the process of all
@@ -154,7 +146,7 @@ class GridTransport(Transport):
     def _push(self, pieces: Sequence[bytes], groups: Sequence[Sequence[int]]) -> list[str]:
         messages = [
             Message(
-                _record(pieces, clients=list(group), **self._facts),
+                record(pieces, clients=list(group), **self._facts),
                 dst_node_id=self._nodes[group[0]],
                 message_type=f"query.{ASK}",
             )
@@ -182,7 +174,7 @@ class _Pace:
         """Number of clients that may share the next message; at most twice as many as so far."""
         if not self.largest:
             return 1
-        return max(1, int(min(2 * self.sharing, _PIECE // self.largest, _SHARED / max(self.seconds, 1e-9))))
+        return max(1, int(min(2 * self.sharing, PIECE // self.largest, _SHARED / max(self.seconds, 1e-9))))
 
 
 def _step(request: bytes) -> str | None:
@@ -195,51 +187,6 @@ def _step(request: bytes) -> str | None:
 def _batched(messages: Iterable[str], size: int) -> list[list[str]]:
     every = list(messages)
     return [every[start : start + size] for start in range(0, len(every), size)]
-
-
-def _cut(data: bytes) -> list[bytes]:
-    """The bytes in pieces, at least one, which may be empty."""
-    return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)] or [b""]
-
-
-def _record(pieces: Sequence[bytes], **facts: int | str | float | list[int]) -> RecordDict:
-    arrays = {
-        str(number): Array(dtype="uint8", shape=(len(piece),), stype="fedstill", data=piece)
-        for number, piece in enumerate(pieces)
-    }
-    record = RecordDict({"message": ArrayRecord(arrays)})
-    if facts:
-        record["facts"] = ConfigRecord(dict(facts))
-    return record
-
-
-def content(data: bytes, **facts: int | str | float | list[int]) -> RecordDict:
-    """The content of a message: bytes, and config values.
-
-    A message with the replies of several clients has their bytes one after the other, and their sizes in ``sizes``.
-    """
-    return _record(_cut(data), **facts)
-
-
-class TooLarge(FedstillError):
-    """A message has more bytes than its receiver accepts."""
-
-
-def take_bytes(message: Message, at_most: int = _MOST) -> bytes:
-    """Take the bytes out of a message, whose objects may stay in memory for a while in reference cycles.
-
-    Raises:
-        KeyError, AttributeError, TypeError: the message was not made by `content`.
-        TooLarge: it has more than ``at_most`` bytes. Equal arrays cross once, so few bytes may become many here.
-    """
-    arrays = message.content.array_records["message"]
-    pieces = [arrays[str(number)] for number in range(max(1, len(arrays)))]
-    if (size := sum(len(piece.data) for piece in pieces)) > at_most:
-        raise TooLarge(f"the message has {size:,} bytes; the limit is {at_most:,}")
-    data = b"".join(piece.data for piece in pieces)
-    for piece in pieces:
-        piece.data = b""
-    return data
 
 
 def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arrival]:

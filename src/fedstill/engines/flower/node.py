@@ -6,63 +6,135 @@ gives it to an app that is installed here, and sends the reply. Flower's own pro
 bundle, are never started. These functions of Flower are not documented; tests/engines/test_node.py pins them.
 """
 
+import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedstill.engines.flower.parent import end_with_parent
 
 _HOST = "127.0.0.1"
 _POLL = 0.2
 """Seconds between two questions for a task."""
-_SUPERNODE = (  # it ends with this process, even if that is killed
-    "from fedstill.engines.flower.parent import end_with_parent; end_with_parent(); "
-    "from flwr.supernode.cli import flower_supernode; flower_supernode()"
-)
+_BEAT = 10.0
+"""Seconds between two words to the SuperNode that a program lives."""
+_SUPERNODE = "from fedstill.engines.flower import supernode; supernode.main()"
 
 
-def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Popen[bytes]], at_a_time: int) -> int:
+class Limits(NamedTuple):
+    """Limits of a node.
+
+    Attributes:
+        programs: largest number of programs at a time.
+        request: largest number of bytes of a request.
+        refusal: the reply to a larger one, or to a message that is not made like a request.
+        refused: called with facts of such a message, which no program gets: ``run``, ``detail``, ``bundle``.
+    """
+
+    programs: int
+    request: int
+    refusal: bytes
+    refused: Callable[[Mapping[str, Any]], None]
+
+
+def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Popen[bytes]], limits: Limits) -> int:
     """Run a SuperNode until it ends, and return its exit code.
 
     Args:
         options: options of ``flower-supernode``; those for its Runtime API and its isolation are set here.
         launch: starts a program that calls `run_task` with the address and the token that it is given.
-        at_a_time: largest number of these programs at a time.
+        limits: limits of what it takes.
     """
     port = _free_port()
+    read, write = os.pipe()
     own = ["--isolation", "process", "--host", _HOST, "--port", str(port)]  # last, so they count
-    node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *options, *own])
+    words = [str(os.getpid()), str(limits.request), b64encode(limits.refusal).decode(), str(write)]
+    node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write])
+    os.close(write)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
-    programs: list[subprocess.Popen[bytes]] = []
-    client = _client(f"{_HOST}:{port}", RuntimeVersionHttpInterceptor(component_name="SuperExec"), tries=1)
+    notes = _Lines(read)
+    address, programs, due = f"{_HOST}:{port}", list[_Program](), 0.0
+    client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"))
     try:
         while (code := node.poll()) is None:
-            programs = [program for program in programs if program.poll() is None]
-            token = _next_token(client) if len(programs) < at_a_time else None
+            for line in notes.read():
+                limits.refused(json.loads(line))
+            programs = [program for program in programs if not program.has_ended()]
+            token = _next_token(client) if len(programs) < limits.programs else None
             if token is not None:
-                programs.append(launch(f"{_HOST}:{port}", token))
+                programs.append(_Program(launch(address, token), address, token))
+                programs[-1].beat()
+            if time.monotonic() >= due:
+                due = time.monotonic() + _BEAT
+                for program in programs:
+                    program.beat()
             time.sleep(_POLL)
         return code
     finally:
-        for process in (node, *programs):
+        for process in (node, *(program.process for program in programs)):
             if process.poll() is None:
                 process.terminate()
         client.close()
+        notes.close()
+
+
+class _Program:
+    """A program that works on a message, whose token lasts while this process says that it lives.
+
+    A new token lasts for 30 seconds, and a busy machine may need more to start a program that could say so itself.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str, token: str) -> None:
+        self.process = process
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        self._client = _client(address, version, RuntimeTokenHttpInterceptor(token))
+
+    def has_ended(self) -> bool:
+        if self.process.poll() is None:
+            return False
+        self._client.close()
+        return True
+
+    def beat(self) -> None:
+        with suppress(httpx.HTTPError):  # it has just sent its reply
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+
+class _Lines:
+    """The lines that have come through a pipe so far."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._rest = b""
+
+    def read(self) -> list[bytes]:
+        with suppress(BlockingIOError):
+            self._rest += os.read(self._pipe, 1 << 20)
+        *lines, self._rest = self._rest.split(b"\n")
+        return lines
+
+    def close(self) -> None:
+        os.close(self._pipe)
 
 
 def _next_token(client: RuntimeHttpClient) -> str | None:
@@ -83,12 +155,13 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         app: the app that replies.
         refuse: returns the reason why the bundle with these bytes, of the run with this id, gets no reply, or None.
     """
-    start_parent_process_monitor(parent)
+    end_with_parent(parent)  # Flower's own would wait for ever to tell the SuperNode, which has ended too
     client = _client(
-        address, RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)
+        address,
+        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+        RuntimeTokenHttpInterceptor(token),
+        retry_invoker=make_simple_http_retry_invoker(),
     )
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heartbeat.start()
     context, status, details = None, SubStatus.FAILED, "the site's program failed"
     try:
         message, context, run, bundle = pull_task_input(client)
@@ -99,21 +172,18 @@ def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: Call
         push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
     finally:
-        push_task_output(client=client, context=context, sub_status=status, details=details)
-        heartbeat.stop()
+        with suppress(RunNotRunningException):  # it would hide an earlier error
+            push_task_output(client=client, context=context, sub_status=status, details=details)
         client.close()
 
 
-def _client(address: str, *interceptors: Any, tries: int | None = None) -> RuntimeHttpClient:
-    retry = make_simple_http_retry_invoker()
-    if tries is not None:
-        retry.max_tries = tries
+def _client(address: str, *interceptors: Any, retry_invoker: RetryInvoker | None = None) -> RuntimeHttpClient:
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # on this machine's loopback
         root_certificates=None,
         interceptors=list(interceptors),
-        retry_invoker=retry,
+        retry_invoker=retry_invoker,
     )
 
 

@@ -9,9 +9,9 @@ _GRACE = 10.0
 """Seconds to end in order; a SuperNode whose server is away would try to tell it for ever."""
 
 
-def end_with_parent() -> None:
-    """End this process when its parent has ended."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent, with the id ``parent``, has ended, perhaps before this call."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:

@@ -28,7 +28,8 @@ from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 from typing_extensions import override
 
-from fedstill.engines.flower.grid import ASK, GridTransport, content, take_bytes
+from fedstill.engines.flower.content import content, take_bytes
+from fedstill.engines.flower.grid import ASK, GridTransport
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import keep_memory

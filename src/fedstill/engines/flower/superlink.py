@@ -1,5 +1,6 @@
 """The program that runs a SuperLink, and ends with the process that started it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,11 @@ _PROGRAM = "from fedstill.engines.flower import superlink; superlink.main()"
 
 def start(options: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a SuperLink with options of ``flower-superlink``."""
-    return subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM, *options], env=dict(environment))
+    return subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), *options], env=dict(environment))
 
 
 def main() -> None:
-    """Run the SuperLink; the words are its options."""
-    end_with_parent()
+    """Run the SuperLink; the words are the parent's process id and Flower's options."""
+    parent, *sys.argv[1:] = sys.argv[1:]
+    end_with_parent(int(parent))
     flower_superlink()
