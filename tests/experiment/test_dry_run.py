@@ -41,7 +41,7 @@ def test_an_estimate_has_the_bytes_and_the_epsilon_of_the_run(name: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_noise_is_that_of_the_client_with_the_fewest_records(tmp_path: Path) -> None:
+def test_epsilon_is_that_of_the_run_for_an_uneven_partition_too(tmp_path: Path) -> None:
     before, run = both("dp-fl", tmp_path, partition="dirichlet:1", seed=1)
     assert run.guarantee.holds
     assert before.guarantee.epsilon == pytest.approx(run.guarantee.epsilon, rel=1e-6)
