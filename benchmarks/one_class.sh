@@ -4,7 +4,7 @@
 #     sh benchmarks/one_class.sh mnist            # or fashion_mnist, or cifar10 (FedGM and REAL only, with flips)
 #
 # Every method has the same network (ConvNet-3 with 32 filters). A client of an averaging method takes 10 steps of batch
-# 64 in a round; its learning rate is the best of four on validation records (benchmarks/tune.py, whose results are
+# 64 in a round; its learning rate is the best of four on validation records (benchmarks/tune.yaml, whose results are
 # results/tune-*.json). Stopped and started again, it goes on where it was.
 set -eu
 DATA=${1:-mnist}

@@ -176,13 +176,21 @@ def test_a_failed_point_is_named_and_the_others_count(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "ProcessPoolExecutor", Local)
-    methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e39, 0.3]}}}
+    run = sweep.run
+
+    def diverging(job: Any) -> Any:
+        if job.method.local.lr == 1e-4:
+            raise ValueError("the weights are not finite")
+        return run(job)
+
+    monkeypatch.setattr(sweep, "run", diverging)
+    methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}
     outcome = sweep.run_sweep(task(False, methods=methods), tmp_path / "out", watcher=Watcher())
     failed, worked = outcome.tries["fedavg"]
-    assert failed.score is None and failed.failure and worked.score is not None
+    assert failed.score is None and failed.failure == "the weights are not finite" and worked.score is not None
     assert outcome.best("fedavg") is worked
     with pytest.raises(ValueError, match="no run of the sweep worked; fedavg: "):
-        methods = {"fedavg": {"rounds": 2, "local": {"lr": 1e39}}}
+        methods = {"fedavg": {"rounds": 2, "local": {"lr": 1e-4}}}
         sweep.run_sweep(task(False, methods=methods), tmp_path / "bad", watcher=Watcher())
 
 

@@ -103,6 +103,7 @@ def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     for name in ("compare", "tag", "untag", "remove"):
         _add(runs, name, paths=True)
     _add(commands, "watch", Section(flags.Watching()), form, paths=True)
+    _add(commands, "sweep", Section(flags.SweepOutput()), paths=True)
     _add(commands, "publish", Section(flags.Published()), form, paths=True)
     _add(commands, "attack", *(Section(declared(place)()) for place in attacks.ATTACKS.values()), form, paths=True)
     audited = Section(declared("fedstill.audit.whole_runs:AuditSettings")())
