@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import noise_images
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -143,15 +144,14 @@ def test_the_autoencoder_keeps_the_shape(shape: tuple[int, int, int]) -> None:
     assert tuple(z.shape[1:]) == code.grid == (2, math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))
 
 
-def test_training_takes_the_squared_error_of_pixels_down(digits: Any) -> None:
-    part: Records = digits.train[:300]
-    settings = Autoencoding(width=8, training=Adam(epochs=4, lr=3e-3))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["digits", "noise"])
+def test_training_explains_some_of_the_pixels_variance(kind: str, digits: Any) -> None:
+    """A decoder that saturates explains nothing: all its images are black."""
+    part: Records = digits.train[:300] if kind == "digits" else noise_images(digits, 300)()
+    settings = Autoencoding(width=8, training=Adam(epochs=10, lr=3e-3))
     code = settings.network(part, stream(5))
-
-    def error() -> float:
-        with torch.no_grad():
-            return float((code(part.pixels()) - part.pixels()).square().mean())
-
-    before = error()
     settings.fit(code, part, stream(6))
-    assert error() < 0.7 * before
+    with torch.no_grad():
+        error = float((code(part.pixels()) - part.pixels()).square().mean())
+    assert error < 0.95 * float(part.pixels().var(0).mean())  # black images: more than all of it

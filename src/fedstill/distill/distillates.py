@@ -161,7 +161,7 @@ class LatentDescent(Settings):
 def decoded(coding: Autoencoder, latents: Float[Tensor, "n latents rows columns"]) -> Float[Tensor, "n c h w"]:
     """Images of latents, pixels in [0, 1], without gradients."""
     examples = Examples(latents, torch.zeros(len(latents), device=latents.device))
-    return torch.cat(outputs(coding, examples, of=coding.decode))
+    return torch.cat(outputs(coding, examples, of=coding.decode)).clamp(0, 1)
 
 
 def distillate_loss(

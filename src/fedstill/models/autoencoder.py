@@ -12,8 +12,9 @@ class Autoencoder(nn.Module):
     """Images to maps of latents, and back; `forward` does both.
 
     The encoder has a 3x3 convolution to ``width`` channels, two strided ones (4x4, stride 2) to twice as many, each
-    with ReLU, and a 1x1 convolution to ``latents`` channels, divided by `deviation`; the decoder is its mirror image
-    and ends with a sigmoid. Images are padded at the lower right, by repetition, to multiples of 4 a side.
+    with ReLU, and a 1x1 convolution to ``latents`` channels, divided by `deviation`; the decoder is its mirror image.
+    It has no sigmoid at its end, which could saturate and stop learning. Images are padded at the lower right, by
+    repetition, to multiples of 4 a side.
 
     Attributes:
         deviation: divisor of the latents; that of the latents themselves, over some images, gives them a deviation
@@ -44,7 +45,6 @@ class Autoencoder(nn.Module):
             nn.ConvTranspose2d(2 * width, width, 4, 2, 1),
             nn.ReLU(),
             nn.Conv2d(width, channels, 3, 1, 1),
-            nn.Sigmoid(),
         )
         self.register_buffer("deviation", ones(()))
 
@@ -55,7 +55,7 @@ class Autoencoder(nn.Module):
         return z
 
     def decode(self, z: Float[Tensor, "n latents rows columns"]) -> Float[Tensor, "n c h w"]:
-        """Images of latents, pixels in (0, 1)."""
+        """Images of latents; black is 0 and white 1, which pixels may exceed a little."""
         pixels: Tensor = self.decoder(z * self.deviation)
         return pixels[:, :, : self._height, : self._width]
 
