@@ -83,6 +83,14 @@ def test_a_question_within_the_limits_gets_its_reply(policy: SitePolicy, monkeyp
         assert worker("spec ", bytes(10**7)) == b"spec " + bytes(10**7)
 
 
+def test_a_request_above_the_limit_is_not_even_sent_to_the_process(policy: SitePolicy) -> None:
+    with launcher.Worker(policy.model_copy(update={"max_request_mb": 1e-6})) as worker:
+        worker._pipe.close()
+        assert worker("spec", b"12") == NO_REPLY
+    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    assert (line["what"], line["detail"]) == ("failed", "the request has 2 bytes; the limit is 1 (max_request_mb)")
+
+
 def test_a_message_that_is_no_question_is_logged(policy: SitePolicy) -> None:
     launcher.failed(policy, ValueError("no facts"))
     (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]

@@ -96,7 +96,10 @@ class Worker:
 
     def __call__(self, spec: str, request: bytes) -> bytes:
         """The reply to a request within the policy's seconds, or `NO_REPLY`."""
-        why = ""
+        if len(request) > self._policy.max_request:  # nobody hashes or decodes it
+            why = f"the request has {len(request):,} bytes; the limit is {self._policy.max_request:,} (max_request_mb)"
+            log.write(self._policy, {"bytes": len(request)}, "failed", why)
+            return NO_REPLY
         try:
             self._pipe.send_bytes(spec.encode())
             self._pipe.send_bytes(request)
