@@ -48,7 +48,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["fly"],
             "there is no command 'fly'; choose run, compare, report, methods, data, server, site, deploy",
         ),
-        (["run", "fedsum"], "there is no method 'fedsum'; did you mean fedgm? (all: fedstill methods)"),
+        (["run", "fedsum"], "there is no method 'fedsum'; did you mean fedmd? (all: fedstill methods)"),
         (["run", "xyz"], "there is no method 'xyz'; choose fedavg, fedprox"),
         (["compare", "fedagv"], "there is no method 'fedagv'; did you mean fedavg?"),
         (["comapre"], "there is no command 'comapre'; did you mean compare? (fedstill --help)"),
@@ -346,7 +346,8 @@ def test_the_help_of_a_method_is_in_groups(capsys: pytest.CaptureFixture[str], m
     text = help_of(capsys, "run", "fedgm")
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles == [
-        "task:", "privacy:", "engine:", "output:", "settings of fedgm:", "matching:", "training:", "more:",
+        "task:", "privacy:", "engine:", "output:", "settings of fedgm:", "matching:", "training:", "teacher:",
+        "more:",
     ]  # fmt: skip
     groups = dict(zip(titles, re.split(r"^[a-z ]+:$", text, flags=re.MULTILINE)[1:], strict=True))
     assert "--partition" in groups["task:"]

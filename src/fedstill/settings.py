@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 Epsilon = PositiveFloat | None
 """Privacy cost of an upload at the run's delta; None adds no noise and gives no guarantee."""
-Rate = Annotated[float, Gt(0), Le(1e6)]
-"""A learning rate."""
+Rate = Annotated[float, Gt(0), Le(1e38)]
+"""A learning rate, within what float32 can hold."""
 Share = Annotated[float, Gt(0), Lt(1)]
 """A share strictly between 0 and 1."""
 

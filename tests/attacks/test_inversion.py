@@ -90,6 +90,7 @@ def test_an_update_of_one_step_is_as_good_as_its_gradient(digits: DataSet) -> No
     assert float(matched_psnr(found.images, record)[0]) > 20
 
 
+@pytest.mark.slow
 def test_noise_for_a_gradient_brings_nothing_back(digits: DataSet) -> None:
     model, record = network(digits), digits.train[10:11]
     rng = stream(2)

@@ -195,6 +195,7 @@ def facts(**values: Any) -> RecordDict:
     return RecordDict({"facts": ConfigRecord(values)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "odd",
     [
@@ -428,6 +429,7 @@ def test_without_flower_there_is_a_sentence(
 # -------------------------------------------------------------------------------------------------------------- garbage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_garbage_is_refused_in_a_sentence(kind: str, digits: Any, tmp_path: Path) -> None:
     method = Probe(rounds=1)

@@ -128,6 +128,7 @@ class Api:
         self.heard.append("closed")
 
 
+@pytest.mark.slow
 def test_a_token_lasts_while_its_program_starts_and_refusals_of_the_supernode_are_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_compressed_response_is_not_unpacked() -> None:
         client.PullMessages(PullMessagesRequest())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_node_is_not_sent_to_another_address_of_the_site_s_network(status: int) -> None:
     reached: list[str] = []

@@ -140,6 +140,7 @@ def scores(outcome: sweep.Outcome) -> dict[str, list[tuple[float, ...] | None]]:
     return {label: [one.accuracies for one in tries] for label, tries in outcome.tries.items()}
 
 
+@pytest.mark.slow
 def test_the_test_set_stays_closed_until_the_end(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

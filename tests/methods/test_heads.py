@@ -527,6 +527,7 @@ def test_published_guarantees_nothing_and_says_why(
 # --- odd clients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", ["sound", "published"])
 @pytest.mark.parametrize("name", PUBLIC)
 def test_clients_of_one_class_work(name: str, privacy: str, few: DataSet, tmp_path: Path) -> None:
@@ -545,6 +546,7 @@ def test_clients_of_one_class_work(name: str, privacy: str, few: DataSet, tmp_pa
         assert accuracy > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["brittle", "blank"])
 @pytest.mark.parametrize("name", [*PUBLIC, "fedgm-records"])
 def test_a_client_whose_features_are_zero_or_no_numbers_works(

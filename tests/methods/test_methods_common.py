@@ -360,6 +360,7 @@ def test_other_epsilons_and_deltas_are_met_within_a_budget_of_just_that_much(
     assert fed.guarantee().delta == (0.0 if PRIVATE[name] == "label" else 1e-6)
 
 
+@pytest.mark.slow
 @targeted
 def test_without_an_epsilon_there_is_no_guarantee(name: str, digits: DataSet, tmp_path: Path) -> None:
     _, fed = run(make(name, epsilon=None), digits, tmp_path)

@@ -96,6 +96,7 @@ def test_nobody_is_asked_beyond_the_budget_and_the_run_ends(name: str, digits: D
     assert fed.guarantee().holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_goes_on_with_what_it_had_spent(
     name: str, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def test_full_gaussians_compose_to_one_gaussian() -> None:
     assert found == pytest.approx(accounting.gaussian_epsilon(together, 1e-5), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0, 10.0])
 def test_calibrated_noise_gives_back_its_epsilon(epsilon: float, delta: float) -> None:

@@ -161,6 +161,7 @@ def test_the_certificate_tells_the_mistaken_k_apart(eps: float, loss: float) -> 
     assert (upper_bound(prior, eps, value) - value > missed - ROUNDING).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", CLASSES)
 def test_no_private_randomiser_keeps_more_labels_by_linear_program(classes: int) -> None:
     # the solver's tolerance is 1e-10 for each constraint

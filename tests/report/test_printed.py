@@ -52,6 +52,7 @@ def test_every_figure_of_the_page_is_there(records: list[RunRecord]) -> None:
     assert {"bytes", "rounds", "partition", "bubbles", "classes", "confusion"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [4.0, 8.4])
 def test_nothing_is_wider_than_the_column(records: list[RunRecord], width: float) -> None:
     for one in printed.chosen(records):
@@ -117,6 +118,7 @@ def test_the_area_of_a_bubble_is_the_number_of_records(records: list[RunRecord])
     assert holdings.bubbles(many) is None and holdings.records_per_client(many) is not None
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_was_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

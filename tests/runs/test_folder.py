@@ -119,6 +119,7 @@ def test_a_guarantee_of_an_early_version_is_read(reason: str, simulated: bool, f
     assert guarantees.is_simulated(read) is simulated
 
 
+@pytest.mark.slow
 def test_pictures_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
     place = tmp_path / "images" / "real.npz"
     place.parent.mkdir()
