@@ -392,6 +392,7 @@ def test_help_reads_every_other_settings_class_too() -> None:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["run fedgm --help", "compare fedavg fedgm --help", "methods", "methods --json", "data list",
               "attack --help", "privacy plan --help", "site init --help", "server init --help", "server run --help"]

@@ -61,6 +61,7 @@ def test_a_client_one_event_short_of_its_budget_is_not_asked_and_the_others_neve
     assert "above the budget" in fed.journal.refusals()[0].reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("budget", [0.5, 1.0, TWICE, 4.0, 8.0])
 def test_the_server_says_what_every_ledger_would_answer(

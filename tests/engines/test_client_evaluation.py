@@ -89,6 +89,7 @@ def test_judging_is_not_covered_by_a_guarantee(tmp_path: Path) -> None:
     assert "field 'confusion' of step 'judge'" in made(tmp_path)["guarantee"]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_a_resumed_run_is_judged_alike(name: str, digits: DataSet, tmp_path: Path) -> None:
     settings = {"fedavg": {"rounds": 2, "local": LOCAL}, "fedrep": {"rounds": 2, "head": LOCAL, "body": LOCAL}}[name]
@@ -128,6 +129,7 @@ def test_a_client_s_own_part_never_leaves_and_lasts(digits: DataSet, tmp_path: P
     assert not all(torch.equal(kept[-1][name], dict(model.named_parameters())[name]) for name in own)
 
 
+@pytest.mark.slow
 def test_fine_tuning_helps_and_leaves_the_server_s_model_alone(tmp_path: Path) -> None:
     plain = made(tmp_path / "plain", partition="dirichlet:0.1")
     settings = {"rounds": 2, "local": LOCAL, "tuning": {**LOCAL, "epochs": 5}}

@@ -87,6 +87,7 @@ def assert_sizes_are_public(heard: Heard) -> None:
     assert all(len(found) == 1 for found in sizes.values()), sizes.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRIVATE)
 @pytest.mark.parametrize("pair", ["a first record", "the last record of a class", "an outlier"])
 def test_nothing_but_releases_depends_on_a_record(name: str, pair: str, digits: Any, tmp_path: Path) -> None:

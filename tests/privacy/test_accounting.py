@@ -185,6 +185,7 @@ def test_the_filter_never_lets_a_schedule_past_its_budget_and_leaves_less_than_o
         assert theirs.compose(loss_distributions.dp_event(refused)).get_epsilon(delta) > budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(0, 1000, 100))
 def test_what_the_filter_admits_costs_less_by_privacy_loss_distributions(number: int) -> None:
     budget, delta, admitted, _ = adaptive_schedule(number)

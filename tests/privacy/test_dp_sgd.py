@@ -231,6 +231,7 @@ def test_a_model_with_batch_norm_is_refused_at_once_though_in_eval_mode() -> Non
 # --- the cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "q", "steps"), [(1.0, 0.05, 40), (5.0, 32 / 600, 200), (2.0, 1.0, 7), (0.8, 1.0, 1)])
 def test_the_cost_is_that_of_the_accountants(sigma: float, q: float, steps: int) -> None:
     release = counting(3, noise_multiplier=sigma, sampling=q, steps=steps)

@@ -96,6 +96,7 @@ def test_clipped_sums_are_those_of_a_loop(spec: str, shape: tuple[int, int, int]
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 @each_alone
 def test_the_librarys_models_take_the_fast_way_and_the_general_one_agrees(
     spec: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch

@@ -248,6 +248,7 @@ def size(name: str, prior: Tensor, eps: float) -> Tensor:
 NAMES = ("RandomizedResponse", "RRTopK 2", "RRTopK 3", "RRTopK 5", "RRWithPrior")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps", [0.5, 1.0, 2.0, 4.0, 5.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sampler_draws_from_the_written_distribution(name: str, eps: float) -> None:
