@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A process for each core has its part of the tests and takes from another's when it is done, so that no file of tests
+# Each process has its part of the tests and takes from another's when it is done, so that no file of tests
 # keeps one core busy while the others wait; plain `pytest` runs all one by one.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 

@@ -14,6 +14,11 @@ collect_ignore_glob = ["sites/*"] if sys.platform == "win32" else []
 """Real sites need Linux or macOS."""
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: some tests wait for other programs."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A data cache for this session and all its processes, so that a test never trusts what another run left."""

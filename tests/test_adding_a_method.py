@@ -31,7 +31,7 @@ def test_the_example_is_the_method_itself() -> None:
 
 @pytest.mark.slow
 def test_the_four_additions_are_all_that_a_method_takes(tmp_path: Path) -> None:
-    for part in ("src", "tests", "docs", "examples", "pyproject.toml", "README.md", "reproduce"):
+    for part in ("src", "tests", "docs", "examples", "pyproject.toml", "README.md", "CONTRIBUTING.md", "reproduce"):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tmp_path / part)
     for place, block in additions().items():  # take the method out again, wherever its name stands

@@ -19,7 +19,8 @@ from fedstill.records import Records
 
 MODEL = "mlp:hidden=16,layers=1"
 ONLY_IMAGES = (
-    "co-boosting dense dense-published fed-adi fed-dafl fedcvae fedgm-labels fedgm-records fedrd fedrd-records".split()
+    "co-boosting dense dense-published fafi fed-adi fed-dafl fedcvae fedgm-labels fedgm-records fedrd fedrd-records "
+    "fedsd2c".split()
 )
 FAST = ("fedavg", "afl", "fedgm")
 
