@@ -3,13 +3,17 @@
 ``overhead``: a round in which clients do nothing, through our engine (bytes, checks, journal, client folders) and on
 bare Flower (the same grid and ``send_and_receive`` with an empty message), one after the other. ``scale``: three rounds
 of FedAvg with 10, 100 and 1,000 clients. ``work``: a round of FedAvg in worker processes and on Flower. ``large``:
-replies of 256 MiB, and the memory of the server meanwhile; ``deployed``: the same over TLS, with two sites.
+replies of 256 MiB, and the memory of the server meanwhile; ``deployed``: the same over TLS, with two sites. ``change``:
+idle rounds and a run of FedAvg here and in another checkout, which take turns; a time is that of the processor.
 
 Usage: python benchmarks/flower.py overhead|scale|work|large|deployed
+       git worktree add ../old e36de80; python benchmarks/flower.py change --old ../old
 """
 
 import argparse
+import hashlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -17,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -269,12 +273,70 @@ def deployed(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [told(options, clients, seconds, seen)]
 
 
+_IDLE = "import flower, json; print(json.dumps(flower.ours({clients}, {rounds}, 2)))"
+"""Rounds in which clients do nothing, by a checkout's own copy of this file."""
+
+
+def change(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Processor and wall seconds here and in another checkout, in turns, with the bytes and weights of the run."""
+    checkouts = {"old": options.old.resolve(), "new": Path(__file__).parents[1]}
+    rows = []
+    for repeat in range(options.repeats):
+        for name, root in checkouts.items():
+            row: dict[str, Any] = {"checkout": name, "repeat": repeat}
+            for clients in options.clients or (10, 100):
+                words = ["-c", _IDLE.format(clients=clients, rounds=options.rounds)]
+                out, cpu, _ = spent(words, root, root / "benchmarks")
+                seconds = json.loads(out.splitlines()[-1])
+                row |= {f"idle_{clients}_cpu": cpu, f"idle_{clients}_round": statistics.median(seconds)}
+            with tempfile.TemporaryDirectory() as folder:
+                words = f"-m fedstill run fedavg --data {options.data} --model lenet --clients 10 --rounds 3".split()
+                words += f"--local.epochs 1 --engine flower --workers 2 --out {folder}/run".split()
+                _, row["run_cpu"], row["run_wall"] = spent(words, root, Path(folder))
+                summary = json.loads(Path(folder, "run", "summary.json").read_text())
+                row |= {key: summary[key] for key in ("bytes_up", "bytes_down", "accuracy")}
+                row["weights"] = hashlib.sha256(Path(folder, "run", "model.safetensors").read_bytes()).hexdigest()
+            rows.append(row)
+            print(row, flush=True)
+    for key in [key for key in rows[0] if key.endswith(("cpu", "wall", "round"))]:
+        old, new = ([row[key] for row in rows if row["checkout"] == name] for name in checkouts)
+        print(f"{key}: before {min(old):.3g} to {max(old):.3g} s, now {min(new):.3g} to {max(new):.3g} s", end="; ")
+        print(f"medians' ratio {statistics.median(new) / statistics.median(old):.3f}")
+    assert len({(row["weights"], row["bytes_up"], row["bytes_down"]) for row in rows}) == 1, "weights or bytes differ"
+    return rows
+
+
+def spent(words: list[str], root: Path, folder: Path) -> tuple[str, float, float]:
+    """Output, processor seconds and wall seconds of Python in a checkout, with all the processes that it starts."""
+    began, seconds, done = time.perf_counter(), dict[tuple[int, float], float](), threading.Event()
+    paths = {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root / "benchmarks")))}
+    process = psutil.Popen([sys.executable, *words], cwd=folder, env={**os.environ, **paths}, stdout=subprocess.PIPE)
+
+    def watch() -> None:  # Ray does not wait for its workers, so nobody has their sum
+        while not done.wait(0.1):
+            with suppress(psutil.Error):
+                for each in (process, *process.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        times = each.cpu_times()
+                        seconds[each.pid, each.create_time()] = times.user + times.system
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    out = process.communicate()[0].decode()
+    done.set()
+    watcher.join()
+    if process.returncode:
+        raise SystemExit(f"python {' '.join(words)} failed in {root}")
+    return out, sum(seconds.values()), time.perf_counter() - began
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "overhead": overhead,
     "scale": scale,
     "work": work,
     "large": large,
     "deployed": deployed,
+    "change": change,
 }
 
 
@@ -286,6 +348,8 @@ def main() -> None:
     parser.add_argument("--data", default="fashion_mnist")
     parser.add_argument("--mib", type=int, default=256, help="size of a large reply")
     parser.add_argument("--at-a-time", type=int, default=0, help="sites of `deployed` that are asked at a time")
+    parser.add_argument("--old", type=Path, default=Path("../old"), help="the other checkout of `change`")
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     table = PARTS[options.part](options)
     record.keep(Path(__file__).parent / "results" / f"flower-{options.part}.json", table)
