@@ -61,9 +61,10 @@ def test_the_cells_run(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")  # of packages that are not ours to mend
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[] if path.stem == "own_images" else pytest.mark.skipif("FEDSTILL_SLOW" not in os.environ,
-     reason="takes a kernel of its own; set FEDSTILL_SLOW")) for path in NOTEBOOKS], ids=lambda path: path.stem,
-)  # fmt: skip
+    NOTEBOOKS,
+    ids=lambda path: path.stem,
+)
+@pytest.mark.skipif("FEDSTILL_SLOW" not in os.environ, reason="takes a kernel of its own; set FEDSTILL_SLOW=1")
 def test_a_kernel_runs_the_notebook(path: Path, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="notebooks need pip install ipykernel nbclient")
     import nbformat

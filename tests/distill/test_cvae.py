@@ -1,6 +1,7 @@
 """FedCVAE's losses, networks and samples against its authors' formulas, worked out another way."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,11 @@ def test_only_the_decoder_leaves_the_client(digits: Any, tmp_path: Path) -> None
         assert size * 4 < len(fed.journal.read_reply(0, "train", client)) < size * 4 + 1000
 
 
+LONG = pytest.mark.skipif("FEDSTILL_SLOW" not in os.environ, reason="12 s of a core; set FEDSTILL_SLOW=1")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregate", ["ensemble", "distilled"])
+@pytest.mark.parametrize("aggregate", ["ensemble", pytest.param("distilled", marks=LONG)])
 def test_it_learns_digits_from_clients_that_share_no_class(aggregate: Any, digits: Any, tmp_path: Path) -> None:
     order = [torch.nonzero(digits.train.labels % 2 == k).flatten().numpy() for k in range(2)]
     method = FedCVAE(aggregate=aggregate, local=Adam(epochs=8), images=1000, training=Adam(epochs=4))
