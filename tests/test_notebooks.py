@@ -138,6 +138,10 @@ def test_bars_in_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "<progress value='3' max='5'></progress> rounds (accuracy 50.0 %): 3 of 5" in page
     assert "resuming: 1 of 3 replies and 2 rounds kept" in page
     assert "client 2 is left out: it sent &lt;script&gt;" in page and "fedavg &lt;b&gt;" in page
+    with Cell("fedavg, seed 0") as cell:
+        cell.reused("runs/first")
+        cell.asked("update", 3, 2)
+    assert "2 of 3 replies are those of runs/first" in pages[-1]
 
 
 def test_pictures_of_a_run() -> None:

@@ -8,24 +8,23 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from fedstill.engines.transport import Watcher
-from fedstill.experiment.lines import clock, ending, numbers, resumption
+from fedstill.experiment.lines import ForReaders, clock, ending, numbers
 from fedstill.journal import Refusal
 
 _EVERY = 0.2
 """Minimum seconds between two drawings; each is a message to the browser."""
 
 
-class Cell(Watcher):
+class Cell(ForReaders):
     """Bars below a notebook's cell, drawn anew while the ``with`` block runs; ``label`` names the run."""
 
     def __init__(self, label: str) -> None:
+        super().__init__()
         self._label = label
         self._bars: dict[str, tuple[str, int, int]] = {}
         self._notes: list[str] = []
         self._began = self._drawn = time.monotonic()
         self._handle: Any = None
-        self._kept = 0
 
     def __enter__(self) -> Self:
         return self
@@ -36,8 +35,8 @@ class Cell(Watcher):
 
     @override
     def asked(self, step: str, clients: int, answered: int) -> None:
-        if "clients" not in self._bars and (kept := resumption(self._kept, clients, answered)):
-            self._notes.append(kept)
+        if "clients" not in self._bars:
+            self._note_taken_over(clients, answered)
         self._show("clients", f"clients, step {step}", answered, clients)
 
     @override
@@ -46,10 +45,6 @@ class Cell(Watcher):
         if refusal:
             self._notes.append(f"client {refusal.client} is left out: {refusal.reason}")
         self._show("clients", words, done + 1, total)
-
-    @override
-    def resumed(self, rounds: int, number: int) -> None:
-        self._kept = rounds
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from fedstill.engines.transport import Watcher
 from fedstill.journal import Refusal
+from fedstill.runs.pace import seconds_left
 
 EVERY = 30.0
 """Maximum seconds between two lines."""
@@ -19,10 +20,7 @@ EVERY = 30.0
 
 @dataclass
 class _Work:
-    """Work of known size, and its pace since this process began it.
-
-    The pace leaves out the first part, which starts processes and fills caches, as soon as two others are done.
-    """
+    """Work of known size, and its pace since this process began it."""
 
     name: str
     done: int
@@ -50,13 +48,38 @@ class _Work:
         """Seconds that the rest takes at this pace; None before the first part."""
         if self.warm is None or self.done >= self.total:
             return None
-        warm = self.done - self.first > 2 and self.done > self.warm[1]
-        start, before = self.warm if warm else (self.began, self.first)
-        pace = (self.last - start) / (self.done - before)
-        return pace * (self.total - self.done) - min(now - self.last, pace)
+        return seconds_left((self.began, self.first), self.warm, (self.last, self.done), self.total, now - self.last)
 
 
-class Lines(Watcher):
+class ForReaders(Watcher):
+    """A watcher that a person reads: it notes, before anything else, the work that a run takes over."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        self._source: str | None = None
+
+    @override
+    def reused(self, run: str) -> None:
+        self._source = run
+
+    @override
+    def resumed(self, rounds: int, number: int) -> None:
+        self._kept = rounds
+        if rounds == number:
+            self.noted(f"resuming: all {number} rounds kept")
+
+    def _note_taken_over(self, clients: int, answered: int) -> None:
+        """Note the replies and rounds of an earlier start, or of another run; at the first request."""
+        if not self._kept and not answered:
+            return
+        if self._source is not None:
+            self.noted(f"{answered} of {clients} replies are those of {self._source}")
+        else:
+            rounds = f" and {self._kept} round{'s' * (self._kept != 1)}" if self._kept else ""
+            self.noted(f"resuming: {answered} of {clients} replies{rounds} kept")
+
+
+class Lines(ForReaders):
     """A line for each kind of work, for each round, and after every 30 seconds without one.
 
     Lines are written between entering and leaving the context manager; a thread writes those between the events.
@@ -68,6 +91,7 @@ class Lines(Watcher):
     """
 
     def __init__(self, say: Callable[[str], None], label: str, *, every: float = EVERY) -> None:
+        super().__init__()
         self._say = say
         self._label = label
         self._every = every
@@ -77,9 +101,8 @@ class Lines(Watcher):
         self._began = self._last = time.monotonic()
         self._work: _Work | None = None
         self._rounds: _Work | None = None
-        self._kept = self._number = 0
+        self._number = 0
         self._seen: set[str] = set()
-        self._source: str | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -93,8 +116,7 @@ class Lines(Watcher):
     def asked(self, step: str, clients: int, answered: int) -> None:
         name = f"step {step}"
         if self._rounds is None:
-            if words := resumption(self._kept, clients, answered, self._source):
-                self._write(words)
+            self._note_taken_over(clients, answered)
             self._rounds = _Work("round", self._kept, self._number)
         self._begin(_Work(name, answered, clients, " clients replied"), f"{name}: asking {clients} clients")
 
@@ -108,14 +130,9 @@ class Lines(Watcher):
             self._write(f"client {refusal.client} is left out: {refusal.reason}")
 
     @override
-    def reused(self, run: str) -> None:
-        self._source = run
-
-    @override
     def resumed(self, rounds: int, number: int) -> None:
-        self._kept, self._number = rounds, number
-        if rounds == number:
-            self._write(f"resuming: all {number} rounds kept")
+        self._number = number
+        super().resumed(rounds, number)
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
@@ -187,16 +204,6 @@ def numbers(values: Mapping[str, float]) -> str:
     """The logged numbers of a round; accuracy in percent."""
     words = {name: f"{100 * v:.1f} %" if name == "accuracy" else f"{v:.4g}" for name, v in values.items()}
     return ", ".join(f"{name} {text}" for name, text in words.items())
-
-
-def resumption(rounds: int, clients: int, answered: int, source: str | None = None) -> str | None:
-    """The work that a run takes over, of the run ``source`` or else of an earlier start, or None."""
-    if not rounds and not answered:
-        return None
-    if source is not None:
-        return f"{answered} of {clients} replies are those of {source}"
-    rest = f" and {rounds} round{'s' * (rounds != 1)}" if rounds else ""
-    return f"resuming: {answered} of {clients} replies{rest} kept"
 
 
 def ending(summary: Mapping[str, Any], before: datetime | None) -> str:

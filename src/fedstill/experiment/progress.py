@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.cell import Cell
-from fedstill.experiment.lines import Lines, ending, numbers, resumption
+from fedstill.experiment.lines import ForReaders, Lines, ending, numbers
 from fedstill.journal import Refusal
 
 _DAY = 86_400.0
@@ -40,10 +40,11 @@ def watch(console: Console, label: str, *, quiet: bool = False) -> AbstractConte
     return Lines(partial(print, file=console.file, flush=True), label)
 
 
-class Bars(Watcher):
+class Bars(ForReaders):
     """Progress bars, drawn while the ``with`` block runs and left on the terminal; ``label`` names the run."""
 
     def __init__(self, console: Console, label: str) -> None:
+        super().__init__()
         self.label = label
         self._console = console
         self._progress = Progress(
@@ -55,8 +56,6 @@ class Bars(Watcher):
             console=console,
             speed_estimate_period=_DAY,  # rich forgets what is older, and then a round of a minute has no pace
         )
-        self._kept = 0
-        self._source: str | None = None
         self._rounds: TaskID | None = None
         self._clients: TaskID | None = None
         self._work: dict[str, TaskID] = {}
@@ -72,8 +71,7 @@ class Bars(Watcher):
     def asked(self, step: str, clients: int, answered: int) -> None:
         words = f"{self.label}: clients, step {step}"
         if self._clients is None:
-            if kept := resumption(self._kept, clients, answered, self._source):
-                self.noted(kept)
+            self._note_taken_over(clients, answered)
             self._clients = self._bar(words, answered, clients)
         self._progress.reset(self._clients, total=clients, completed=answered, description=words)
 
@@ -84,16 +82,6 @@ class Bars(Watcher):
         if refusal:
             self._console.print(f"[yellow]client {refusal.client} is left out:[/] ", end="")
             self._console.print(refusal.reason, markup=False)
-
-    @override
-    def reused(self, run: str) -> None:
-        self._source = run
-
-    @override
-    def resumed(self, rounds: int, number: int) -> None:
-        self._kept = rounds
-        if rounds == number:
-            self.noted(f"resuming: all {number} rounds kept")
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:

@@ -1,12 +1,14 @@
 """Privacy events: the kind and size of a release's noise, as accountants compose them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 Unit = Literal["record", "label"]
 """The difference between neighbouring data sets: one record added or removed, or one record's label replaced."""
+UNITS: tuple[Unit, ...] = get_args(Unit)
+"""All units."""
 
 
 def _printable(text: str) -> str:

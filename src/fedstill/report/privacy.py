@@ -12,13 +12,12 @@ from rich.text import Text
 
 from fedstill.journal import Journal
 from fedstill.privacy import guarantee
-from fedstill.privacy.events import Pure, Unbounded, Unit
+from fedstill.privacy.events import UNITS, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import Entry
 from fedstill.report import guarantees
 from fedstill.report.record import read_run
 from fedstill.runs.folder import RunFolder
 
-_UNITS: tuple[Unit, ...] = ("record", "label")
 _MOST = 12
 """Maximum number of clients in the table, if their releases differ."""
 
@@ -69,7 +68,7 @@ def numbers(folder: Path) -> dict[str, Any]:
     ]
     clients = [
         {"client": client, "unit": unit, "epsilon": total if math.isfinite(total) else None, "delta": delta}
-        for unit in _UNITS
+        for unit in UNITS
         for client, total in _totals(spent, unit, delta, budget).items()
     ]
     return {
@@ -112,7 +111,7 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
 
 def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
-    for unit in _UNITS:
+    for unit in UNITS:
         if totals := _totals(spent, unit, delta, budget).values():
             low, high = min(totals), max(totals)
             words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"

@@ -11,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from fedstill import files
 from fedstill.journal import EVALUATIONS
 from fedstill.privacy import guarantee
-from fedstill.privacy.events import Unit
+from fedstill.privacy.events import UNITS, Unit
 from fedstill.privacy.ledger import UNCOUNTABLE, Entry
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.listing import entry
+from fedstill.runs.pace import seconds_left
 
 _REST = 20
 """Time between two computations of epsilon, as a multiple of the time that one takes."""
@@ -145,9 +146,7 @@ def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
 
 
 def time_left(times: Sequence[float], total: int, idle: float) -> float | None:
-    """Seconds until ``total`` parts of a work are done; None before the first.
-
-    The first part starts processes and fills caches, so from the third on it does not count.
+    """Seconds until ``total`` parts of a work are done, as `seconds_left`; None before the first.
 
     Args:
         times: the time of the start, then the time at which each part was done, in order.
@@ -157,9 +156,7 @@ def time_left(times: Sequence[float], total: int, idle: float) -> float | None:
     done = len(times) - 1
     if done < 1:
         return None
-    first = 1 if done > 2 else 0
-    pace = (times[-1] - times[first]) / (done - first)
-    return pace * (total - done) - min(idle, pace) if done < total else 0.0
+    return seconds_left((times[0], 0), (times[1], 1), (times[-1], done), total, idle)
 
 
 def _idle(file: Path) -> float:
@@ -193,8 +190,7 @@ def _computed(folder: RunFolder, place: Path, experiment: dict[str, Any]) -> Seq
         of_clients.setdefault(client, []).extend(entries)
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
     found = []
-    units: tuple[Unit, ...] = ("record", "label")
-    for unit in units:
+    for unit in UNITS:
         kinds = {tuple(e for e in entries if e.unit == unit) for entries in of_clients.values()} - {()}
         try:
             costs = [guarantee.of_client(kind, delta, budget)[0] for kind in kinds]
