@@ -13,6 +13,10 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from collections.abc import Iterable
 
     from rich.console import Console, RenderableType
+    from rich.table import Table
+
+_WIDE = 160
+"""Width of a table in a file or a pipe."""
 
 
 class Bad(FedstillError):
@@ -75,9 +79,14 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(Text(clean(cell, 300)) for cell in row))  # no markup: words of a server are among them
+    print_wide(table)
+
+
+def print_wide(table: "Table") -> None:
+    """Print a table; in a file or a pipe it may be wider than a terminal."""
     console = terminal()
     if not console.is_terminal:
-        console.width = 160
+        console.width = _WIDE
     console.print(table)
 
 

@@ -10,7 +10,7 @@ from pydantic import PositiveInt, ValidationError
 
 from fedstill import methods
 from fedstill.cli import parser
-from fedstill.cli.common import asks_help
+from fedstill.cli.common import Bad, asks_help, usage
 from fedstill.cli.declared import declared
 from fedstill.cli.parser import Section
 from fedstill.experiment import config
@@ -277,6 +277,23 @@ def parse_settings(program: str, words: Sequence[str], settings: S) -> tuple[S, 
     about = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
     changed, form = parser.parse(program, about, words, [Section(settings), Section(Format(), title="output")])
     return changed, form
+
+
+def of_run(command: str, about: str, words: Sequence[str], settings: S) -> tuple[Path, S, Format] | None:
+    """The run that comes first, and the flags behind it; None if the words asked for the help text, which is printed.
+
+    Raises:
+        Bad: a flag comes first.
+        ValueError: as for `parser.parse`.
+    """
+    sections = [Section(settings), Section(Format())]
+    text = f"usage: {command} RUN [flags]\n\n{about}\n" + parser.flags_text(command, sections)
+    if usage(words, text):
+        return None
+    if words[0].startswith("-"):
+        raise Bad(f"the run comes first: {command} RUN {' '.join(words)}")
+    changed, form = parser.parse(f"{command} RUN", about, words[1:], sections)
+    return Path(words[0]), changed, form
 
 
 def _word(label: str) -> str:

@@ -2,25 +2,20 @@
 
 from pathlib import Path
 
-from fedstill.cli.common import Bad, print_json, usage
+from fedstill.cli.common import print_json
 
 
 def publish(words: list[str]) -> None:
     """``fedstill publish``."""
-    from fedstill.cli import flags, parser
+    from fedstill.cli import flags
 
     about = (
         "Write a run's model as files for plain PyTorch, with a model card: accuracy, bytes and guarantee.\n\n"
         "Example: fedstill publish runs/fedgm --out handed-on"
     )
-    sections = [parser.Section(flags.Published()), parser.Section(flags.Format())]
-    text = f"usage: fedstill publish RUN [flags]\n\n{about}\n" + parser.flags_text("fedstill publish", sections)
-    if usage(words, text):
+    if (found := flags.of_run("fedstill publish", about, words, flags.Published())) is None:
         return
-    if words[0].startswith("-"):
-        raise Bad(f"the run comes first: fedstill publish RUN {' '.join(words)}")
-    run = Path(words[0])
-    target, form = parser.parse("fedstill publish RUN", about, words[1:], sections)
+    run, target, form = found
     from fedstill.lookup import add_working_folder
     from fedstill.report import publish as publishing
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.common import Bad, asks_help, print_json, terminal
+from fedstill.cli.common import Bad, asks_help, print_json, print_wide
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.runs.listing import Entry
@@ -22,8 +22,6 @@ example: fedstill runs tag baseline runs/fedavg-digits-0"""
 
 _FOLDER = 20
 """Width to which the column of folders does not shrink."""
-_WIDE = 160
-"""Width of the table in a file or a pipe."""
 
 
 def runs(words: list[str]) -> None:
@@ -126,10 +124,7 @@ def _compare(places: list[Path], *, as_json: bool) -> None:
     table.add_section()
     for key in results[0]:
         table.add_row(key, *(result[key] for result in results))
-    console = terminal()
-    if not console.is_terminal:
-        console.width = _WIDE
-    console.print(table)
+    print_wide(table)
 
 
 def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
@@ -164,10 +159,7 @@ def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
             f"{entry.when:%m-%d %H:%M}",
             *[" ".join(entry.tags)] * tagged,
         )
-    console = terminal()
-    if not console.is_terminal:
-        console.width = _WIDE
-    console.print(table)
+    print_wide(table)
 
 
 def _as_json(entry: "Entry") -> dict[str, object]:

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.common import Bad, print_json, usage
+from fedstill.cli.common import print_json
 
 if TYPE_CHECKING:
     from fedstill.cli.flags import Watching
@@ -12,26 +12,22 @@ if TYPE_CHECKING:
 
 def watch(words: list[str]) -> None:
     """``fedstill watch``."""
-    from fedstill.cli import flags, parser
+    from fedstill.cli import flags
 
     about = (
         "Follow a run, or all runs of a comparison, on a page of this machine: rounds, clients that answered, bytes, "
         "epsilon and time left. The page only reads, and no other machine can open it.\n\n"
         "Example: fedstill watch runs/fedavg-digits-0"
     )
-    sections = [parser.Section(flags.Watching()), parser.Section(flags.Format())]
-    text = f"usage: fedstill watch RUN [flags]\n\n{about}\n" + parser.flags_text("fedstill watch", sections)
-    if usage(words, text):
+    if (found := flags.of_run("fedstill watch", about, words, flags.Watching())) is None:
         return
-    if words[0].startswith("-"):
-        raise Bad(f"the run comes first: fedstill watch RUN {' '.join(words)}")
-    chosen, form = parser.parse("fedstill watch RUN", about, words[1:], sections)
+    run, chosen, form = found
     from fedstill.report.live_page import states
 
     if form.json_:
-        print_json(states(Path(words[0]), {}))
+        print_json(states(run, {}))
     else:
-        _serve(Path(words[0]), chosen)
+        _serve(run, chosen)
 
 
 def _serve(place: Path, chosen: "Watching") -> None:
