@@ -6,9 +6,10 @@ of the undisturbed run to the bit; ``private`` is FedAVG+P, one shot, with real 
 program: it repeats `fedstill server run` until the run has its results, and starts again what was killed 15 seconds
 later and until it is let in, as the units of systemd do. It ends nothing that a killed process leaves.
 
-Roles: ``node`` is `site serve` or its SuperNode; ``launcher`` and ``step`` are the processes of a message; ``server``
-is `server start`, its SuperLink or the ServerApp of the run. An attempt at a run has up to nine kills, at moments
-drawn over the time that it takes undisturbed; after three such attempts the run is left alone.
+Roles: ``node`` is `site serve`, its SuperNode or the process that forks for each message; ``launcher`` and ``step``
+are the processes of a message; ``server`` is `server start`, its SuperLink or the ServerApp of the run. An attempt at a
+run has up to nine kills, at moments drawn over the time that it takes undisturbed; after three such attempts the run is
+left alone.
 
 After each run: `verify` finds nothing wrong at any site; a witness in the launcher (tests/support/witness.py), which
 notes each reply before it is sent, saw no two releases for one question, and nothing that the log lacks; at each kill
@@ -210,6 +211,8 @@ def _kind(pid: int, parent: Seen, program: str) -> tuple[str, str] | None:
     except OSError:
         return None
     if "launcher.main()" in words:
+        if parent.name == program:
+            return "node", f"forks of {program}"
         role = "launcher" if parent.role == "node" else "step"
         return role, f"{role} of {program}"
     if ("flower_supernode()" in words or "supernode.main()" in words) and parent.name == program:
@@ -237,7 +240,10 @@ def plan(rng: random.Random, left: dict[str, int], lives: Lives) -> list[Aim]:
         if left[role] <= [aim.role for aim in aims].count(role) or draws[0] < 0.2:
             continue
         site = f"site-{int(draws[1] * SITES)}"
-        always = {"node": [site, f"SuperNode of {site}"], "server": ["server", "SuperLink", "ServerApp"]}.get(role)
+        always = {
+            "node": [site, f"SuperNode of {site}", f"forks of {site}"],
+            "server": ["server", "SuperLink", "ServerApp"],
+        }.get(role)
         name = always[int(draws[2] * len(always))] if always else role
         if always and name != "ServerApp":
             aims.append(Aim(role, name, None, draws[3] * statistics.median(lives.attempt)))

@@ -17,7 +17,19 @@ from fedstill.settings import Settings
 ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
-    {"errors", "locks", "lookup", "extras", "seeds", "records", "files", "settings", "weights", "evaluate"},
+    {
+        "errors",
+        "locks",
+        "processes",
+        "lookup",
+        "extras",
+        "seeds",
+        "records",
+        "files",
+        "settings",
+        "weights",
+        "evaluate",
+    },
     {"privacy"},
     {"schema", "wire"},
     {"data", "models"},

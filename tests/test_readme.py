@@ -74,6 +74,7 @@ def small(words: list[str], out: Path) -> list[str]:
         model = "projected:width=8" if {"fedrd", "fedrd-records"} & {*words} else "convnet:width=8,depth=2"
         model = "mlp:hidden=8" if "./cancer.parquet" in words else model
         words += ["--limit", "400", "--workers", "0", "--model", model]
+        words += ["--clients", "10"] * ("100" in words)
         words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
     if "--updates" in words:
         words += ["--inversion.steps", "2"]
@@ -158,7 +159,7 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if words[1] == "sweep":
-        monkeypatch.setattr("fedstill.experiment.sweep.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        monkeypatch.setattr("fedstill.processes.pool", lambda *_: ThreadPoolExecutor(1))
         words[2] = str(small_sweep(ROOT / words[2], tmp_path))
     if "examples/" in command:
         words = [word.replace("examples/", f"{ROOT}/examples/") for word in words]

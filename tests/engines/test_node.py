@@ -105,7 +105,7 @@ limit, refusal, pipe = sys.argv[2:5]
 os.write(int(pipe), b'{"run": 7, "det')
 time.sleep(0.5)
 os.write(int(pipe), b'ail": "too large", "bundle": null}\\n')
-time.sleep(2)
+time.sleep(4)
 sys.exit(int(limit))
 """
 
@@ -128,27 +128,32 @@ class Api:
         self.heard.append("closed")
 
 
+SLEEPER = """
+import sys, time
+from fedstill.engines.flower.forks import fork_for_each
+def sleep(address, token):
+    assert token == "a" and token not in sys.argv
+    time.sleep(1)
+time.sleep(1)  # as if it imported something
+fork_for_each(sleep, int(sys.argv[1]))
+"""
+
+
 @pytest.mark.slow
-def test_a_token_lasts_while_its_program_starts_and_refusals_of_the_supernode_are_heard(
+def test_a_token_lasts_while_its_program_works_and_refusals_of_the_supernode_are_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Flower gives a program 30 seconds until it says that it lives, and a busy machine needs more to start one."""
+    """Flower gives a program 30 seconds until it says that it lives, so no task is taken before one can start."""
     monkeypatch.setattr(node, "_SUPERNODE", SUPERNODE)
     monkeypatch.setattr(node, "_client", lambda *_, **__: Api())
     monkeypatch.setattr(node, "_BEAT", 0.1)
     refused: list[Any] = []
-    given: list[Any] = []
-
-    def launch(address: str, token: str) -> subprocess.Popen[bytes]:
-        given.append(token)
-        return subprocess.Popen(["sleep", "1"])
-
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert node.run_node([], launch, node.Limits(1, 9, b"no", refused.append)) == 9
+        words = [sys.executable, "-c", SLEEPER]
+        assert node.run_node([], words, node.Limits(1, 9, b"no", refused.append)) == 9
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert given == ["a"]
     assert refused == [{"run": 7, "detail": "too large", "bundle": None}]
     assert Api.heard[:2] == ["asked", "beat"]
     assert Api.heard.count("beat") >= 2

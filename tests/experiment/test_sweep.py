@@ -11,6 +11,7 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
+from fedstill import processes
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import search, sweep
@@ -144,7 +145,7 @@ def scores(outcome: sweep.Outcome) -> dict[str, list[tuple[float, ...] | None]]:
 def test_the_test_set_stays_closed_until_the_end(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Local)
+    monkeypatch.setattr(processes, "pool", Local)
     right = sweep.run_sweep(task(False), tmp_path / "right", watcher=Watcher())
     wrong = sweep.run_sweep(task(True), tmp_path / "wrong", watcher=Watcher())
     assert scores(right) == scores(wrong)  # whatever the test labels are
@@ -176,7 +177,7 @@ class Interrupted(Watcher):
 def test_a_failed_point_is_named_and_the_others_count(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Local)
+    monkeypatch.setattr(processes, "pool", Local)
     run = sweep.run
 
     def diverging(job: Any) -> Any:
@@ -202,7 +203,7 @@ def test_the_command_resumes_and_gives_the_same_with_any_number_of_processes(
     found = task(False)
     out = tmp_path / "out"
     with monkeypatch.context() as patch:  # two of six runs, then an interruption
-        patch.setattr(sweep, "ProcessPoolExecutor", Local)
+        patch.setattr(processes, "pool", Local)
         with pytest.raises(KeyboardInterrupt):
             sweep.run_sweep(found, out, watcher=Interrupted(2))
     finished = {place: place.stat().st_mtime_ns for place in out.rglob("summary.json")}
@@ -212,7 +213,7 @@ def test_the_command_resumes_and_gives_the_same_with_any_number_of_processes(
     said = json.loads(capsys.readouterr().out)
     assert all(place.stat().st_mtime_ns == time for place, time in finished.items())
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "ProcessPoolExecutor", Local)
+        patch.setattr(processes, "pool", Local)
         alone = sweep.run_sweep(found, tmp_path / "alone", final=True, watcher=Watcher())
     rows = {row["method"]: row for row in said["rows"]}
     assert {label: rows[label]["test"] for label in rows} == {label: one.score for label, one in alone.tests.items()}

@@ -1,22 +1,20 @@
 """Clients on this machine, in the server's process or in worker processes; requests and replies are bytes in both.
 
-A worker starts once (importing torch takes seconds), maps the clients' records as shared pages of a file, and replies
+A worker starts once, maps the clients' records as shared pages of a file, and replies
 for any client.
 """
 
 import math
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 
 from typing_extensions import override
 
+from fedstill import processes
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import keep_memory
@@ -57,7 +55,7 @@ class Workers(Transport):
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         waiting = list(reversed(clients))
-        for place in range(min(len(waiting), len(self._workers))):  # all at once: starting takes seconds
+        for place in range(min(len(waiting), len(self._workers))):  # all at once: each makes its site
             self._workers[place] = self._workers[place] or _Worker(self._make_site)
         busy: dict[Connection, tuple[int, int, float]] = {}  # pipe -> worker's place, client, deadline
         while waiting or busy:
@@ -112,10 +110,8 @@ class _Worker:
 
     def __init__(self, make_site: Callable[[], Site]) -> None:
         self.ready = False
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process: SpawnProcess = context.Process(target=_serve, args=(make_site, theirs), daemon=True)
-        self._process.start()
+        self.pipe, theirs = multiprocessing.Pipe()
+        self._process = processes.start(_serve, make_site, theirs)
         theirs.close()
 
     def greet(self) -> None:
@@ -143,8 +139,6 @@ class _Worker:
 
 def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
     """Reply to requests until the server closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()
     site = make_site()
     with suppress(EOFError, OSError):
@@ -152,11 +146,3 @@ def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
         while True:
             client = int.from_bytes(pipe.recv_bytes(), "little")
             pipe.send_bytes(site.answer(client, pipe.recv_bytes()))
-
-
-def _end_with_parent() -> None:
-    """End this worker when its server is gone, so that a server killed by `kill -9` leaves no process computing."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)

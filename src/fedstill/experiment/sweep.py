@@ -8,17 +8,16 @@ only read.
 import hashlib
 import json
 import multiprocessing
-import signal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedstill import files
+from fedstill import files, processes
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import config
@@ -139,9 +138,8 @@ class _Runs:
 
     def __init__(self, experiment: Experiment, parallel: int | None, watcher: Watcher, command: str) -> None:
         number = parallel or (1 if experiment.device.startswith("cuda") else config.cores())
-        context = multiprocessing.get_context("spawn")
         self._others = multiprocessing.active_children()
-        self._pool = ProcessPoolExecutor(number, mp_context=context, initializer=_begin)
+        self._pool = processes.pool(number, _begin)
         self._watcher, self._command = watcher, command
         self._lock = threading.Lock()
         self._done: dict[str, list[int]] = {}
@@ -197,10 +195,9 @@ class _Runs:
 
 
 def _begin() -> None:
-    """Prepare a process: Ctrl-C is for the parent, and one thread gives the same bits with any number of processes."""
+    """Prepare a process: one thread gives the same bits with any number of processes."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     add_working_folder()
 

@@ -1,7 +1,8 @@
-"""The program that replies to one message at a real site, started by `fedstill.sites.node`.
+"""The program that replies to the messages of a real site, started by `fedstill.sites.node`.
 
-It forks before it has any thread: the parent speaks to Flower, the child computes the reply within the policy's limits
-of time and memory. Whatever becomes of the child, the server gets a reply; if it has none, that is `NO_REPLY`.
+It forks for each message (`fedstill.engines.flower.forks`). The child forks once more, before it has any thread: it
+speaks to Flower itself, and its own child computes the reply within the policy's limits of time and memory. Whatever
+becomes of that one, the server gets a reply; if it has none, that is `NO_REPLY`.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedstill import files
-from fedstill.engines.flower import apps, node
+from fedstill.engines.flower import apps, forks, node
 from fedstill.engines.site import NO_REPLY
 from fedstill.sites import bundle, log
 from fedstill.sites.answer import answer as site_answer
@@ -27,13 +28,24 @@ _GB = 10**9
 
 
 def main() -> None:
-    """Reply to one message; the words are the policy's file, the Runtime API's address and the parent's process id.
+    """Fork for each message; the words are the policy's file and a pipe's descriptor.
 
-    The task's token is the only line of the standard input.
+    The addresses and tokens come through the standard input, as other users can list the words of a process.
     """
-    place, address, parent = sys.argv[1:]
-    token = sys.stdin.readline().strip()
-    policy = SitePolicy.read(Path(place))
+    place, pipe = sys.argv[1:]
+    forks.fork_for_each(partial(reply, Path(place), os.getpid()), int(pipe))
+
+
+def reply(place: Path, parent: int, address: str, token: str) -> None:
+    """Reply to one message.
+
+    Args:
+        place: the policy's file.
+        parent: id of the process that forked this one.
+        address: the Runtime API's address.
+        token: the message's token.
+    """
+    policy = SitePolicy.read(place)
     limit_memory(policy)
     with Worker(policy) as worker:
         app = apps.client_app(
@@ -43,7 +55,7 @@ def main() -> None:
             policy.max_request,
         )
         try:
-            node.run_task(address, token, int(parent), app, refuse_by(policy))
+            node.run_task(address, token, parent, app, refuse_by(policy))
         except Exception as error:  # a message of a kind that no app of fedstill's takes
             failed(policy, error)
             raise

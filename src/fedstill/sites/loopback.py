@@ -54,7 +54,7 @@ class Loopback:
         self.environment = {
             **self.server.environment,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         }
 
     def start(self, name: str, words: Sequence[object], environment: Mapping[str, str] | None = None) -> None:

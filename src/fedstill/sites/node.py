@@ -1,7 +1,6 @@
 """``fedstill site serve``: a real site's node, at which only the code installed there runs."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,17 +37,9 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
     settings = policy.model_dump(mode="json")
     log.write(policy, {"fedstill": __version__, "settings": settings}, "started", "the site's node starts")
 
-    def launch(address: str, token: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-P", "-c", _PROGRAM, str(place), address, str(os.getpid())]
-        program = subprocess.Popen(words, stdin=subprocess.PIPE)
-        assert program.stdin is not None
-        program.stdin.write(token.encode() + b"\n")  # not among the words, which other users can list
-        program.stdin.close()
-        return program
-
     def refused(facts: Mapping[str, Any]) -> None:
         known = {name: str(facts[name]) for name in ("run", "bundle") if facts[name] is not None}
         log.write(policy, known, "refused", f"no program gets the message: {schema.clean(facts['detail'], 300)}")
 
     limits = Limits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
-    return run_node([*connection, *options], launch, limits)
+    return run_node([*connection, *options], [sys.executable, "-P", "-c", _PROGRAM, str(place)], limits)

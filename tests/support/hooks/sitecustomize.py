@@ -1,16 +1,12 @@
 """What is changed or watched in the programs under test; Python imports it where this folder is on PYTHONPATH.
 
-``FEDSTILL_TEST_HOOK``: a file with ``module:function``, called with `fedstill.sites.launcher` when that is
-imported; no file, no change. ``FEDSTILL_TEST_SOCKETS``: a file that gets a line for each use of a socket.
+``FEDSTILL_TEST_HOOK``: a file with ``module:function``, called with `fedstill.sites.launcher` in the program for a
+message; no file, no change. ``FEDSTILL_TEST_SOCKETS``: a file that gets a line for each use of a socket.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 WATCHED = (
     "socket.connect",
@@ -23,27 +19,19 @@ WATCHED = (
 )
 
 
-class _Patched:
-    """Finds one module and changes it once it is loaded."""
+def _patch_when_forked(hook: str) -> None:
+    """Change the launcher in each program for a message, of which one process forks all."""
 
-    def __init__(self, target: str, words: str) -> None:
-        self._target, self._words = target, words
+    def patch() -> None:
+        launcher = sys.modules.get("fedstill.sites.launcher")
+        if launcher is None or hasattr(launcher, "hooked") or not os.path.exists(hook):
+            return
+        launcher.hooked = True  # type: ignore[attr-defined]
+        with open(hook) as file:
+            where, _, what = file.read().strip().partition(":")
+        getattr(importlib.import_module(where), what)(launcher)
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._target:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            where, _, what = self._words.partition(":")
-            getattr(importlib.import_module(where), what)(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    os.register_at_fork(after_in_child=patch)
 
 
 def _watch(place: str) -> None:
@@ -58,8 +46,7 @@ def _watch(place: str) -> None:
     sys.addaudithook(see)
 
 
-if os.path.exists(hook := os.environ.get("FEDSTILL_TEST_HOOK", "")):
-    with open(hook) as file:
-        sys.meta_path.insert(0, _Patched("fedstill.sites.launcher", file.read().strip()))
+if hook := os.environ.get("FEDSTILL_TEST_HOOK"):
+    _patch_when_forked(hook)
 if sockets := os.environ.get("FEDSTILL_TEST_SOCKETS"):
     _watch(sockets)

@@ -1,7 +1,7 @@
 """A site's Flower node whose messages go to programs of fedstill's own, so that the server's bundle never runs there.
 
 A SuperNode with ``--isolation process`` starts no program for its messages: whoever asks its Runtime API on this
-machine gets a message's token. `run_node` asks and starts a program for each, in which `run_task` takes the message,
+machine gets a message's token. `run_node` asks and forks a program for each, in which `run_task` takes the message,
 gives it to an app that is installed here, and sends the reply. Flower's own programs, which unpack and import the
 bundle, are never started. These functions of Flower are not documented; tests/engines/test_node.py pins them.
 """
@@ -30,6 +30,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from fedstill.engines.flower.forks import Forks, Lines
 from fedstill.engines.flower.parent import end_with_parent
 
 _HOST = "127.0.0.1"
@@ -56,14 +57,19 @@ class Limits(NamedTuple):
     refused: Callable[[Mapping[str, Any]], None]
 
 
-def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Popen[bytes]], limits: Limits) -> int:
+def run_node(options: Sequence[str], programs: Sequence[str], limits: Limits) -> int:
     """Run a SuperNode until it ends, and return its exit code.
 
     Args:
         options: options of ``flower-supernode``; those for its Runtime API and its isolation are set here.
-        launch: starts a program that calls `run_task` with the address and the token that it is given.
+        programs: words that start a process which calls `forks.fork_for_each` with the pipe that follows them; each of
+            its children calls `run_task` with the address and the token that it is given.
         limits: limits of what it takes.
+
+    Raises:
+        ValueError: that process did not start; its output says why.
     """
+    forks = Forks(programs)
     port = _free_port()
     read, write = os.pipe()
     own = ["--isolation", "process", "--host", _HOST, "--port", str(port)]  # last, so they count
@@ -71,70 +77,49 @@ def run_node(options: Sequence[str], launch: Callable[[str, str], subprocess.Pop
     node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write])
     os.close(write)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
-    notes = _Lines(read)
-    address, programs, due = f"{_HOST}:{port}", list[_Program](), 0.0
+    notes = Lines(read)
+    address, running, due = f"{_HOST}:{port}", list[_Program](), 0.0
     client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"))
     try:
         while (code := node.poll()) is None:
             for line in notes.read():
                 limits.refused(json.loads(line))
-            programs = [program for program in programs if not program.has_ended()]
-            token = _next_token(client) if len(programs) < limits.programs else None
+            is_ready = forks.look()
+            for program in [program for program in running if not forks.is_running(program.number)]:
+                running.remove(program)
+                program.close()
+            token = _next_token(client) if is_ready and len(running) < limits.programs else None
             if token is not None:
-                programs.append(_Program(launch(address, token), address, token))
-                programs[-1].beat()
+                running.append(_Program(forks.start(address, token), address, token))
+                running[-1].beat()
             if time.monotonic() >= due:
                 due = time.monotonic() + _BEAT
-                for program in programs:
+                for program in running:
                     program.beat()
             time.sleep(_POLL)
         return code
     finally:
-        for process in (node, *(program.process for program in programs)):
-            if process.poll() is None:
-                process.terminate()
+        if node.poll() is None:
+            node.terminate()
+        forks.close()
         client.close()
         notes.close()
 
 
 class _Program:
-    """A program that works on a message, whose token lasts while this process says that it lives.
+    """A program that works on a message, whose token lasts while this process says that it lives."""
 
-    A new token lasts for 30 seconds, and a busy machine may need more to start a program that could say so itself.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], address: str, token: str) -> None:
-        self.process = process
+    def __init__(self, number: int, address: str, token: str) -> None:
+        self.number = number
         version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         self._client = _client(address, version, RuntimeTokenHttpInterceptor(token))
-
-    def has_ended(self) -> bool:
-        if self.process.poll() is None:
-            return False
-        self._client.close()
-        return True
 
     def beat(self) -> None:
         with suppress(httpx.HTTPError):  # it has just sent its reply
             self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
-
-class _Lines:
-    """The lines that have come through a pipe so far."""
-
-    def __init__(self, pipe: int) -> None:
-        os.set_blocking(pipe, False)
-        self._pipe = pipe
-        self._rest = b""
-
-    def read(self) -> list[bytes]:
-        with suppress(BlockingIOError):
-            self._rest += os.read(self._pipe, 1 << 20)
-        *lines, self._rest = self._rest.split(b"\n")
-        return lines
-
     def close(self) -> None:
-        os.close(self._pipe)
+        self._client.close()
 
 
 def _next_token(client: RuntimeHttpClient) -> str | None:

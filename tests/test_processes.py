@@ -1,0 +1,73 @@
+"""Worker processes: what they have of their parent, and what they have not."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from fedstill import processes
+
+pytestmark = pytest.mark.slow
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process imports anew")
+
+
+def look(pipe: Connection) -> None:
+    told = {name: os.environ.get(name) for name in ("FEDSTILL_TOLD", "PYTEST_VERSION")}
+    pipe.send((told, os.getcwd(), "torch" in sys.modules, os.getppid()))
+
+
+def seen() -> tuple[dict[str, str | None], str, bool, int]:
+    ours, theirs = multiprocessing.Pipe()
+    process = processes.start(look, theirs)
+    found = ours.recv()
+    process.join()
+    assert process.exitcode == 0
+    return found  # type: ignore[no-any-return]
+
+
+@linux
+def test_each_has_the_environment_and_folder_of_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though the process that is copied is older."""
+    parents = set()
+    for word in ("once", "again", None):
+        monkeypatch.delenv("FEDSTILL_TOLD", raising=False)
+        if word:
+            monkeypatch.setenv("FEDSTILL_TOLD", word)
+        folder = tmp_path / str(word)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        told, here, has_torch, parent = seen()
+        assert told == {"FEDSTILL_TOLD": word, "PYTEST_VERSION": os.environ.get("PYTEST_VERSION")}
+        assert (here, has_torch) == (str(folder), True)
+        parents.add(parent)
+    assert len(parents) == 1 and os.getpid() not in parents
+
+
+@linux
+def test_what_is_copied_has_one_thread_and_has_touched_no_gpu() -> None:
+    """A copy of a process with threads may wait for ever for what they held, and CUDA works in no copy."""
+    code = f"""
+import importlib, threading
+importlib.import_module({processes._PRELOADED!r})
+import torch
+assert threading.active_count() == 1, threading.enumerate()
+assert not torch.cuda.is_initialized() and not torch.cuda._initialized
+assert not any(name.partition(".")[0] in ("ray", "grpc", "pyarrow") for name in __import__("sys").modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@linux
+def test_a_killed_template_is_replaced() -> None:
+    before = seen()[3]
+    template = psutil.Process(before)
+    template.kill()
+    while template.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert seen()[3] not in (before, os.getpid())
