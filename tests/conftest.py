@@ -14,6 +14,7 @@ collect_ignore_glob = ["sites/*"] if sys.platform == "win32" else []
 """Real sites need Linux or macOS."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores: some tests wait for other programs."""
     return (os.cpu_count() or 1) + 1
