@@ -211,10 +211,11 @@ def _kind(pid: int, parent: Seen, program: str) -> tuple[str, str] | None:
     except OSError:
         return None
     if "launcher.main()" in words:
-        if parent.name == program and not program.startswith("forks of"):
-            return "node", f"forks of {program}"
-        role = "launcher" if parent.role == "node" else "step"
-        return role, f"{role} of {program.removeprefix('forks of ')}"
+        if parent.role == "launcher":
+            return "step", f"step of {program}"
+        if parent.name.startswith("forks of "):
+            return "launcher", f"launcher of {program.removeprefix('forks of ')}"
+        return "node", f"forks of {program}"
     if ("flower_supernode()" in words or "supernode.main()" in words) and parent.name == program:
         return "node", f"SuperNode of {program}"
     if "superlink.main()" in words and parent.name == program:
