@@ -129,6 +129,8 @@ def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_p
         ValueError, match="records 'digits' have 324 numbers, but those of the task have 7; take images"
     ):
         features.load_public("digits", ("scattering", backbone.digest), narrow)
+    with pytest.raises(ValueError, match="those of the public records 'noise=4' are 3 x 64 x 64; take images of the"):
+        features.load_public("noise=4", ("scattering", backbone.digest), narrow)
     other, _ = features.load(digits, "scattering:angles=4,groups=0")
     assert len(calls) == 4 and one.fingerprint != other.fingerprint
     assert torch.equal(one.train.labels, digits.train.labels) and one.measured == digits.measured

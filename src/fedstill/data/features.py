@@ -25,6 +25,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the work, the number of records done and of all."""
 _NOISE_SHAPE = (3, 64, 64)
 """Shape of the generated images of ``--public noise``."""
+OF_SHAPE = ("scattering", "patches")
+"""Beginnings of the names of backbones that are made for the shape of the records."""
 _SECONDS = 5.0
 """Seconds between two lines about the progress."""
 _LARGE = (*rowwise.SIZES, 128, 256)
@@ -208,6 +210,11 @@ def load_public(
 
     def installed() -> Backbone:
         found = backbones.load(backbone[0], raw.shape)
+        if found.digest != backbone[1] and found.name.startswith(OF_SHAPE):
+            raise ValueError(
+                f"the features {found.name!r} are made for the shape of the task's images, and those of the public "
+                f"records {spec!r} are {' x '.join(map(str, raw.shape))}; take images of the task's shape"
+            )
         check_digest(found, backbone[1])
         return found
 

@@ -183,7 +183,7 @@ class SiteData:
             Refused: the site can't load it, or it has another SHA-256.
         """
         name, expected = self._spec.features, self._spec.backbone
-        if name is None or name.startswith(("scattering", "patches")):  # made for the shape of the records
+        if name is None or name.startswith(features.OF_SHAPE):
             return
         try:
             digest = pretrained.load(name, (), download=False).digest
