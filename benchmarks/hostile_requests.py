@@ -171,7 +171,8 @@ class Sites:
         self.first = asked[-1] if self.labels else asked[0]
         steps = client_steps(self.kind).values()
         fits = [s for s in steps if {f.name for f in s.request} == set(self.start()[0])]
-        self.step = next(s for s in fits if any(f.is_released for f in s.reply.schema))
+        private = [s for s in fits if any(f.is_released for f in s.reply.schema)]
+        self.step = min(private, key=lambda s: sum(not f.is_released for f in s.reply.schema))  # not a published form
 
     def _fresh(self) -> None:
         other = self.records[1:]
