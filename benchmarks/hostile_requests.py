@@ -31,6 +31,7 @@ from method_settings import SMALL
 from torch import Tensor
 
 from fedstill import methods, seeds, wire
+from fedstill.audit import neighbours
 from fedstill.audit.play import Copies, Task, play
 from fedstill.audit.scene import LIKE, joined, random_images
 from fedstill.distill.public_map import PublicFeatures, split_public
@@ -169,10 +170,10 @@ class Sites:
         asked = play(method, Copies([self.records], [0], self.public), task, quiet=True).requests
         self.labels = method.protects == "label"
         self.first = asked[-1] if self.labels else asked[0]
-        steps = client_steps(self.kind).values()
-        fits = [s for s in steps if {f.name for f in s.request} == set(self.start()[0])]
-        private = [s for s in fits if any(f.is_released for f in s.reply.schema)]
-        self.step = min(private, key=lambda s: sum(not f.is_released for f in s.reply.schema))  # not a published form
+        heard = neighbours.Heard()
+        play(method, Copies([self.records], [0], self.public), task, heard=heard)
+        names = [wire.envelope(request)["step"] for request, _ in heard.messages]
+        self.step = client_steps(self.kind)[names[-1] if self.labels else names[0]]
 
     def _fresh(self) -> None:
         other = self.records[1:]
