@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -71,3 +72,29 @@ def test_a_killed_template_is_replaced() -> None:
     while template.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert seen()[3] not in (before, os.getpid())
+
+
+INTERRUPTED = """
+import sys, time
+from fedstill import processes
+if __name__ == "__main__":
+    print("begins", flush=True)
+    processes.start(time.sleep, 100)
+"""
+
+
+@linux
+def test_an_interruption_while_it_starts_leaves_one_traceback_and_no_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    words = [sys.executable, str(tmp_path / "script.py")]
+    pipes: dict[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, text=True, start_new_session=True) as p:
+        assert p.stdout is not None and p.stderr is not None
+        p.stdout.readline()
+        while len(children := psutil.Process(p.pid).children()) < 2:  # Python's resource tracker comes first
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.killpg(p.pid, signal.SIGINT)
+        told = p.stderr.read()  # until all who could write there have ended
+    assert told.count("Traceback") == 1 and told.rstrip().endswith("KeyboardInterrupt")
+    assert p.returncode and psutil.wait_procs(children, timeout=30)[1] == []

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -33,6 +34,12 @@ def context() -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([_PRELOADED])
+    resource_tracker.ensure_running()  # which would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # while it imports, Ctrl-C would end it
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return server
 
 
@@ -42,6 +49,8 @@ def _work(environment: Mapping[str, str], target: Callable[..., None], args: tup
         del os.environ[name]
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the target starts
     threading.Thread(target=_end_with_parent, daemon=True).start()
     target(*args)
 

@@ -11,7 +11,10 @@ from fedstill.engines.site import NO_REPLY
 from fedstill.sites import log, setup
 from fedstill.sites.policy import SitePolicy
 
-_PROGRAM = "from fedstill.sites import launcher; launcher.main()"
+_PROGRAM = """
+import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends, and this process with it
+from fedstill.sites import launcher; launcher.main()
+"""
 
 
 def serve(folder: Path, options: Sequence[str] = ()) -> int:

@@ -7,7 +7,6 @@ data, so each program starts as if it were the first.
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import traceback
@@ -89,7 +88,6 @@ def fork_for_each(work: Callable[..., None], pipe: int) -> None:
         work: what a child does; it ends with this process, for which it must look itself.
         pipe: a pipe's descriptor, to which the numbers of children that have ended are written.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends, and this process with it
     os.write(pipe, f"{_READY}\n".encode())
     lines, children = Lines(sys.stdin.fileno()), dict[int, int]()
     while not lines.at_end:
