@@ -100,6 +100,44 @@ def test_errors_silence_and_replies_without_our_bytes_are_failures_with_a_reason
     ]
 
 
+class Stuck(Grid):
+    """Node 100 has announced its reply, whose parts do not come: the call that fetches it waits."""
+
+    def __init__(self, clients: int) -> None:
+        super().__init__({100 + client: content(b"reply") for client in range(clients)})
+        self.freed = threading.Event()
+
+    def pull_messages(self, ids: Iterable[str]) -> Iterator[Message]:
+        for reply in super().pull_messages(ids):
+            if reply.metadata.src_node_id == 100:
+                self.freed.wait(60)
+            yield reply
+
+
+def test_a_reply_that_comes_slowly_delays_no_other_and_has_its_time_limit() -> None:
+    grid = Stuck(4)
+    transport = GridTransport(grid, {i: 100 + i for i in range(4)}, window=4, at_once=1, timeout=2.5)  # type: ignore[arg-type]
+    found = [(a.client, a.failure) for a in transport.exchange(b"what?", range(4), lambda _: None)]
+    grid.freed.set()
+    assert found == [(1, None), (2, None), (3, None), (0, "no reply within 2.5 s (--timeout)")]
+
+
+def test_a_slow_reply_that_is_whole_in_time_is_used() -> None:
+    grid = Stuck(2)
+    threading.Timer(2.0, grid.freed.set).start()
+    found = exchange(grid, 2, at_once=1, timeout=30.0)
+    assert [(a.client, a.failure, a.reply) for a in found] == [(0, None, b"reply"), (1, None, b"reply")]
+
+
+def test_an_error_while_a_reply_is_fetched_ends_the_run() -> None:
+    class Broken(Grid):
+        def pull_messages(self, ids: Iterable[str]) -> Iterator[Message]:
+            raise ConnectionError("the SuperLink is gone")
+
+    with pytest.raises(ConnectionError, match="the SuperLink is gone"):
+        exchange(Broken({}), 2, at_once=1)
+
+
 class Players(Grid):
     """Nodes that play whichever clients a message names, each in ``seconds`` and with a reply of ``size`` bytes."""
 

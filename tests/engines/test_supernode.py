@@ -276,9 +276,34 @@ def test_a_message_whose_program_failed_gets_an_error_and_not_a_wait_for_ever(ta
     if taken:
         state.get_messages_legacy(is_reply=False)
     assert state.finish_task(task, sub_status=SubStatus.FAILED, details="")
-    supernode._wait_for_tasks(state)
+    supernode._wait_for_tasks(state, state.object_store)
     (reply,) = state.get_messages_legacy(is_reply=True)
     assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+
+
+@pytest.mark.parametrize("sent", [0, 1, None])
+def test_a_reply_whose_program_was_killed_while_it_sent_it_is_not_waited_for(sent: int | None) -> None:
+    """Flower's SuperNode would wait for the rest for ever, and the server for minutes; a whole one goes out."""
+    state = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
+    state.set_node_id(5)
+    state.store_run(Run.create_empty(RUN))
+    asked = Server(content(b"x")).message
+    state.store_message(asked)
+    state.get_messages_legacy(is_reply=False)
+    reply = Message(content(b"y"), reply_to=asked)
+    reply.metadata.__dict__["_message_id"] = name = reply.object_id
+    parts = get_all_nested_objects(reply)
+    session = state.start_session(RUN)
+    state.store_message_and_object_tree(remove_content_from_message(reply), get_object_tree(reply), session)
+    for part in list(parts)[:sent]:
+        state.object_store.put(part, parts[part].deflate())
+    supernode._wait_for_tasks(state, state.object_store)
+    (found,) = state.get_messages_legacy(is_reply=True)
+    if sent is None:
+        assert found.metadata.message_id == name and not found.has_error()
+    else:
+        assert found.error.code == ErrorCode.CLIENT_APP_CRASHED
+        assert all(state.object_store.get(part) is None for part in parts)
 
 
 def test_what_is_replaced_in_flower_is_what_it_uses() -> None:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from fedstill import schema
 from fedstill.engines.flower.content import MOST, content, take_bytes
 from fedstill.engines.flower.grid import ASK, GridTransport
+from fedstill.engines.flower.pulls import Pulls
 from fedstill.engines.site import NO_REPLY
 from fedstill.engines.transport import Arrival, Transport
 
@@ -149,13 +150,14 @@ class SiteTransport(Transport):
         """Ask new nodes for their numbers until all ``clients`` are connected or the waiting time is over."""
         until = time.monotonic() + self._wait
         asked: dict[str, int] = {}
+        pulls = Pulls(self._grid)
         while missing := [client for client in clients if client not in self._nodes]:
             new = [node for node in self._grid.get_node_ids() if node not in self._met and self._accepts(node)]
             self._met.update(new)
             messages = [Message(content(b"", run=0), dst_node_id=node, message_type=f"query.{HELLO}") for node in new]
             pushed = list(self._grid.push_messages(messages)) if messages else []
             asked |= dict(zip(pushed, new, strict=True))
-            for reply in self._grid.pull_messages(list(asked)) if asked else []:
+            for reply in pulls.pull(list(asked)):
                 self._meet(asked.pop(reply.metadata.reply_to_message_id), reply)
             if time.monotonic() >= until:
                 if missing := [client for client in clients if client not in self._nodes]:  # after this pass

@@ -4,7 +4,7 @@ import gc
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from fedstill import schema, wire
 from fedstill.engines.flower.content import MOST, PIECE, TooLarge, cut, record, take_bytes
+from fedstill.engines.flower.pulls import Pulls
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.train.allocator import returning_memory
 
@@ -39,7 +40,7 @@ class GridTransport(Transport):
         failed: returns the reason why Flower has ended, or None while it runs.
         facts: config values sent with every request.
         poll: seconds between two polls for replies.
-        at_once: number of replies to fetch at a time, which limits the replies in memory over a network.
+        at_once: as for `Pulls`.
         shared: whether a node can run any client, so that quick clients can share a message; for short steps a message
             costs more than the step.
         max_bytes: size of the largest reply.
@@ -79,7 +80,7 @@ class GridTransport(Transport):
             yield from self._exchange(request, clients, sent)
 
     def _exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
-        pace = self._paces[_step(request)]
+        pace, pulls = self._paces[_step(request)], Pulls(self._grid, self._at_once)
         pieces = cut(request)
         waiting = deque(client for client in clients if client in self._nodes)
         for client in sorted(set(clients) - self._nodes.keys()):
@@ -100,25 +101,24 @@ class GridTransport(Transport):
                     sent(client)
                 flying[message] = (group, time.monotonic() + (self._timeout or float("inf")))
             before = len(flying)
-            for messages in _batched(flying, self._at_once):
-                for reply in self._grid.pull_messages(messages):
-                    if reply.metadata.reply_to_message_id not in flying:
-                        continue  # a second reply
-                    group, _ = flying.pop(reply.metadata.reply_to_message_id)
-                    if not reply.has_error() and reply.metadata.src_node_id != self._nodes[group[0]]:
-                        yield from (Arrival(client, b"", "another node replied for it") for client in group)
-                        continue
-                    if len(group) > 1 and reply.has_error():  # one client ended the process of all
-                        alone.extend(group)
-                        continue
-                    arrivals = _arrivals(group, reply, self._max_bytes)
-                    largest = max(len(arrival.reply) for arrival in arrivals)
-                    pace.learn(len(group), largest, _seconds(reply))
-                    while arrivals:
-                        yield arrivals.pop()
-                    if largest > _LARGE:
-                        del reply
-                        gc.collect()  # frees Flower's copies, which are in reference cycles
+            for reply in pulls.pull(list(flying)):
+                if reply.metadata.reply_to_message_id not in flying:
+                    continue  # a second reply
+                group, _ = flying.pop(reply.metadata.reply_to_message_id)
+                if not reply.has_error() and reply.metadata.src_node_id != self._nodes[group[0]]:
+                    yield from (Arrival(client, b"", "another node replied for it") for client in group)
+                    continue
+                if len(group) > 1 and reply.has_error():  # one client ended the process of all
+                    alone.extend(group)
+                    continue
+                arrivals = _arrivals(group, reply, self._max_bytes)
+                largest = max(len(arrival.reply) for arrival in arrivals)
+                pace.learn(len(group), largest, _seconds(reply))
+                while arrivals:
+                    yield arrivals.pop()
+                if largest > _LARGE:
+                    del reply
+                    gc.collect()  # frees Flower's copies, which are in reference cycles
             for message, (group, deadline) in list(flying.items()):
                 if deadline <= time.monotonic():
                     del flying[message]
@@ -182,11 +182,6 @@ def _step(request: bytes) -> str | None:
         return str(wire.envelope(request).get("step"))
     except schema.Refused:
         return None
-
-
-def _batched(messages: Iterable[str], size: int) -> list[list[str]]:
-    every = list(messages)
-    return [every[start : start + size] for start in range(0, len(every), size)]
 
 
 def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arrival]:

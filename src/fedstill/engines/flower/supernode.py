@@ -100,9 +100,9 @@ def guard(limits: Limits) -> None:
         with connect(*words) as connection:
             yield Connection(connection, limits, budget).functions
 
-    def reply(state: Any, **more: Any) -> None:
-        _wait_for_tasks(state)
-        push(state=state, **more)
+    def reply(state: Any, object_store: Any, **more: Any) -> None:
+        _wait_for_tasks(state, object_store)
+        push(state=state, object_store=object_store, **more)
 
     connections.FleetHttpClient = Client
     node.http_request_response = guarded
@@ -110,10 +110,15 @@ def guard(limits: Limits) -> None:
     node._push_messages = reply
 
 
-def _wait_for_tasks(state: Any) -> None:
-    """Wait until programs have ended their tasks; a message without a reply then gets an error."""
+def _wait_for_tasks(state: Any, objects: Any) -> None:
+    """Wait until programs have ended their tasks; a message without a whole reply then gets an error."""
     while state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING]):
         time.sleep(_POLL)
+    for name, entry in list(state.msg_store.items()):
+        tree = iterate_object_tree(objects.get_object_tree(name)) if entry.message.metadata.reply_to_message_id else ()
+        if any(objects.get(part.object_id) == b"" for part in tree):  # its program was killed while it sent the reply
+            state.delete_messages(message_ids=[name])
+            objects.delete(name)
     state.get_messages_legacy(is_reply=False)  # so that a message that no program took counts as taken
     state._store_error_replies(set(state.run_store), CLIENT_APP_CRASHED_ERROR)
 
