@@ -283,11 +283,13 @@ def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.Log
     assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
 
 
-def test_a_site_that_was_met_at_the_last_moment_is_not_said_to_be_missing(caplog: pytest.LogCaptureFixture) -> None:
-    sites = apps.SiteTransport(Grid({1: content(b"mine", client=0)}), "terms", 1, wait=0.0)  # type: ignore[arg-type]
-    with caplog.at_level(logging.WARNING, "fedstill"):
-        assert list(sites.exchange(b"what?", [0], lambda _: None)) == [(0, b"mine", None)]
-    assert caplog.messages == []
+def test_a_site_that_never_ends_its_greeting_holds_up_nobody() -> None:
+    grid = Stuck(3)
+    grid.behaviour = {100 + client: content(b"mine", client=client) for client in range(3)}
+    sites = apps.SiteTransport(grid, "terms", 3, wait=2.0)  # type: ignore[arg-type]
+    found = list(sites.exchange(b"what?", [0, 1, 2], lambda _: None))
+    grid.freed.set()
+    assert found == [(0, b"", "no site replies for it"), (1, b"mine", None), (2, b"mine", None)]
 
 
 @pytest.mark.parametrize("text", ["0:1", "0:1,1:1", "0:1,1", "0:1,1:x", "0:1;1:2", "0:1,1:-2", "a\nb", "0:1,1:2,"])
