@@ -48,6 +48,13 @@ def words_of(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
+def ended(forks: Forks, number: int) -> int:
+    """The exit code of a program, when it has ended."""
+    while (code := (forks.look(), forks.code(number))[1]) is None:
+        time.sleep(0.05)
+    return code
+
+
 def wait(ready: Callable[[], bool]) -> None:
     until = time.monotonic() + 120
     while not ready():
@@ -72,9 +79,8 @@ def start(forks: Forks, what: str, place: Path) -> tuple[int, psutil.Process]:
 
 
 def test_programs_share_no_memory(forks: Forks, tmp_path: Path) -> None:
-    for what, name in (("end", "a"), ("fail", "b"), ("end", "c")):
-        number, _ = start(forks, what, tmp_path / name)
-        wait(lambda: forks.look() and not forks.is_running(number))  # noqa: B023
+    for what, name, code in (("end", "a", 0), ("fail", "b", 1), ("end", "c", 0)):
+        assert ended(forks, start(forks, what, tmp_path / name)[0]) == code
     drawn = [(tmp_path / name).read_text().strip("()").split(", ") for name in "abc"]
     assert [row[0] for row in drawn] == ["False"] * 3
     assert all(len({row[column] for row in drawn}) == 3 for column in (1, 2))
@@ -86,7 +92,7 @@ def test_no_two_programs_draw_the_same_noise(tmp_path: Path) -> None:
     forks = Forks(words_of(NOISE))
     wait(forks.look)
     started = [forks.start(str(tmp_path / "drawn")) for _ in range(20)]
-    wait(lambda: forks.look() and not any(map(forks.is_running, started)))
+    assert {ended(forks, number) for number in started} == {0}
     forks.close()
     for column in zip(*(map(float, line.split()) for line in (tmp_path / "drawn").open()), strict=True):
         assert len({*column}) == len(column) == 20
@@ -95,8 +101,8 @@ def test_no_two_programs_draw_the_same_noise(tmp_path: Path) -> None:
 def test_a_killed_program_has_ended_and_the_others_go_on(forks: Forks, tmp_path: Path) -> None:
     (first, one), (second, other) = (start(forks, "sleep", tmp_path / name) for name in "ab")
     one.kill()
-    wait(lambda: forks.look() and not forks.is_running(first))
-    assert forks.is_running(second)
+    assert ended(forks, first) == -signal.SIGKILL
+    assert forks.code(second) is None
     other.kill()
 
 
@@ -105,7 +111,7 @@ def test_programs_end_with_the_process_that_forks_and_that_one_is_started_again(
     forks._process.kill()
     assert psutil.wait_procs([program], timeout=60)[1] == []
     wait(forks.look)
-    assert not forks.is_running(number)
+    assert forks.code(number) == -1
     start(forks, "end", tmp_path / "b")
 
 
@@ -113,7 +119,7 @@ def test_a_word_that_meets_no_process_is_no_error(forks: Forks, tmp_path: Path) 
     forks._process.kill()
     forks._process.wait()
     number = forks.start("end", str(tmp_path / "a"))
-    assert not forks.look() and not forks.is_running(number)
+    assert not forks.look() and forks.code(number) == -1
     wait(forks.look)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.common.constant import SubStatus  # noqa: E402
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse  # noqa: E402
 from flwr.proto.task_pb2 import Task  # noqa: E402
 from flwr.supercore.constant import TaskType  # noqa: E402
@@ -31,6 +32,7 @@ TAKEN: list[tuple[Any, list[str]]] = [
     (RuntimeTokenHttpInterceptor.__init__, ["self", "token"]),
     (RuntimeVersionHttpInterceptor.__init__, ["self", "component_name"]),
     (RuntimeHttpClient.SendTaskHeartbeat, ["self", "request"]),
+    (RuntimeHttpClient.PushTaskOutput, ["self", "request"]),
 ]
 
 
@@ -124,38 +126,46 @@ class Api:
     def SendTaskHeartbeat(self, request: Any) -> None:
         self.heard.append("beat")
 
+    def PushTaskOutput(self, request: Any) -> None:
+        assert request.sub_status == SubStatus.FAILED
+        self.heard.append("failed")
+
     def close(self) -> None:
         self.heard.append("closed")
 
 
 SLEEPER = """
-import sys, time
+import os, sys, time
 from fedstill.engines.flower.forks import fork_for_each
 def sleep(address, token):
     assert token == "a" and token not in sys.argv
     time.sleep(1)
+    os._exit(int(sys.argv[1]))
 time.sleep(1)  # as if it imported something
-fork_for_each(sleep, int(sys.argv[1]))
+fork_for_each(sleep, int(sys.argv[2]))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 7])
 def test_a_token_lasts_while_its_program_works_and_refusals_of_the_supernode_are_heard(
-    monkeypatch: pytest.MonkeyPatch,
+    code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower gives a program 30 seconds until it says that it lives, so no task is taken before one can start."""
+    monkeypatch.setattr(Api, "heard", [])
     monkeypatch.setattr(node, "_SUPERNODE", SUPERNODE)
     monkeypatch.setattr(node, "_client", lambda *_, **__: Api())
     monkeypatch.setattr(node, "_BEAT", 0.1)
     refused: list[Any] = []
     before = signal.getsignal(signal.SIGTERM)
     try:
-        words = [sys.executable, "-c", SLEEPER]
+        words = [sys.executable, "-c", SLEEPER, str(code)]
         assert node.run_node([], words, node.Limits(1, 9, b"no", refused.append)) == 9
     finally:
         signal.signal(signal.SIGTERM, before)
     assert refused == [{"run": 7, "detail": "too large", "bundle": None}]
     assert Api.heard[:2] == ["asked", "beat"]
+    assert Api.heard.count("failed") == (code != 0)  # its message need not wait until the token is too old
     assert Api.heard.count("beat") >= 2
     assert "beat" not in Api.heard[Api.heard.index("closed") :]  # the program has ended
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 _POLL = 0.05
 """Seconds between two looks at the programs that run."""
 _READY = "ready"
+_LOST = -1
+"""Exit code of a program whose parent was killed: it ends too."""
 
 
 class Forks:
@@ -28,7 +30,7 @@ class Forks:
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
         self._number = 0
-        self._running = set[int]()
+        self._codes: dict[int, int | None] = {}
         self._start()
 
     def _start(self) -> None:
@@ -50,27 +52,31 @@ class Forks:
             if line.decode() == _READY:
                 self._ready = True
             else:
-                self._running.discard(int(line))
+                number, code = map(int, line.split())
+                self._codes[number] = code
         if ended is not None:
             if not self._ready:
                 raise ValueError(f"the program for messages did not start (code {ended}); its output above says why")
             self.close()
-            self._running.clear()  # they end with the process that forked them
+            self._codes.update((number, _LOST) for number, code in self._codes.items() if code is None)
             self._start()
         return self._ready
 
     def start(self, *words: str) -> int:
         """Start a program with words for it, and return its number."""
         self._number += 1
+        self._codes[self._number] = None
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it was killed, which `look` will note
             self._process.stdin.write(json.dumps([self._number, *words]).encode() + b"\n")
-            self._running.add(self._number)
         return self._number
 
-    def is_running(self, number: int) -> bool:
-        """Whether a program had not ended at the last `look`."""
-        return number in self._running
+    def code(self, number: int) -> int | None:
+        """The exit code of a program that had ended at the last `look`, as Python gives it, once; None before."""
+        code = self._codes[number]
+        if code is not None:
+            del self._codes[number]
+        return code
 
     def close(self) -> None:
         """End the process, with which its programs end."""
@@ -86,7 +92,7 @@ def fork_for_each(work: Callable[..., None], pipe: int) -> None:
 
     Args:
         work: what a child does; it ends with this process, for which it must look itself.
-        pipe: a pipe's descriptor, to which the numbers of children that have ended are written.
+        pipe: a pipe's descriptor, to which the numbers and exit codes of children that have ended are written.
     """
     os.write(pipe, f"{_READY}\n".encode())
     lines, children = Lines(sys.stdin.fileno()), dict[int, int]()
@@ -98,8 +104,8 @@ def fork_for_each(work: Callable[..., None], pipe: int) -> None:
                 os.close(pipe)
                 _run(work, words)
             children[child] = number
-        while children and (child := os.waitpid(-1, os.WNOHANG)[0]):
-            os.write(pipe, f"{children.pop(child)}\n".encode())
+        while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            os.write(pipe, f"{children.pop(ended[0])} {os.waitstatus_to_exitcode(ended[1])}\n".encode())
 
 
 def _run(work: Callable[..., None], words: Sequence[str]) -> None:

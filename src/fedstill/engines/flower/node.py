@@ -22,7 +22,7 @@ import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
@@ -85,9 +85,10 @@ def run_node(options: Sequence[str], programs: Sequence[str], limits: Limits) ->
             for line in notes.read():
                 limits.refused(json.loads(line))
             is_ready = forks.look()
-            for program in [program for program in running if not forks.is_running(program.number)]:
-                running.remove(program)
-                program.close()
+            for program in list(running):
+                if (ended := forks.code(program.number)) is not None:
+                    running.remove(program)
+                    program.close(failed=ended != 0)
             token = _next_token(client) if is_ready and len(running) < limits.programs else None
             if token is not None:
                 running.append(_Program(forks.start(address, token), address, token))
@@ -118,7 +119,12 @@ class _Program:
         with suppress(httpx.HTTPError):  # it has just sent its reply
             self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
+        """Note that the program has ended; if it was killed, its message gets an error before its token is too old."""
+        if failed:
+            output = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details="the site's program ended")
+            with suppress(httpx.HTTPError):  # it has said so itself
+                self._client.PushTaskOutput(output)
         self._client.close()
 
 
