@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
 from fedstill.engines.flower.content import content, take_bytes  # noqa: E402
 from fedstill.engines.flower.grid import GridTransport  # noqa: E402
+from fedstill.engines.flower.pulls import Pulls  # noqa: E402
 from fedstill.engines.flower.simulation import Simulation  # noqa: E402
 from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
@@ -127,6 +129,19 @@ def test_a_slow_reply_that_is_whole_in_time_is_used() -> None:
     threading.Timer(2.0, grid.freed.set).start()
     found = exchange(grid, 2, at_once=1, timeout=30.0)
     assert [(a.client, a.failure, a.reply) for a in found] == [(0, None, b"reply"), (1, None, b"reply")]
+
+
+def test_a_reply_that_is_dropped_is_nowhere_else() -> None:
+    """A large model would be in memory twice, once for the server and once for who fetched it."""
+    grid: Any = Grid({100: content(b"first"), 101: content(b"second")})
+    names = grid.push_messages(
+        [Message(content(b""), dst_node_id=node, message_type="query.ask") for node in (100, 101)]
+    )
+    replies = Pulls(grid).pull(names)
+    first = weakref.ref(next(replies))
+    gc.collect()
+    assert first() is None
+    assert take_bytes(next(replies)) == b"second"
 
 
 def test_an_error_while_a_reply_is_fetched_ends_the_run() -> None:

@@ -5,7 +5,7 @@ that sends them slowly, or never, would hold up the whole run, whatever time lim
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -42,26 +42,26 @@ class Pulls:
                 self._running[message] = pull
                 continue
             self._running.pop(message, None)
-            yield from pull.found()
+            found = pull.found
+            del known, pull
+            if isinstance(found, Exception):
+                raise found
+            while found:  # nothing here keeps a reply that the caller has dropped
+                yield found.pop(0)
 
 
 class _Pull(threading.Thread):
-    """One call of the grid; a daemon, as nothing ends it."""
+    """One call of the grid, and what it has ``found``; a daemon, as nothing ends it."""
 
     def __init__(self, grid: Grid, message: str) -> None:
         super().__init__(daemon=True)
         self._grid = grid
         self._message = message
-        self._found: Iterable[Message] | Exception = ()
+        self.found: list[Message] | Exception = []
         self.start()
 
     def run(self) -> None:
         try:
-            self._found = list(self._grid.pull_messages([self._message]))
+            self.found = list(self._grid.pull_messages([self._message]))
         except Exception as error:
-            self._found = error
-
-    def found(self) -> Iterable[Message]:
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+            self.found = error
