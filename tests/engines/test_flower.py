@@ -298,6 +298,15 @@ def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.Log
     assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
 
 
+def test_a_site_whose_greeting_comes_after_all_who_were_missing_is_there_for_the_next_request() -> None:
+    """As when a run is resumed for one client's reply, and goes on with all."""
+    grid = Grid({100: None, 101: content(b"mine", client=1)})
+    sites = apps.SiteTransport(grid, "terms", 2, wait=2.0)  # type: ignore[arg-type]
+    assert list(sites.exchange(b"what?", [1], lambda _: None)) == [(1, b"mine", None)]
+    grid.behaviour = {100: content(b"mine", client=0), 101: content(b"mine", client=1)}
+    assert sorted(sites.exchange(b"what?", [0, 1], lambda _: None)) == [(0, b"mine", None), (1, b"mine", None)]
+
+
 def test_a_site_that_never_ends_its_greeting_holds_up_nobody() -> None:
     grid = Stuck(3)
     grid.behaviour = {100 + client: content(b"mine", client=client) for client in range(3)}

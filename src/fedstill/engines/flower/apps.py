@@ -130,6 +130,8 @@ class SiteTransport(Transport):
         self._owners = None if nodes is None else {node: client for client, node in nodes.items()}
         self._nodes: dict[int, int] = {}
         self._met: set[int] = set()
+        self._asked: dict[str, int] = {}  # also for a later request: the reply may come after all who were missing
+        self._pulls = Pulls(grid)
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
@@ -149,16 +151,14 @@ class SiteTransport(Transport):
     def _find(self, clients: Sequence[int]) -> None:
         """Ask new nodes for their numbers until all ``clients`` are connected or the waiting time is over."""
         until = time.monotonic() + self._wait
-        asked: dict[str, int] = {}
-        pulls = Pulls(self._grid)
         while missing := [client for client in clients if client not in self._nodes]:
             new = [node for node in self._grid.get_node_ids() if node not in self._met and self._accepts(node)]
             self._met.update(new)
             messages = [Message(content(b"", run=0), dst_node_id=node, message_type=f"query.{HELLO}") for node in new]
             pushed = list(self._grid.push_messages(messages)) if messages else []
-            asked |= dict(zip(pushed, new, strict=True))
-            for reply in pulls.pull(list(asked)):
-                self._meet(asked.pop(reply.metadata.reply_to_message_id), reply)
+            self._asked |= dict(zip(pushed, new, strict=True))
+            for reply in self._pulls.pull(list(self._asked)):
+                self._meet(self._asked.pop(reply.metadata.reply_to_message_id), reply)
             if time.monotonic() >= until:
                 if missing := [client for client in clients if client not in self._nodes]:  # after this pass
                     log.warning("no site replies for client %s", ", ".join(map(str, missing)))
