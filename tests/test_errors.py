@@ -24,6 +24,7 @@ def trees() -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
 
+@pytest.mark.slow
 def test_every_error_of_fedstill_has_the_base() -> None:
     kinds: dict[str, set[str]] = {}
     for tree in trees().values():

@@ -83,6 +83,7 @@ def test_many_runs_come_close_to_a_gaussian_and_stay_below() -> None:
     assert nothing.epsilon == 0 and nothing.gaussian == 0
 
 
+@pytest.mark.slow
 def test_many_runs_are_above_the_truth_as_seldom_as_they_say() -> None:
     truth, rng = gaussian_epsilon(1.0, 1e-5), np.random.default_rng(0)
     found = [

@@ -78,6 +78,7 @@ def test_the_networks_asked_for_are_the_first_ones_in_order(digits: DataSet) -> 
     assert asked == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_matching_brings_gradients_nearer_at_networks_never_matched_at(digits: DataSet) -> None:
     part = digits.train.of_class(3)
 

@@ -116,6 +116,7 @@ class Stuck(Grid):
             yield reply
 
 
+@pytest.mark.slow
 def test_a_reply_that_comes_slowly_delays_no_other_and_has_its_time_limit() -> None:
     grid = Stuck(4)
     transport = GridTransport(grid, {i: 100 + i for i in range(4)}, window=4, at_once=1, timeout=2.5)  # type: ignore[arg-type]
@@ -124,6 +125,7 @@ def test_a_reply_that_comes_slowly_delays_no_other_and_has_its_time_limit() -> N
     assert found == [(1, None), (2, None), (3, None), (0, "no reply within 2.5 s (--timeout)")]
 
 
+@pytest.mark.slow
 def test_a_slow_reply_that_is_whole_in_time_is_used() -> None:
     grid = Stuck(2)
     threading.Timer(2.0, grid.freed.set).start()
@@ -298,6 +300,7 @@ def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.Log
     assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_site_whose_greeting_comes_after_all_who_were_missing_is_there_for_the_next_request() -> None:
     """As when a run is resumed for one client's reply, and goes on with all."""
     grid = Grid({100: None, 101: content(b"mine", client=1)})
@@ -307,6 +310,7 @@ def test_a_site_whose_greeting_comes_after_all_who_were_missing_is_there_for_the
     assert sorted(sites.exchange(b"what?", [0, 1], lambda _: None)) == [(0, b"mine", None), (1, b"mine", None)]
 
 
+@pytest.mark.slow
 def test_a_site_that_never_ends_its_greeting_holds_up_nobody() -> None:
     grid = Stuck(3)
     grid.behaviour = {100 + client: content(b"mine", client=client) for client in range(3)}

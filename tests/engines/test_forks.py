@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 from fedstill.engines.flower.forks import Forks  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import os, random, sys, time
 from pathlib import Path
@@ -86,7 +88,6 @@ def test_programs_share_no_memory(forks: Forks, tmp_path: Path) -> None:
     assert all(len({row[column] for row in drawn}) == 3 for column in (1, 2))
 
 
-@pytest.mark.slow
 def test_no_two_programs_draw_the_same_noise(tmp_path: Path) -> None:
     """A generator's state that was there before the fork would be the state of all, and differences free of noise."""
     forks = Forks(words_of(NOISE))
@@ -141,7 +142,6 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.slow
 def test_all_end_after_their_node_is_killed(tmp_path: Path) -> None:
     owner = subprocess.Popen([*words_of(OWNER), PROGRAM, str(tmp_path / "a")])
     wait((tmp_path / "a").exists)

@@ -67,6 +67,7 @@ def test_nothing_is_wider_than_the_column(records: list[RunRecord], width: float
             assert axis.get_position().height * size[1] > 0.5, one.name
 
 
+@pytest.mark.slow
 def test_the_files_have_the_width_and_the_caption(records: list[RunRecord]) -> None:
     one = next(one for one in printed.chosen(records) if one.name == "bytes")
     pdf, svg = (printed.drawn(one, kind, 8.4) for kind in ("pdf", "svg"))

@@ -29,6 +29,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_private_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     told(capsys, "run", "fedauxfdp", *QUICK, *HEADS, "--distillation.epochs", "1", "--epsilon", "2", "--out", out)

@@ -31,6 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("strange_net", None)
 
 
+@pytest.mark.slow
 def test_reading_runs_no_code_of_it(run: Path) -> None:
     fedstill.read_run(run)
     for words in ("report run --out page", "runs .", "privacy run", "watch run --json"):

@@ -170,6 +170,7 @@ def test_divergence_is_an_error_with_a_remedy() -> None:
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["convnet:width=4,depth=2,norm=batch", "resnet8:width=2", "dropout"])
 def test_a_killed_training_goes_on_to_the_same_bits(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def build() -> nn.Module:
