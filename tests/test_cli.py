@@ -202,6 +202,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, capsys: pytest
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_comparison_makes_one_table_and_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "c"
     main(

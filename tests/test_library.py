@@ -29,6 +29,7 @@ def test_a_run_needs_a_name_and_settings_only(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")  # no terminal and no notebook
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_files_live_as_long_as_the_results() -> None:
     record = run("fedavg", **TASK, rounds=1)
     folder = record.folder

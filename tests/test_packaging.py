@@ -87,6 +87,7 @@ def outside() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_file_of_the_package(packages: tuple[Path, Path]) -> None:
     package = ROOT / "src" / "fedstill"
     with zipfile.ZipFile(packages[1]) as archive:

@@ -112,6 +112,7 @@ def test_the_attack_leaves_the_model_and_the_global_generator(digits: DataSet) -
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_the_same_stream_gives_the_same_images_and_restarts_keep_the_best(digits: DataSet) -> None:
     model, record = network(digits, "convnet:width=4,depth=2"), digits.train[:1]
     observed = gradient(model, record)
@@ -178,6 +179,7 @@ def likeness(images: Records, records: Records) -> Tensor:
     return torch.corrcoef(torch.cat([rows - middle, means - middle]))[: len(rows), len(rows) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_classes_of_a_linear_model_look_like_their_records(digits: DataSet, spread: float) -> None:
     with isolated(0):

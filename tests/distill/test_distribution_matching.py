@@ -246,6 +246,7 @@ def test_what_real_records_start_as_and_what_fills_them_up(digits: DataSet) -> N
     torch.testing.assert_close(real.sort(0).values, z.sort(0).values)
 
 
+@pytest.mark.slow
 def test_matching_brings_means_nearer_at_networks_never_matched_at(digits: DataSet) -> None:
     records = two_classes(digits)
     own = [records.of_class(c) for c in (3, 7)]

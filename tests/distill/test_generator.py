@@ -327,6 +327,7 @@ def test_a_pool_holds_the_latest_images_and_resumes() -> None:
         assert numbers(held) == [10, 11, 12, 13, 14]
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_teachers_without_data() -> None:
     with isolated(0):
         labels = torch.arange(60) % CLASSES

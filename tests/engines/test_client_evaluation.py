@@ -213,6 +213,7 @@ class HeadsOnly(Method):
         return Told()
 
 
+@pytest.mark.slow
 def test_clients_are_asked_again_when_only_their_own_parts_have_changed(digits: DataSet, tmp_path: Path) -> None:
     def accuracies(folder: str, **options: Any) -> dict[int, float]:
         """Accuracies by round."""

@@ -60,6 +60,7 @@ def test_every_method_runs_on_vectors_or_says_that_it_makes_images(name, table, 
         assert load_model(tmp_path / "run")(table.test.images[:5]).shape == (5, 2)
 
 
+@pytest.mark.slow
 def test_distilled_vectors_train_a_good_model_and_cost_four_or_two_bytes_a_number(table, tmp_path):
     settings = {"ipc": 5, "matching": {"nets": 40}, "training": {"epochs": 60}}
     facts = {"clients": 2, "partition": "classes:1"}
@@ -95,6 +96,7 @@ def test_image_augmentations_are_refused_for_vectors(table, tmp_path):
 # Features ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_on_features_gives_a_model_from_image_to_logits(digits, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
     task = {"data": "digits", "features": "scattering", "model": "linear", "clients": 2, "limit": 300}
@@ -110,6 +112,7 @@ def test_a_run_on_features_gives_a_model_from_image_to_logits(digits, tmp_path, 
         load_model(tmp_path / "run")(torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
 
 
+@pytest.mark.slow
 def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_path, monkeypatch):
     from fedstill.data import features
 

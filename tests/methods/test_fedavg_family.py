@@ -83,6 +83,7 @@ def test_fednova_with_equal_steps_is_fedavg(momentum: float, train: Any) -> None
     assert close(train(FedNova(rounds=2, local=local)), train(FedAvg(rounds=2, local=local)), 2e-6)
 
 
+@pytest.mark.slow
 def test_scaffolds_first_round_is_fedavg_and_its_second_is_not(train: Any) -> None:
     once = Scaffold(rounds=1, local=LOCAL), FedAvg(rounds=1, local=LOCAL)
     assert close(train(once[0]), train(once[1]), 1e-6)

@@ -376,6 +376,7 @@ def test_noise_has_the_claimed_scale_and_shape() -> None:
     assert looks_like(draws, 0.5) and not looks_like(draws, 0.5 * 2 / 3) and not looks_like(draws, 0.5 * 3 / 2)
 
 
+@pytest.mark.slow
 def test_published_noise_is_the_classic_formula_with_the_local_class_count() -> None:
     h, labels = torch.randn(50, 3, generator=stream(0)), torch.arange(50) % 2 * 3
     head = PublishedLogisticHead(num_classes=5, lam=0.01, epsilon=0.5, delta=1e-5, bias=0.0)

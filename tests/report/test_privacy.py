@@ -143,6 +143,7 @@ def test_a_plan_on_own_records_is_a_simulation_that_says_so(capsys: pytest.Captu
         assert words in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "tolerance"), [(None, 1 / 288), (8.0, 0.05)])
 def test_the_simulation_is_the_run_s_accuracy_on_the_same_validation_records(
     epsilon: float | None, tolerance: float, tmp_path: Path
