@@ -18,17 +18,17 @@ _PRELOADED = "fedstill.experiment.run"
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
     """Start a daemonic process that calls a function with arguments, which must be picklable."""
-    process = context().Process(target=_work, args=(dict(os.environ), target, args), daemon=True)
+    process = _context().Process(target=_work, args=(dict(os.environ), target, args), daemon=True)
     process.start()
     return process
 
 
 def pool(number: int, begin: Callable[[], None]) -> ProcessPoolExecutor:
     """A pool of processes, each of which calls ``begin`` first."""
-    return ProcessPoolExecutor(number, mp_context=context(), initializer=_work, initargs=(dict(os.environ), begin, ()))
+    return ProcessPoolExecutor(number, mp_context=_context(), initializer=_work, initargs=(dict(os.environ), begin, ()))
 
 
-def context() -> ForkServerContext | SpawnContext:
+def _context() -> ForkServerContext | SpawnContext:
     """Python's way to start processes: copies of one without threads on Linux; elsewhere each imports anew."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")

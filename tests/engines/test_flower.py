@@ -310,6 +310,16 @@ def test_a_site_whose_greeting_comes_after_all_who_were_missing_is_there_for_the
     assert sorted(sites.exchange(b"what?", [0, 1], lambda _: None)) == [(0, b"mine", None), (1, b"mine", None)]
 
 
+def test_a_site_that_greets_twice_ends_no_run() -> None:
+    class Twice(Grid):
+        def pull_messages(self, ids: Iterable[str]) -> Iterator[Message]:
+            for reply in list(super().pull_messages(ids)):
+                yield from (reply, reply)
+
+    sites = apps.SiteTransport(Twice({1: content(b"mine", client=0)}), "terms", 1, wait=2.0)  # type: ignore[arg-type]
+    assert list(sites.exchange(b"what?", [0], lambda _: None)) == [(0, b"mine", None)]
+
+
 @pytest.mark.slow
 def test_a_site_that_never_ends_its_greeting_holds_up_nobody() -> None:
     grid = Stuck(3)

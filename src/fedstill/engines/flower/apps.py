@@ -158,7 +158,8 @@ class SiteTransport(Transport):
             pushed = list(self._grid.push_messages(messages)) if messages else []
             self._asked |= dict(zip(pushed, new, strict=True))
             for reply in self._pulls.pull(list(self._asked)):
-                self._meet(self._asked.pop(reply.metadata.reply_to_message_id), reply)
+                if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is not None:  # no second reply
+                    self._meet(node, reply)
             if time.monotonic() >= until:
                 if missing := [client for client in clients if client not in self._nodes]:  # after this pass
                     log.warning("no site replies for client %s", ", ".join(map(str, missing)))
