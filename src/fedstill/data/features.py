@@ -5,6 +5,7 @@ A record's vector does not depend on the other records, to the last bit (`fedsti
 
 import hashlib
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedstill.data import backbones, cache, public, sources
 from fedstill.data.names import KNOWN
+from fedstill.data.vector_file import VectorFile
 from fedstill.models.frozen import Backbone
 from fedstill.privacy import rowwise
 from fedstill.records import AS_THEY_ARE, Normalisation, Records
@@ -43,10 +45,19 @@ def rows_of(
     *,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    file: Path | None = None,
 ) -> NDArray[np.float32]:
     """The vectors ``(n, d)`` of images, uint8 ``(n, c, h, w)``, or of texts.
 
     Networks of ``transformers`` compute in bfloat16 on a GPU, else in float32.
+
+    Args:
+        backbone: what makes the vectors.
+        records: images or texts.
+        device: where it computes.
+        progress: observer, called with the number of records done and of all.
+        file: ``.npy`` file for the vectors, which are a view of it then. A computation that was stopped goes on where
+            it was; the caller names the file by content and backbone. None keeps the vectors in memory.
 
     Raises:
         ValueError: the backbone takes the other kind of records, or gives values that are not finite.
@@ -58,31 +69,31 @@ def rows_of(
     half = torch.device(device).type == "cuda" and backbone.name.startswith("hf:")
     if half:
         net = net.to(torch.bfloat16)
-    result: NDArray[np.float32] | None = None
+    store = VectorFile(file, _groups(backbone, records))
+    done = kept = store.count
     start, said = time.monotonic(), time.monotonic()
-    done = 0
     with torch.no_grad():
-        for places in _groups(backbone, records):
+        for places in store.left:
             inputs = [backbone.input_of(records[i]) for i in places]
             x = torch.cat(inputs).to(device)
             x = x.bfloat16() if half and x.is_floating_point() else x
-            rows = _by_row(backbone, x)
-            if result is None:
-                result = np.empty((len(records), rows.shape[1]), np.float32)
-            result[places] = rows.float().cpu().numpy()
+            rows = _by_row(backbone, x).float().cpu()
+            wrong = (~rows.isfinite()).any(1).nonzero().flatten()
+            if len(wrong):
+                raise ValueError(
+                    f"the backbone {backbone.name!r} gives record {places[int(wrong[0])]} a vector that is not finite; "
+                    "take another"
+                )
+            store.put(rows.numpy())
             done += len(places)
             if progress is not None:
                 progress(done, len(records))
             if time.monotonic() > said + _SECONDS:
                 said = time.monotonic()
-                speed = done / (said - start)
+                speed = (done - kept) / (said - start)
                 _log.info("%s: %d of %d records, %.1f records/s", backbone.name, done, len(records), speed)
-    if result is None:
-        result = np.empty((0, 1), np.float32)
-    if not np.isfinite(result).all():
-        row = int(np.argwhere(~np.isfinite(result))[0, 0])
-        raise ValueError(f"the backbone {backbone.name!r} gives record {row} a vector that is not finite; take another")
-    return result
+    store.note()
+    return store.rows()
 
 
 def _groups(backbone: Backbone, records: Sequence[str] | Tensor) -> list[list[int]]:
@@ -170,18 +181,21 @@ def _vectors(
     state = f"{digest} {raw.fingerprint} {torch.device(device).type}"
     tag = hashlib.sha256(state.encode()).hexdigest()[:16]
     folder = (cache_dir or cache.default_folder()) / f"features-{tag}"
+    begun = folder.with_name(folder.name + ".begun")
 
     def build() -> cache.CacheEntry:
         found, backbone = {}, load_backbone()
         for split, (records, _) in (("train", raw.train), ("test", raw.test)):
             label = f"features of {split} records"
             tell = None if progress is None else (lambda done, total, label=label: progress(label, done, total))
-            found[split] = rows_of(backbone, records, device=device, progress=tell)
+            file = begun / f"{split}.npy"
+            found[split] = rows_of(backbone, records, device=device, progress=tell, file=file)
         if not len(found["test"]):
             found["test"] = found["test"].reshape(0, 1).repeat(found["train"].shape[1], 1)
         return cache.CacheEntry(found, {"labels": raw.fingerprint})
 
     entry, fingerprint = cache.cached(folder, state, build)
+    shutil.rmtree(begun, ignore_errors=True)
     return entry.arrays, fingerprint
 
 

@@ -125,8 +125,8 @@ class Patches(nn.Module):
 
 def _normalised(patches: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
     """Patches of mean 0 and variance about 1."""
-    variance, mean = torch.var_mean(patches, 1, correction=0, keepdim=True)
-    return (patches - mean) * (variance + _CONTRAST).rsqrt()
+    centred = patches - patches.mean(1, keepdim=True)
+    return centred * (centred.square().mean(1, keepdim=True) + _CONTRAST).rsqrt()
 
 
 def _grid(rows: int, columns: int, cells: int) -> Float[Tensor, "cells^2 places"]:
