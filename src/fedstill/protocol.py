@@ -77,6 +77,13 @@ class Method(Settings, ABC):
     def server(self, fed: Federation) -> nn.Module:
         """Run the method and return the final model, which is evaluated and saved."""
 
+    @property
+    def claims(self) -> str:
+        """The unit that the method protects with these settings; by default `protects`, and nothing without noise."""
+        settings = dict(self)
+        silent = settings.get("epsilon", 1.0) is None or settings.get("noise_multiplier", 1.0) == 0
+        return "" if silent else self.protects
+
     def own(self, model: nn.Module) -> frozenset[str]:
         """Names of state entries that stay at the clients; none by default. The rest crosses in `Shared` fields.
 

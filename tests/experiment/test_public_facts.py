@@ -80,3 +80,4 @@ def test_known_data_have_known_facts_and_labels_public_images() -> None:
     held = guarantee.Guarantee(True, "label", "a", 1.0, 0.0, "b", "c", "d", False)
     assert guarantee.beside(held, ["normalisation"]) == held
     assert not guarantee.beside(held, ["number of classes"]).holds
+    assert "protects the 60 records that --public held=60 took" in guarantee.beside(held, [], 60).reason

@@ -74,6 +74,9 @@ def test_distilled_vectors_train_a_good_model_and_cost_four_or_two_bytes_a_numbe
 def test_a_private_scale_is_refused_where_privacy_is_claimed(table, tmp_path):
     with pytest.raises(ValueError, match="afl protects records, but the columns would be scaled .* --mean and --std"):
         finished("afl", table, tmp_path / "noise", public="noise=200")
+    one = {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}}
+    with pytest.raises(ValueError, match="fedpft protects records, but the columns would be scaled"):
+        finished("fedpft", table, tmp_path / "one", one, public="noise=200")
     finished("afl", table, tmp_path / "none", {**SMALL["afl"], "epsilon": None}, public="noise=200")
     given = {"mean": (5.5,) * 6, "std": tuple(10.0**k for k in range(-2, 4))}
     summary = finished("afl", table, tmp_path / "given", public="noise=200", **given)

@@ -15,6 +15,8 @@ from sklearn.linear_model import Ridge
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
+from fedstill import Experiment, Job, run
+from fedstill.data import from_torch
 from fedstill.data.sources import DataSet
 from fedstill.distill.mixtures import Mixture, coloured
 from fedstill.methods.class_mixtures import Mixtures
@@ -167,6 +169,22 @@ def test_fedpft_s_network_is_its_head_on_the_samples_scale(digits: DataSet, tmp_
     method = FedPFT(**TINY, mixture={"components": 1}, training={"epochs": 30, "lr": 0.01})  # type: ignore[arg-type]
     fed = small.world(method, few, tmp_path, small.of_sizes(150, 150), small.noise_images(few), local_test=False)
     assert fed.federation.evaluate(method.server(fed.federation)) > 0.5  # 0.1 by guessing
+
+
+@pytest.mark.slow
+def test_fedpft_does_not_depend_on_the_features_scale(tmp_path: Path) -> None:
+    rng = stream(0, "scales")
+    labels = torch.arange(240) % 3
+    rows = (torch.randn(240, 6, generator=rng) + 2 * torch.eye(6)[labels]).float()
+    settings: dict[str, Any] = {**TINY, "space": {"dims": 4, "whiten": False}, "training": {"epochs": 5}}
+    method = FedPFT(**settings, mixture={"components": 1})  # type: ignore[arg-type]
+    results = []
+    for i, scale in enumerate((1e-3, 1.0, 1e4)):
+        data = from_torch((scale * rows, labels), test=(scale * rows[:60], labels[:60]))
+        task = {"data": "own", "model": "linear", "clients": 2, "workers": 0, "public": "held=60"}
+        job = Job(Experiment(**task, mean=(0.0,), std=(1.0,)), method, tmp_path / str(i))
+        results.append(run(job, data=data)["accuracy"])
+    assert results[0] == results[1] == results[2] > 0.6
 
 
 def test_safle_is_a_ridge_regression_on_one_hot_groups() -> None:

@@ -209,6 +209,16 @@ def test_gh_ofl_s_qda_is_scikit_learn_s() -> None:
     assert near(quadratic(torch.from_numpy(x)), expected, 1e-6)
 
 
+def test_a_class_of_one_record_has_the_covariance_of_all_classes_in_qda() -> None:
+    rng = stream(0, "three")
+    labels = torch.tensor([0] * 200 + [1] * 199 + [2])
+    rows = (torch.randn(400, DIMS, generator=rng) + 5 * torch.eye(DIMS)[labels]).double()
+    quadratic = GHOFL(classifier="qda", epsilon=None).quadratic(sums(rows, labels, radius=99.0, by_class=True))
+    new = (torch.randn(300, DIMS, generator=rng) + 5 * torch.eye(DIMS)[2]).double()
+    scores = quadratic(torch.from_numpy(extended(new, 99.0)[:, :-1]))
+    assert float((scores.argmax(1) == 2).double().mean()) > 0.8
+
+
 def test_fisher_mix_has_scikit_learn_s_subspace_and_a_head_as_good_as_its_discriminant() -> None:
     rows, labels = features(3000)
     x, y = extended(rows, 2.0)[:, :-1], labels.numpy()

@@ -223,6 +223,8 @@ def test_own_functions_and_scattering_are_backbones_too(tmp_path, monkeypatch):
         rows_of(backbone, ["a text"])
     with pytest.raises(ValueError, match="takes images, but the records are texts"):
         pretrained.load("scattering", ())
+    with pytest.raises(ValueError, match="the records are vectors already; leave --features out"):
+        pretrained.load("scattering", (12,))
 
 
 def test_patches_are_learnt_once_from_public_images(tmp_path, monkeypatch):

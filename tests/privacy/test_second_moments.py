@@ -66,6 +66,12 @@ def test_no_records_and_rows_that_are_not_finite() -> None:
     assert found.first[1].tolist() == [0.0] * DIMS + [BIAS]  # counted, and nothing else
 
 
+@pytest.mark.parametrize("features", [torch.ones(1, 1), torch.ones(2, DIMS + 1), torch.ones(DIMS)])
+def test_rows_of_another_length_are_refused(features: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=f"they must be \\(records, {DIMS}\\)"):  # one number would fill all columns
+        made()([(features, torch.zeros(len(features), dtype=torch.int64))], quiet())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("by_class", [False, True])

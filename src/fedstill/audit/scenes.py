@@ -142,6 +142,7 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
     "fedcgs-p": partial(_moments, local={"epochs": 1}),
     "gh-ofl": partial(_moments, classifier="qda"),
     "safle": _moments,
+    "fedpft": partial(_moments, mixture={"components": 1, "covariance": "full"}),
     "fedgm-records": partial(_class_sums, ipc=1, **_FITTED),
     "fedrd-records": partial(_class_sums, **_PROJECTED, **_FITTED),
     "ldp-fedavg": training_scenes.updates,

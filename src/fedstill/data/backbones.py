@@ -37,7 +37,7 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True, cache_dir:
     if kind != _PATCHES:
         return pretrained.load(name, shape, download=download)
     if len(shape) != 3:
-        raise ValueError(f"the backbone {name!r} takes images, but the records are texts; take an encoder of texts")
+        raise ValueError(pretrained.no_images(name, shape))
     options = [option for option in rest.split(",") if not option.startswith(_PUBLIC)]
     specs = [option.removeprefix(_PUBLIC) for option in rest.split(",") if option.startswith(_PUBLIC)]
     spec = f"{kind}:{','.join(options)}" if any(options) else kind

@@ -45,15 +45,8 @@ def check_records(job: Job, task: Task) -> None:
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; choose a method "
             "that makes none, as fedavg or afl, or one that distils vectors too, as fedgm, feddm or fedd3"
         )
-    if "scale" in task.measured and _claims_privacy(job):
+    if "scale" in task.measured and job.method.claims == "record":
         raise ValueError(
             f"{job.name} protects records, but the columns would be scaled by the mean and the standard deviation of "
             "the private records; give public numbers with --mean and --std, or public records with --public"
         )
-
-
-def _claims_privacy(job: Job) -> bool:
-    """Whether the method protects records with these settings."""
-    settings = dict(job.method)
-    noisy = settings.get("epsilon", 1.0) is not None and settings.get("noise_multiplier", 1.0) != 0
-    return type(job.method).protects == "record" and noisy

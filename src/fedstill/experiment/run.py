@@ -256,7 +256,7 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
         "bytes_down_per_client": journal.bytes_down / experiment.clients,
         "bytes_judging": journal.bytes_judging,
         "seconds": round(seconds, 2),
-        "guarantee": asdict(guarantee.beside(federation.guarantee(), task.measured)),
+        "guarantee": asdict(guarantee.beside(federation.guarantee(), task.measured, task.held)),
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
         "finished": environment.now(),

@@ -40,6 +40,11 @@ class Task(NamedTuple):
     backbone: str | None = None
     """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
 
+    @property
+    def held(self) -> int:
+        """Number of the task's own records that are public, and no client's."""
+        return 0 if self.public is None else len(self.public)
+
     def counts(self) -> NDArray[np.int64]:
         """Number of training records of each client and class, ``(K, C)``."""
         return partition.class_counts([own for own, _ in self.parts], self.train.labels.numpy(), len(self.class_names))

@@ -50,9 +50,9 @@ class NoisyGaussians(Reply):
             yield int(label), int(count), (torch.ones(1), means[i : i + 1], covariances[i : i + 1])
 
 
-def fit_mixtures(client: Client, features: PublicFeatures, mixture: Mixture) -> Mixtures:
-    """Fit a mixture to the client's rows of each class by EM."""
-    rows = clipped(features.rows(client.new_model(features.weights), client.train), features.radius).cpu()
+def fit_mixtures(client: Client, features: PublicFeatures, unit: float, mixture: Mixture) -> Mixtures:
+    """Fit a mixture to the client's rows of each class, divided by ``unit``, by EM."""
+    rows = clipped(features.rows(client.new_model(features.weights), client.train), features.radius).cpu() / unit
     labels, rng = client.train.labels.cpu(), client.rng("mixtures")
     counts = torch.bincount(labels)
     present = counts.nonzero().flatten()

@@ -68,9 +68,15 @@ class FedPFT(MomentSums, Method):
             raise ValueError("privacy is 'published', but epsilon is None, which adds no noise; set epsilon")
         return self
 
+    @property
+    @override
+    def claims(self) -> str:
+        return "record" if self.epsilon is not None and self.privacy == "sound" else ""
+
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedpft")
+        radius = features.radius / self.unit(features)
         dims, rng, most = features.projection.shape[1], fed.rng("samples"), {"n": fed.num_classes}
         exactly = {"dims": dims, "entries": self.mixture.entries(dims)}
         if self.epsilon is None:
@@ -79,19 +85,26 @@ class FedPFT(MomentSums, Method):
             examples = self.drawn((each for reply in replies for each in reply.fitted()), rng)
         elif self.privacy == "published":
             noisy = fed.ask(self.add_noise, exactly=exactly, at_most=most, features=features)
-            examples = self.drawn((each for reply in noisy for each in reply.fitted(features.radius)), rng)
+            examples = self.drawn((each for reply in noisy for each in reply.fitted(radius)), rng)
         else:
             exactly = sizes(fed, features, by_class=True)
             total = add_up(fed.ask(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
-            examples = self.drawn_of(total, features.radius, rng)
+            examples = self.drawn_of(total, radius, rng)
         with isolated(0):  # the start is 0
             head = nn.Linear(features.projection.shape[1], fed.num_classes)
         for start in head.parameters():
             nn.init.zeros_(start)
         self.training.fit(head, examples, fed.rng("training"), checkpoint=fed.epochs)
         weight, bias = head.weight.detach(), head.bias.detach()
-        scale = math.sqrt(1 - self.bias**2) / features.radius  # of a row of `moment_model`
+        scale = math.sqrt(1 - self.bias**2) / radius  # from a sample to a row of `moment_model`
         return moment_model(fed, features, torch.cat([weight / scale, bias[:, None] / self.bias], 1), self)
+
+    def unit(self, features: PublicFeatures) -> float:
+        """The unit of mixtures and samples: the radius over sqrt(d) for rows that are not whitened.
+
+        Those have any scale, but half precision, the ridge of EM and the learning rate are for numbers of about 1.
+        """
+        return 1.0 if self.space.whiten else features.radius / math.sqrt(features.projection.shape[1])
 
     def drawn(self, mixtures: Iterable[tuple[int, int, Fitted]], rng: torch.Generator) -> Examples:
         """As many samples of each class's mixture as there were records, at most ``samples``."""
@@ -118,7 +131,7 @@ class FedPFT(MomentSums, Method):
     @step
     def fit(self, client: Client, features: PublicFeatures) -> Mixtures:
         """Fit a mixture to the rows of each class by EM."""
-        return fit_mixtures(client, features, self.mixture)
+        return fit_mixtures(client, features, self.unit(features), self.mixture)
 
     @step
     def add_noise(self, client: Client, features: PublicFeatures) -> NoisyGaussians:

@@ -73,12 +73,20 @@ class GHOFL(MomentSums, Method):
         return self.fisher_mix.head(classes, factor, fed.rng("samples"), fed.rng("training"))
 
     def quadratic(self, total: Total) -> Quadratic:
-        """``log(N_c / N) - log det(Sigma_c) / 2 - (x - mu_c)^T Sigma_c^-1 (x - mu_c) / 2``."""
+        """``log(N_c / N) - log det(Sigma_c) / 2 - (x - mu_c)^T Sigma_c^-1 (x - mu_c) / 2``.
+
+        A class of fewer than two records has no covariance of its own and takes the one within all classes.
+        """
         classes = gaussian.classes_of(total)
+        everything = sum(total.matrix(c)[:-1, :-1] for c in classes.present.nonzero().flatten().tolist())
+        shared = classes.within(everything) if isinstance(everything, Tensor) else None
         factors = []
         for c, (mean, count) in enumerate(zip(classes.means, classes.counts.tolist(), strict=True)):
             sigma = total.matrix(c)[:-1, :-1] / count - torch.outer(mean, mean)
-            factors.append(self._factor(sigma, total.noise / count))
+            if count < 2 and shared is not None:
+                factors.append(self._factor(shared, total.noise / classes.size))
+            else:
+                factors.append(self._factor(sigma, total.noise / count))
         stacked = torch.stack(factors)
         constants = classes.log_priors + torch.linalg.slogdet(stacked).logabsdet
         return Quadratic(classes.means, stacked, constants)

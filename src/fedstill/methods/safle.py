@@ -78,8 +78,8 @@ class SAFLe(MomentSums, Method):
         return self._scaled(features.rows(model, public[some]), features)
 
     def _scaled(self, rows: Float[Tensor, "n dims"], features: PublicFeatures) -> Float[Tensor, "n dims"]:
-        """Rows clipped and scaled as in `row_model`."""
-        return extend(rows, features.radius, self.bias)[:, :-1].float()
+        """Rows clipped and scaled as in `row_model`; on the CPU, where a row's bits depend on no other row."""
+        return extend(rows.cpu(), features.radius, self.bias)[:, :-1].float().to(rows.device)
 
     @step
     def sum_up(self, client: Client, features: PublicFeatures, thresholds: Thresholds, order: Order) -> Sums:

@@ -31,7 +31,7 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True) -> Backbon
     kind, _, rest = name.partition(":")
     if kind == _SCATTERING:
         if len(shape) != 3:
-            raise ValueError(f"the backbone {name!r} takes images, but the records are texts; take an encoder of texts")
+            raise ValueError(no_images(name, shape))
         with seeds.isolated(0):
             net = build(name, shape, 2).eval()
         facts = {"spec": name, "shape": shape}
@@ -60,3 +60,9 @@ def _own(name: str) -> Backbone:
 def _call(net: nn.Module, x: Tensor) -> Tensor:
     result: Tensor = net(x)
     return result.flatten(1)
+
+
+def no_images(name: str, shape: tuple[int, ...]) -> str:
+    """The sentence for a backbone of images and records of this shape, which are vectors or texts."""
+    what, remedy = ("vectors already", "leave --features out") if shape else ("texts", "take an encoder of texts")
+    return f"the backbone {name!r} takes images, but the records are {what}; {remedy}"

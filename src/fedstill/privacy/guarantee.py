@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -53,10 +53,16 @@ def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     return Guarantee(False, None, None, None, None, None, None, reason, simulated)
 
 
-def beside(found: Guarantee, measured: Sequence[str]) -> Guarantee:
-    """``found``, or none where a run's settings hold facts ``measured`` on the records: those leave without noise."""
+def beside(found: Guarantee, measured: Sequence[str], held: int = 0) -> Guarantee:
+    """``found``, or none where a run's settings hold facts ``measured`` on the records: those leave without noise.
+
+    ``held`` is the number of the task's own records that the run took as public (``--public held=N``).
+    """
     if found.unit == "label":  # records without their labels are public
         measured = [fact for fact in measured if fact not in ("normalisation", "scale")]
+    if found.holds and held and not measured:
+        outside = f"it is for the clients' records; nothing protects the {held} records that --public held={held} took"
+        return replace(found, reason=f"{found.reason}; {outside}")
     if not (found.holds and measured):
         return found
     return no_guarantee(

@@ -119,6 +119,8 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
         first = torch.zeros(self.num_classes, width, dtype=torch.float64)
         with _blas().limit(limits=torch.get_num_threads()):  # the last bits of a sum depend on it
             for features, labels in rows:
+                if features.ndim != 2 or features.shape[1] != self.dims:
+                    raise ValueError(f"features of shape {tuple(features.shape)}; they must be (records, {self.dims})")
                 r = features.new_empty(len(features), width, dtype=torch.float64)
                 second, first = second.to(r.device), first.to(r.device)
                 blocks = max(1, r.numel() // _BLOCK)

@@ -15,13 +15,14 @@ from fedstill import methods, seeds
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
 from fedstill.methods.heads import HeadTraining
+from fedstill.methods.moments import MomentSums
 from fedstill.privacy import accounting
-from fedstill.privacy.second_moments import entries
+from fedstill.privacy.second_moments import SecondMoments, entries
 from fedstill.protocol import Method, client_steps
 from fedstill.report import guarantees
 from fedstill.report.simulated_heads import DRAWS, accuracies, exact_head, mean_accuracy
 from fedstill.report.words import human_bytes
-from fedstill.schema import Below, Field
+from fedstill.schema import Field
 from fedstill.settings import Settings
 from fedstill.train.extractor import Extractor
 from fedstill.train.private import PrivateSGD
@@ -158,18 +159,22 @@ def _releases(settings: Plan, epsilon: float, per_class: float, records: int) ->
     gradients = f"sums of {records * settings.sampling:.4g} gradients of at most 1"
     numbers = entries(settings.dims + 1) + round(records / per_class) * (settings.dims + 1)
     sums = f"sums of {per_class:.4g} rows of length 1"
+    of_products = SecondMoments(
+        num_classes=settings.classes, dims=settings.dims, radius=1.0, noise_multiplier=noise, share=MomentSums().share
+    ).sensitivity
     rows = (
         (f"class head, a logit (Lambda {penalty:.3g})", f"sqrt(2)/{penalty:.3g} = {head:.3g}", head * noise,
          "logits of 1 to 10", _releasing("classes coefficients")),
         ("score head (Lambda 25), a logit", "1/25", noise / 25, "logits of 1 to 10", _releasing("coefficients")),
         ("class sums, a coordinate", "1", noise, sums, _releasing("classes dims")),
-        (f"sums of products, an entry ({numbers:,} numbers, {human_bytes(4 * numbers)})", "sqrt(2)", noise,
-         f"sums of {records} products of at most 1/2", _releasing("groups entries")),
+        (f"sums of products, an entry ({numbers:,} numbers, {human_bytes(4 * numbers)}; by class, more)",
+         f"{of_products:.3g}", noise * of_products / math.sqrt(2), f"sums of {records} products of at most 1/2",
+         _releasing("groups entries")),
         (f"each of {settings.steps} DP-SGD steps", "1", by_step, gradients, _training_privately()),
     )  # fmt: skip
     for *row, std, signal, names in rows:
         table.add_row(*row, f"{std:.3g}", signal, names)
-    labels = _names(lambda method: any(f.is_released and Below("classes") in f.marks for f in _fields(method)))
+    labels = _names(lambda method: method.protects == "label")
     table.add_row("labels (randomised response)", "-", "see above", "label-DP only, features public", labels)
     return table
 
