@@ -143,6 +143,20 @@ def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_p
 
 
 @pytest.mark.slow
+def test_private_heads_take_features_and_the_backbone_does_not_travel(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    task = {"data": "digits", "features": "patches:centroids=64,public=noise=60", "model": "linear", "clients": 2}
+    few = Experiment(**task, limit=300, public="held=60", workers=0)
+    heads = methods.find("fedavg-p")(epsilon=8.0, extractor={"pretrain": "none"}, space={"dims": 16})
+    summary = run(Job(few, heads, tmp_path / "heads"))
+    assert summary["guarantee"]["holds"] and summary["accuracy"] > 0.3
+    assert "nothing protects the 60 records" in summary["guarantee"]["reason"]
+    sent = run(Job(few, methods.find("fedavg")(rounds=1), tmp_path / "fedavg"))["bytes_down_per_client"]
+    weights = 4 * 10 * (4 * 64 + 1)
+    assert weights < sent < weights + 1000  # the backbone would be 14 kB more
+
+
+@pytest.mark.slow
 def test_texts_become_vectors_at_simulated_clients(tmp_path):
     pytest.importorskip("transformers")
     encoder = tiny_backbones.save_texts(tmp_path / "encoder")
