@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedstill.cli import main
-from fedstill.experiment.config import Experiment, digest
+from fedstill.experiment.config import Experiment, difference, digest
 from fedstill.experiment.job import Job
 from fedstill.experiment.places import default_folder
 from fedstill.experiment.run import run
@@ -255,3 +255,12 @@ def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(
     np.savez(file, **content)
     with pytest.raises(ValueError, match=r"the data changed since; bring the former back, or start anew with another"):
         run(some)
+
+
+def test_a_setting_that_an_older_version_lacked_has_its_default_there() -> None:
+    old = job(local={"lr": 0.5}).description()
+    old["method"] = {"name": "fedavg", "local": {"lr": 0.5}}
+    del old["experiment"]["timeout"]
+    assert difference(old, job(local={"lr": 0.5}).description()) is None
+    assert difference(old, job(local={"lr": 0.5}, rounds=7).description()) == "rounds = 20, not 7"
+    assert difference(old, job(local={"lr": 0.5, "momentum": 0.1}).description()) == "local.momentum = 0.9, not 0.1"

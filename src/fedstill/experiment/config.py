@@ -165,10 +165,10 @@ def digest(
 
 def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[str] = ()) -> str | None:
     """The first setting, except those of the task in ``without``, that makes two ``config.json`` different runs."""
-    defaults = {"experiment": flat(Experiment().model_dump(mode="json"))}  # for settings that older versions lack
     for part in ("experiment", "method"):
         left, right = (flat(side[part]) if isinstance(side[part], dict) else {} for side in (old, new))
-        left = defaults.get(part, {}) | left
+        if right.keys() - left.keys():  # settings that an older version lacked
+            left = _defaults(part, right) | left
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in {*FREE, *without}):
                 return f"{key} = {left.get(key)}, not {right.get(key)}"
@@ -177,6 +177,16 @@ def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[
         if before[place] != now[place]:
             return f"another version of the code of {place}"
     return None
+
+
+def _defaults(part: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of the settings of a task, or of a method; none for a method that needs some."""
+    if part == "experiment":
+        return flat(Experiment().model_dump(mode="json"))
+    try:
+        return flat(methods.find(settings["name"])().model_dump(mode="json"))
+    except (ValueError, KeyError):
+        return {}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
