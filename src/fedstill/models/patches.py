@@ -108,8 +108,9 @@ class Patches(nn.Module):
         weights = self.whitening @ self.centroids.T
         lengths = (self.centroids**2).sum(1)
         if torch.compiler.is_compiling():  # an exported program takes any number of images
-            active = self._active(x, weights, lengths).unflatten(0, (x.shape[0], -1))
-            return (self.cells @ active).flatten(1)
+            active = self._active(x, weights, lengths).view(x.shape[0], -1, self.centroids.shape[0])
+            sums: Tensor = (self.cells @ active).flatten(1)
+            return sums
         rows = [(self.cells @ self._active(image[None], weights, lengths)).flatten() for image in x]
         return torch.stack(rows) if rows else x.new_zeros(0, self.classifier.in_features)
 
