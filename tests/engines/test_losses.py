@@ -76,6 +76,7 @@ def job(out: Path, **changes: Any) -> fedstill.Job:
     return fedstill.Job(fedstill.Experiment(**{**task, **changes}), fedstill.FedAvg(rounds=rounds), out=out)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_lost_replies_and_tells_each(tmp_path: Path) -> None:
     whole = run_job(job(tmp_path / "whole", rounds=4))
     found = run_job(job(tmp_path / "lossy", rounds=4, drop=0.5))
@@ -88,6 +89,7 @@ def test_a_run_goes_on_without_lost_replies_and_tells_each(tmp_path: Path) -> No
     assert found["bytes_up"] * 20 == pytest.approx(whole["bytes_up"] * (20 - len(found["refused"])), rel=0.01)
 
 
+@pytest.mark.slow
 def test_slow_clients_of_a_finished_run_are_asked_once_more(tmp_path: Path) -> None:
     whole = run_job(job(tmp_path / "whole"))
     without = run_job(job(tmp_path / "run", slow=0.4))
@@ -118,6 +120,7 @@ def test_losses_that_no_run_survives_are_refused(tmp_path: Path, capsys: pytest.
         run_job(job(tmp_path / "few", drop=0.9, min_clients=5))
 
 
+@pytest.mark.slow
 def test_a_folder_of_its_own_for_each_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", "fedavg", "--data", "digits", "--limit", "200", "--clients", "4", "--rounds", "1", "--workers", "0"]
