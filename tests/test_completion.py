@@ -1,5 +1,7 @@
 """Completion in a real shell, and that the scripts have every command."""
 
+import os
+import select
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,6 +48,74 @@ def test_bash_completes(line: str, expected: set[str], bash: Path) -> None:
         assert expected <= found
     else:
         assert found == expected
+
+
+LINES = [
+    ("fedstill pub", {"publish"}),
+    ("fedstill --install-completion f", {"fish"}),
+    ("fedstill run fedav", {"fedavg", "fedavg-ft", "fedavg-p"}),
+    ("fedstill run fedgm --ip", {"--ipc"}),
+    ("fedstill run fedavg --engine ", {"inprocess", "flower"}),
+    ("fedstill compare fedavg fedrd-", {"fedrd-records"}),  # a second word
+    ("fedstill site led", {"ledger"}),
+    ("fedstill report ./re", {"./report/"}),
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with the completion of zsh and fish, a program called fedstill, and a folder ``report``."""
+    place = tmp_path_factory.mktemp("home")
+    for shell, file in (("zsh", ".zfunc/_fedstill"), ("fish", ".config/fish/completions/fedstill.fish")):
+        (place / file).parent.mkdir(parents=True)
+        (place / file).write_text(script(shell, COMMANDS))
+    (place / ".zshrc").write_text("fpath+=~/.zfunc; autoload -Uz compinit; compinit -u\n")
+    (place / "report").mkdir()
+    (place / "bin").mkdir()
+    (place / "bin" / "fedstill").symlink_to("/bin/true")
+    return place
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "TERM": "dumb"}
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes(home: Path) -> None:
+    lines = "\n".join(f"complete -C '{line}'; echo" for line, _ in LINES)
+    done = subprocess.run(
+        ["fish", "-c", lines], env=_environment(home), cwd=home, capture_output=True, text=True, check=True
+    )
+    for (line, expected), found in zip(LINES, done.stdout.split("\n\n"), strict=False):
+        assert {word.partition("\t")[0] for word in found.strip().split("\n")} == expected, line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes(home: Path) -> None:
+    pty = pytest.importorskip("pty")  # not on Windows
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(home)
+        os.execvpe("zsh", ["zsh", "-i"], _environment(home))
+    shown = ""
+
+    def wait(words: set[str]) -> None:
+        nonlocal shown
+        while not all(word in shown for word in words):
+            assert select.select([terminal], [], [], 60)[0], (words, shown)  # a limit for a shell that hangs
+            shown += os.read(terminal, 65536).decode(errors="replace").replace("\r", "")
+
+    try:
+        for line, expected in [("print rea''dy\n", {"ready"}), *LINES]:
+            shown = ""
+            os.write(terminal, f"{line}\t\t".encode())  # one tab completes, the next one lists
+            wait(expected)
+            os.write(terminal, b"\x15print re''st\n")
+            wait({"rest"})
+    finally:
+        os.close(terminal)
+        os.waitpid(process, 0)
 
 
 @pytest.mark.slow

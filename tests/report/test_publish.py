@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill import RunRecord, load_data, run
+from fedstill import RunRecord, load_data, run, seeds
 from fedstill.cli import main
+from fedstill.experiment.trained import Trained
+from fedstill.models.build import build
+from fedstill.records import Normalisation
 from fedstill.report import publish as publishing
 
 TASK = {"data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -49,6 +52,34 @@ def test_plain_pytorch_computes_the_same_logits(
     with pytest.raises(SystemExit):  # a second time, nothing is overwritten
         main(["publish", str(finished.folder), "--out", str(out)])
     assert f"{out} exists; choose an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [("scattering", (1, 8, 8)), ("patches:centroids=8,side=3", (3, 8, 8)), ("mlp:hidden=8", (5,))],
+)
+def test_a_program_takes_any_number_of_records(spec: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    with seeds.isolated(0):
+        network = build(spec, shape, 10)
+    for buffer in network.buffers():  # centroids and whitening, which public images would give
+        if buffer.is_floating_point() and not buffer.any():
+            buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(1)))
+    model = Trained(network, shape, tuple("0123456789"), Normalisation((0.5,), (0.25,)))
+    publishing._export(model, tmp_path / "model.pt2")
+    records = torch.rand(33, *shape, generator=torch.Generator().manual_seed(2))
+    found = torch.export.load(tmp_path / "model.pt2").module()(records)
+    expected = model(records)
+    assert expected.std() > 1e-3  # logits that are all the same would prove nothing
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_card_of_a_classifier_of_vectors_names_no_images(finished: RunRecord) -> None:
+    facts = {"architecture": "mlp", "num_parameters": 1, "shape": [30], "class_names": ["a", "b"]}
+    card = publishing._card(finished, facts)
+    assert "vectors (n, 30), floats, not normalised" in card and "tabular-classification" in card
+    assert "image" not in card.partition("## Privacy")[0]
+    assert "images (n, 1, 8, 8), floats in [0, 1]" in publishing._card(finished, {**facts, "shape": [1, 8, 8]})
 
 
 def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:

@@ -310,6 +310,17 @@ def test_keys_are_registered_at_this_server(made: Server, flower: Path, tmp_path
     assert call.split()[3:] == ["server", "--name", "site-0", "--format", "json"]
 
 
+def test_flower_s_output_has_no_colours_in_a_notebook(made: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")  # what a notebook's kernel and many CI services set
+    printing = [sys.executable, "-c", 'import rich; rich.print_json(\'{"node-id": "7"}\')']  # as Flower prints JSON
+    plain, coloured = (
+        subprocess.run(printing, env=environment, capture_output=True, text=True, check=True).stdout
+        for environment in (made.environment, os.environ)
+    )
+    assert json.loads(plain) == {"node-id": "7"} and "\x1b[" in coloured
+
+
 # ------------------------------------------------------------------------------------------------- files for services
 
 

@@ -56,7 +56,8 @@ def script(shell: str, names: Collection[str]) -> str:
     parser = _commands(names)
     _complete(parser, shtab.FILE)
     text: str = shtab.complete(parser, shell)
-    return text
+    # shtab's zsh completes the first of several words only
+    return text.replace('"(*)::', '"*:') if shell == "zsh" else text
 
 
 def _complete(parser: argparse.ArgumentParser, file: object) -> None:
@@ -75,6 +76,7 @@ def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     """All commands with their flags as one parser, which shtab reads; nothing is parsed with it."""
     from fedstill import attacks, methods
     from fedstill.cli import flags
+    from fedstill.cli.catalogue import facts
     from fedstill.cli.declared import declared
     from fedstill.cli.parser import Section
     from fedstill.cli.server import COMMANDS as OF_SERVERS
@@ -85,11 +87,14 @@ def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("fedstill", add_help=False)
     top.add_argument("--help", action="store_true", help="Show the commands.")
     top.add_argument("--version", action="store_true", help="Print the version.")
+    for flag in ("--install-completion", "--show-completion"):
+        top.add_argument(flag, choices=SHELLS, help="Write or print the completion of a shell.")
     commands = top.add_subparsers()
     task, form = Section(Experiment()), Section(flags.Format())
     run = commands.add_parser("run", help="run one method on one task").add_subparsers()
     for name, place in methods.TABLE.items():
-        _add(run, name, task, Section(flags.RunOutput()), Section(declared(place)()))
+        about = facts(name)["description"]
+        _add(run, name, task, Section(flags.RunOutput()), Section(declared(place)()), about=about)
     _add(commands, "compare", task, Section(flags.ComparisonOutput()), words=list(methods.TABLE))
     _add(commands, "report", Section(flags.ReportOutput()), paths=True)
     _add(commands, "methods", form)
@@ -124,6 +129,7 @@ def _add(
     *sections: "object",
     words: list[str] | None = None,
     paths: bool = False,
+    about: str | None = None,
 ) -> None:
     """Add a command with flags, and with words of a list or paths."""
     from fedstill.cli.parser import argument_parser
@@ -131,7 +137,7 @@ def _add(
     own = [argument_parser(f"fedstill {name}", "", [section]) for section in sections]  # type: ignore[list-item]
     seen: set[str] = set()
     # shtab leaves commands without a help text out
-    made = commands.add_parser(name, add_help=False, conflict_handler="resolve", help=name)
+    made = commands.add_parser(name, add_help=False, conflict_handler="resolve", help=about or name)
     for source in own:
         for action in source._actions:
             if action.option_strings and action.option_strings[0] not in seen:

@@ -1,5 +1,7 @@
 """Checks of a job before it runs: settings that its method does not support, and records."""
 
+from fedstill.engines.losses import num_slow
+from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
 from fedstill.protocol import returns_run_model
@@ -19,6 +21,7 @@ def check_job(job: Job) -> None:
             f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it must not be "
             "larger"
         )
+    _check_losses(experiment)
     if kind.personal and not experiment.local_test:
         raise ValueError(
             f"{job.name} gives every client its own model, which only the client can evaluate; give clients test "
@@ -30,6 +33,21 @@ def check_job(job: Job) -> None:
         raise ValueError(
             f"{job.name} or its model is defined where other processes cannot import it (a notebook's cell, say); move "
             "it to a file, or use one process: workers=0"
+        )
+
+
+def _check_losses(experiment: Experiment) -> None:
+    """Refuse lost replies where all are needed, or more than there can be."""
+    if not (experiment.drop or experiment.slow):
+        return
+    flag = f"--drop is {experiment.drop:g}" if experiment.drop else f"--slow is {experiment.slow:g}"
+    if experiment.min_clients is None:
+        raise ValueError(f"{flag}, but a request needs every reply; say with --min-clients how many are enough")
+    left = experiment.clients - num_slow(experiment.clients, experiment.slow)
+    if experiment.min_clients > left:
+        raise ValueError(
+            f"--slow is {experiment.slow:g}, which leaves {left} of {experiment.clients} clients, but --min-clients is "
+            f"{experiment.min_clients}; lower one of them"
         )
 
 

@@ -57,6 +57,10 @@ class Experiment(Settings):
     """Share of the training records to evaluate on in place of the test set, for tuning; no client has them."""
     local_test: Fraction = 0.0
     """Share of each client's records to use as its test records; models are then evaluated on these."""
+    drop: Fraction = 0.0
+    """Probability that a simulated client's reply to a request is lost; --min-clients tells how many are enough."""
+    slow: Fraction = 0.0
+    """Share of the simulated clients that are too slow, so that none of their replies arrives in time."""
     public: str | None = None
     """Public records: a data set as for --data (append :unlabeled to drop labels), noise, or held=N."""
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5

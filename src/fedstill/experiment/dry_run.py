@@ -54,8 +54,8 @@ class Estimate:
 def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
     """Estimate a run by a rehearsal in a temporary folder; nothing is written to ``job.out``.
 
-    One client of average size computes each step once (twice, if that takes less than a second), the server one round
-    and one epoch. Sizes that depend on a client's own records, such as the classes that it has, are those of this
+    One client of average size computes each step once (twice, if that takes less than five seconds), the server one
+    round and one epoch. Sizes that depend on a client's own records, such as the classes that it has, are those of this
     client.
 
     Raises:

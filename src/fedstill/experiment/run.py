@@ -78,6 +78,8 @@ def run(
     if not isinstance(job, Job):
         raise ValueError(f"run takes a Job, not {job!r}: run(Job(experiment, method, 'runs/first'))")
     check_job(job)
+    if sites is not None and (job.experiment.drop or job.experiment.slow):
+        raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
     with locks.PROCESS:  # a new thread takes over the number of threads, which a step of another run may have changed
         torch.get_num_threads()
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
@@ -132,7 +134,8 @@ def _run(
         make_site = partial(
             Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads
         )
-    with connect(job, make_site) if sites is None else sites(spec) as transport:
+    late = "extends" in origin
+    with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
         federation = ServerFederation(
             spec,
             transport,

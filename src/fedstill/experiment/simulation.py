@@ -6,18 +6,31 @@ from types import ModuleType
 
 from fedstill import extras
 from fedstill.engines import inprocess
+from fedstill.engines.losses import Losing
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport
 from fedstill.experiment.job import Job, is_importable
 
 
-def connect(job: Job, make_site: Callable[[], Site]) -> Transport:
+def connect(job: Job, make_site: Callable[[], Site], *, late: bool = False) -> Transport:
     """The transport to the simulated clients, by the engine of the job's experiment.
+
+    Args:
+        job: the run.
+        make_site: makes the clients' side.
+        late: whether the run asks late clients, whose replies arrive then.
 
     Raises:
         ValueError: the engine's package is not installed, or the clients would run in this process and have a time
             limit; one sentence.
     """
+    transport, experiment = _engine(job, make_site), job.experiment
+    if late or not (experiment.drop or experiment.slow):
+        return transport
+    return Losing(transport, experiment.clients, seed=experiment.seed, drop=experiment.drop, slow=experiment.slow)
+
+
+def _engine(job: Job, make_site: Callable[[], Site]) -> Transport:
     experiment = job.experiment
     if experiment.engine == "flower":
         simulation: Transport = _flower().Simulation(

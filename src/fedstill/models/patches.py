@@ -107,15 +107,22 @@ class Patches(nn.Module):
         """The sums of activations. Each image is computed alone: its features depend on no other image of the batch."""
         weights = self.whitening @ self.centroids.T
         lengths = (self.centroids**2).sum(1)
-        rows = [self._sums(image[None], weights, lengths) for image in x]
+        if torch.compiler.is_compiling():  # an exported program takes any number of images
+            active = self._active(x, weights, lengths).view(x.shape[0], -1, self.centroids.shape[0])
+            sums: Tensor = (self.cells @ active).flatten(1)
+            return sums
+        rows = [(self.cells @ self._active(image[None], weights, lengths)).flatten() for image in x]
         return torch.stack(rows) if rows else x.new_zeros(0, self.classifier.in_features)
 
-    def _sums(self, image: Tensor, weights: Tensor, lengths: Tensor) -> Float[Tensor, " d"]:
-        patches = _normalised(unfold(image, self.side, stride=self.stride)[0].T.contiguous()) - self.centre
+    def _active(
+        self, x: Float[Tensor, "n c h w"], weights: Tensor, lengths: Tensor
+    ) -> Float[Tensor, "n*places centroids"]:
+        """The activations of all patches of all images."""
+        columns = unfold(x, self.side, stride=self.stride)
+        patches = _normalised(columns.transpose(1, 2).flatten(0, 1).contiguous()) - self.centre
         own = (patches @ self.whitening).square().sum(1, keepdim=True)
         distances = torch.addmm(lengths, patches, weights, alpha=-2).add_(own).clamp_min_(0).sqrt_()
-        active = (distances.mean(1, keepdim=True) - distances).clamp_min_(0)
-        return (self.cells @ active).flatten()
+        return (distances.mean(1, keepdim=True) - distances).clamp_min_(0)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """Logits."""

@@ -83,6 +83,8 @@ class Scattering(nn.Module):
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The scattering coefficients."""
+        if torch.compiler.is_compiling():  # an exported program takes any number of images
+            return self._scatter(x)
         return torch.cat([self._scatter(some) for some in torch.split(x, 32)])  # such a batch stays in the cache
 
     def _scatter(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:

@@ -26,9 +26,9 @@ TOLERANCE = 1e-5
 def publish(run: Path, out: Path) -> dict[str, Any]:
     """Write the model of the finished run ``run`` to the new folder ``out``.
 
-    ``model.pt2`` is a program of `torch.export`: it takes images ``(n, c, h, w)``, floats in [0, 1], and returns logits
-    ``(n, classes)``. ``model.safetensors`` has the network's weights, ``config.json`` shape, classes and normalisation,
-    ``README.md`` what the model is and what its guarantee rests on.
+    ``model.pt2`` is a program of `torch.export`: it takes images ``(n, c, h, w)``, floats in [0, 1], or vectors
+    ``(n, d)``, and returns logits ``(n, classes)``. ``model.safetensors`` has the network's weights, ``config.json``
+    shape, classes and normalisation, ``README.md`` what the model is and what its guarantee rests on.
 
     Returns:
         The folder, the files and the number of parameters.
@@ -95,7 +95,7 @@ def _export(model: Trained, path: Path) -> None:
         why = str(error).strip().split("\n")[0]
         raise ValueError(f"torch.export cannot write {type(model.network).__name__}: {why}") from error
     written = torch.export.load(path).module()
-    for count in (1, 4, 7):
+    for count in (1, 4, 40):  # networks that take images in parts have at most 32 in one
         some = torch.rand(count, *model.shape, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
             expected, found = model(some), written(some)
@@ -120,6 +120,11 @@ def _card(record: RunRecord, facts: dict[str, Any]) -> str:
     """The model card, with the header that the hub reads."""
     summary, promised = record.summary, record.guarantee
     shape = ", ".join(map(str, facts["shape"]))
+    kind, tag, values = (
+        ("vectors", "tabular", "floats, not normalised")
+        if len(facts["shape"]) == 1
+        else ("images", "image", "floats in [0, 1], not normalised")
+    )
     privacy = [f"* {guarantees.words(promised)}"]
     privacy += [f"* {sentence}" for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)]
     if guarantees.is_finite(promised):
@@ -128,14 +133,14 @@ def _card(record: RunRecord, facts: dict[str, Any]) -> str:
         privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
     return f"""---
 library_name: pytorch
-pipeline_tag: image-classification
+pipeline_tag: {tag}-classification
 tags: [federated-learning, fedstill]
 ---
 
 # {_plain(record.label)} on {_plain(summary["data"])}
 
-An image classifier ({_plain(facts["architecture"])}, {facts["num_parameters"]:,} parameters) that
-{summary["clients"]} clients trained with fedstill's method {_plain(summary["method"])}, without pooling their images.
+A classifier of {kind} ({_plain(facts["architecture"])}, {facts["num_parameters"]:,} parameters) that
+{summary["clients"]} clients trained with fedstill's method {_plain(summary["method"])}, without pooling their {kind}.
 
 | | |
 |---|---|
@@ -152,7 +157,7 @@ An image classifier ({_plain(facts["architecture"])}, {facts["num_parameters"]:,
 import torch
 
 model = torch.export.load("{PROGRAM}").module()
-logits = model(torch.rand(1, {shape}))  # images (n, {shape}), floats in [0, 1], not normalised
+logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 ```
 
 Classes, in the order of the logits: {", ".join(map(_plain, facts["class_names"]))}.

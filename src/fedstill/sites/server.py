@@ -24,6 +24,8 @@ from fedstill.sites.invitation import Invitation
 Port = Annotated[int, Ge(1), Le(65535)]
 CONNECTION = "server"
 """Name of the connection in Flower's configuration."""
+_STYLES = frozenset({"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE"})
+"""Variables that ask for colours without a terminal, as notebooks and CI set them: Flower's JSON would have them."""
 FAILED = "fedstill: the run failed: "
 """Beginning of the line in a run's output that says why it failed."""
 
@@ -95,7 +97,8 @@ class Server:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of Flower's programs: their configuration is in the folder, and they call nobody else."""
-        quiet = {**os.environ, "NO_PROXY": f"{HOST},localhost", "no_proxy": f"{HOST},localhost"}
+        inherited = {name: value for name, value in os.environ.items() if name not in _STYLES}
+        quiet = {**inherited, "NO_PROXY": f"{HOST},localhost", "no_proxy": f"{HOST},localhost"}
         return {
             **quiet,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
