@@ -34,6 +34,7 @@ HOOKS = {
     "needs_public",
     "images_only",
     "protects",
+    "claims",
     "mixed",
     "first_reply",
     "server",
