@@ -178,6 +178,22 @@ def test_a_sweep_over_alpha_is_a_line_for_each_method_on_a_log_axis(tmp_path: Pa
     assert '<td style="--share:0.55">81.00 ± 1.41</td></tr>' in text  # the highest
 
 
+def test_the_tries_of_a_sweep_and_its_final_runs_are_not_points_of_one_line(tmp_path: Path) -> None:
+    runs = []
+    for i, (lr, validation) in enumerate(((0.03, 0.1), (0.1, 0.1), (0.3, 0.1), (0.3, 0.0))):
+        run = write_run(tmp_path / f"{i}", label="fedavg", setting={"lr": lr}, accuracy=0.3 + lr)
+        config = json.loads((run / "config.json").read_text())
+        config["experiment"]["validation"] = validation
+        (run / "config.json").write_text(json.dumps(config))
+        runs.append(read_run(run))
+    (sweep,) = sweeps.find(group(runs))
+    assert (sweep.keys, sweep.values) == (("lr",), (["0.03", "0.1", "0.3"],))
+    assert sorted(run.folder.name for run in sweep.runs) == ["0", "1", "2"]
+    text = page(runs, tmp_path)
+    assert "<h2>Accuracy by lr</h2>" in text and 'id="figure-sweep-0"' in text
+    assert "Data: digits (partition iid, 2 clients, validation 0.1)" in text
+
+
 def test_a_sweep_over_names_is_a_matrix_without_a_plot(tmp_path: Path) -> None:
     records = sweep_runs(tmp_path, ("iid", "classes:2"))
     (sweep,) = sweeps.find(group(records))
