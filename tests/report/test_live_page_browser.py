@@ -24,9 +24,9 @@ ASK = (
     + """
 (async () => {
   await wait(2500);
-  const report = measured();
   document.querySelector("nav button").click();
   await wait(1500);
+  const report = measured();
   report.label = document.querySelector("#label").textContent;
   report.state = document.querySelector("#state").textContent;
   report.progress = [...document.querySelectorAll("progress")].map((p) => [p.value, p.max]);
@@ -49,7 +49,8 @@ def place(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     write_run(folder / "a-finished", label="<img src=x onerror=alert(1)>", accuracy=0.91)
     write_run(folder / ("b-" + "long-" * 30), label="long-" * 30, accuracy=0.5)
-    RunFolder(folder / "a-finished").append_metrics({"round": 2, "accuracy": 0.92})
+    for round, accuracy in ((1, 0.12), (2, 0.92)):
+        RunFolder(folder / "a-finished").append_metrics({"round": round, "accuracy": accuracy})
     return folder
 
 
