@@ -7,6 +7,7 @@ import pytest
 from browser import MEASURE, WATCH, check, needs_browser, posted
 from report_pages import add_parts, write_run
 
+from fedstill.report import pareto
 from fedstill.report.page import write_report
 from fedstill.report.record import read_run
 
@@ -61,10 +62,11 @@ def test_the_page_fits_its_window_and_its_buttons_work(tmp_path: Path, width: in
         label = f"method-{i}-" + "of-a-long-name-" * (i % 4)
         for seed in range(2):
             setting = long | {"lr": 10.0**-i}
-            command = {"label": label, "seed": seed, "accuracy": 0.5 + i / 100, "setting": setting}
+            command = {"label": label, "seed": seed, "accuracy": 0.5 + i / 100, "seconds": 1.0 + i, "setting": setting}
             runs.append(add_parts(write_run(tmp_path / "runs" / f"{i}-{seed}", **command)))
         runs.append(add_parts(write_run(tmp_path / "runs" / f"{i}-b", label=label, setting=long | {"lr": 7.0 * i})))
-    write_report([read_run(run) for run in runs], tmp_path / "report.html")
+    records = [read_run(run) for run in runs]
+    write_report(records, tmp_path / "report.html", fronts=pareto.pictures(records))
     report = seen(tmp_path / "report.html", width, look)
     check(report, width, look)
     assert (report["undrawn"], report["small"]) == (0, 0)

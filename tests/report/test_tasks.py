@@ -281,7 +281,9 @@ def test_latex_is_escaped_and_has_the_rules_of_booktabs(tmp_path: Path) -> None:
     text = export.latex_text(records)
     assert r"50\%\_\{a\}\&\#\$\textasciitilde{}\textasciicircum{}\textbackslash{}x & 90.00 $\pm$ 0.00 & 1.00 kB" in text
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}")] == [1] * 4
-    assert r"\begin{tabular}{lrrrrlr}" in text and text.startswith("% \\usepackage{booktabs}")
+    assert r"\begin{tabular}{lrrrrlr}" in text and text.startswith("% \\usepackage{booktabs, graphicx}")
+    for opened, closed in ((r"\begin{table*}", r"\end{table*}"), (r"\else\width\fi}{!}{%", "\\end{tabular}}\n")):
+        assert text.count(opened) == text.count(closed) == 1  # no table is wider than the page, nor into a column
     two = export.latex_text([*records, read_run(write_run(tmp_path / "c", data="a\nb%"))])
     assert two.count(r"\toprule") == 2
     assert all(line.startswith(("%", "\\")) or line.endswith(r" \\") for line in two.splitlines() if line)

@@ -55,6 +55,7 @@ function measured() {  // of all texts, once everything is unfolded
     const own = e.getBoundingClientRect(), box = e.ownerSVGElement.getBoundingClientRect();
     return own.left < box.left - 1 || own.right > box.right + 1 || own.bottom > box.bottom + 1;
   }));
+  report.tiny = brief(all("svg text").filter((e) => e.textContent && e.getBoundingClientRect().height < 10));
   const texts = all("body *").filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()));
   report.low = brief(texts.filter((e) => contrast(e) < 4.5));
   report.texts = texts.length;
@@ -110,6 +111,6 @@ def check(report: dict[str, Any], width: int, look: str) -> None:
     assert report["faults"] == []
     assert report["background"] == BACKGROUNDS[look]
     assert report["width"] in range(width - 20, width + 1)  # a scroll bar takes some
-    assert (report["spare"], report["outside"], report["cut"]) == (0, [], []), report
+    assert (report["spare"], report["outside"], report["cut"], report["tiny"]) == (0, [], [], []), report
     assert (report["low"], report["texts"] > 15) == ([], True)
     assert (report["lost"], report["unnamed"], report["reach"] > 3) == ([], [], True)
