@@ -129,11 +129,9 @@ def _names(best: Sequence[Dot], place_x: Callable[[float], float], place_y: Call
         x, y = place_x(dot.x), place_y(dot.y) - 9
         if abs(y - last[1]) < 11 and x < last[0] + 6:
             y = place_y(dot.y) + 17
-        width = 6.5 * len(dot.name)
-        start, anchor = max(x - width / 2, _LEFT + 2), ""
-        if start + width > _WIDTH - _RIGHT:  # whatever the letters' width, it ends before the legend
-            start, anchor = _WIDTH - _RIGHT, ' text-anchor="end"'
-        parts.append(f'<text x="{start:.1f}" y="{y:.1f}"{anchor}>{escape(dot.name)}</text>')
+        width = 6.0 * len(dot.name)
+        start = min(max(x - width / 2, _LEFT + 2), _WIDTH - _RIGHT - width)
+        parts.append(f'<text x="{start:.1f}" y="{y:.1f}">{escape(dot.name)}</text>')
         last = (start + width, y)
     return parts
 
