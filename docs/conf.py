@@ -21,6 +21,7 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = "fedstill"
+html_static_path, html_css_files, html_favicon = ["_static"], ["site.css"], "_static/icon.svg"
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4

@@ -1,4 +1,4 @@
-"""A Sphinx extension: links to files of the repository outside of ``docs`` become plain text."""
+"""A Sphinx extension: links to files outside of ``docs`` become plain text, and headings have a level."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,15 @@ class Outside(SphinxPostTransform):
                 link.replace_self(nodes.inline("", "", *link.children))
 
 
+def level_of_captions(app: Sphinx, page: str, template: str, context: dict[str, Any], _: nodes.document | None) -> None:
+    """Give the captions of lists of pages, which Sphinx calls headings, the level that a heading needs."""
+    for part in ("body", "furo_navigation_tree"):
+        if part in context:
+            context[part] = context[part].replace(' role="heading"', ' role="heading" aria-level="2"')
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
     app.add_post_transform(Outside)
+    app.connect("html-page-context", level_of_captions, priority=900)  # once the theme has made its lists
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,3 +30,5 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "api.html").read_text()
     assert 'id="fedstill.library.run"' in page and 'id="fedstill.report.record.RunRecord"' in page
+    assert page.count('role="heading"') == page.count('role="heading" aria-level="2"') > 0
+    assert 'href="_static/icon.svg"' in page and "_static/site.css" in page

@@ -81,7 +81,7 @@ def test_the_files_have_the_width_and_the_caption(records: list[RunRecord]) -> N
 
 
 def test_captions_say_data_split_clients_seeds_and_commit(records: list[RunRecord]) -> None:
-    source = "digits (partition iid, 2 clients); model convnet; seeds 0, 1; fedstill 0.1.0; commit 0123456789"
+    source = "Data: digits (partition iid, 2 clients); model convnet; seeds 0, 1; fedstill 0.1.0; commit 0123456789"
     source += "+changes; working folder at commit ffffffffff."
     (task,) = group(records)
     assert captions.source(task) == source

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -324,6 +325,9 @@ def test_the_finding_names_the_best_the_smallest_exchange_and_doubt(tmp_path: Pa
     assert "fedgm exchanges least: 4.00 kB both ways, 25 times less, for 93.00 ± 3.61 %" in text
     expected = "On digits (partition iid, 2 clients), fedgm reaches 90.00 % with 1.00 kB up and 3.00 kB down per client"
     assert findings.finding(only_task(records[:1])) == f"{expected} in 1 round."
+    nearly = write_run(tmp_path / "nearly", label="near", accuracy=0.5, bytes_down_per_client=2990)
+    text = findings.finding(only_task([*records[:1], read_run(nearly)]))
+    assert text.endswith(". near exchanges least: 3.99 kB both ways for 50.00 %.")
 
 
 # ----------------------------------------------------------------------------------------------------------- figures
@@ -490,6 +494,18 @@ def test_every_part_has_its_section_and_a_missing_part_has_none(tmp_path: Path) 
         (folder / file).write_bytes(kept)
     bare = page([read_run(write_run(tmp_path / "bare"))], tmp_path)
     assert Outline(bare).headings() == 3 and html.PLOT not in bare
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_headings_skip_no_level_and_every_figure_says_where_it_comes_from(tmp_path: Path, tasks: int) -> None:
+    names = {"label": "fedavg", "guarantee": PRIVATE | {"reason": "noise of the seed (--noise entropy for more)"}}
+    folders = [add_parts(write_run(tmp_path / f"{i}", partition=f"classes:{i}", **names)) for i in range(1, tasks + 1)]
+    text = page([read_run(folder) for folder in folders], tmp_path)
+    levels = [int(tag[1]) for tag, _ in Outline(text).tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) > 4 * tasks and all("Data: digits (partition classes:" in caption for caption in captions)
+    assert '(<span class="flag">--noise</span> entropy' in text
 
 
 def test_images_are_shown_beside_real_ones_with_words_for_each(tmp_path: Path) -> None:

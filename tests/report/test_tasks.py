@@ -178,6 +178,22 @@ def test_a_sweep_over_alpha_is_a_line_for_each_method_on_a_log_axis(tmp_path: Pa
     assert '<td style="--share:0.55">81.00 ± 1.41</td></tr>' in text  # the highest
 
 
+def test_the_tries_of_a_sweep_and_its_final_runs_are_not_points_of_one_line(tmp_path: Path) -> None:
+    runs = []
+    for i, (lr, validation) in enumerate(((0.03, 0.1), (0.1, 0.1), (0.3, 0.1), (0.3, 0.0))):
+        run = write_run(tmp_path / f"{i}", label="fedavg", setting={"lr": lr}, accuracy=0.3 + lr)
+        config = json.loads((run / "config.json").read_text())
+        config["experiment"]["validation"] = validation
+        (run / "config.json").write_text(json.dumps(config))
+        runs.append(read_run(run))
+    (sweep,) = sweeps.find(group(runs))
+    assert (sweep.keys, sweep.values) == (("lr",), (["0.03", "0.1", "0.3"],))
+    assert sorted(run.folder.name for run in sweep.runs) == ["0", "1", "2"]
+    text = page(runs, tmp_path)
+    assert "<h2>Accuracy by lr</h2>" in text and 'id="figure-sweep-0"' in text
+    assert "Data: digits (partition iid, 2 clients, validation 0.1)" in text
+
+
 def test_a_sweep_over_names_is_a_matrix_without_a_plot(tmp_path: Path) -> None:
     records = sweep_runs(tmp_path, ("iid", "classes:2"))
     (sweep,) = sweeps.find(group(records))
@@ -265,7 +281,9 @@ def test_latex_is_escaped_and_has_the_rules_of_booktabs(tmp_path: Path) -> None:
     text = export.latex_text(records)
     assert r"50\%\_\{a\}\&\#\$\textasciitilde{}\textasciicircum{}\textbackslash{}x & 90.00 $\pm$ 0.00 & 1.00 kB" in text
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}")] == [1] * 4
-    assert r"\begin{tabular}{lrrrrlr}" in text and text.startswith("% \\usepackage{booktabs}")
+    assert r"\begin{tabular}{lrrrrlr}" in text and text.startswith("% \\usepackage{booktabs, graphicx}")
+    for opened, closed in ((r"\begin{table*}", r"\end{table*}"), (r"\else\width\fi}{!}{%", "\\end{tabular}}\n")):
+        assert text.count(opened) == text.count(closed) == 1  # no table is wider than the page, nor into a column
     two = export.latex_text([*records, read_run(write_run(tmp_path / "c", data="a\nb%"))])
     assert two.count(r"\toprule") == 2
     assert all(line.startswith(("%", "\\")) or line.endswith(r" \\") for line in two.splitlines() if line)

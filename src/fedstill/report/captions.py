@@ -27,8 +27,8 @@ def source_of(records: Iterable[RunRecord], words: str) -> str:
     seeds = sorted({int(run.summary["seed"]) for run in runs})
     some = ", ".join(map(str, seeds)) if seeds[-1] - seeds[0] != len(seeds) - 1 or len(seeds) < 4 else ""
     parts = [
-        words,
-        f"model {', '.join(models)}",
+        f"Data: {words}",
+        *([f"model {', '.join(models)}"] if "model " not in words else []),
         f"seed{'s' if len(seeds) > 1 else ''} {some or f'{seeds[0]} to {seeds[-1]}'}",
         *(f"fedstill {version}" for version in _distinct(run.summary.get("version") for run in runs)),
     ]

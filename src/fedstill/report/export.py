@@ -31,6 +31,8 @@ _LATEX = {
     "\n": " ",
 }
 
+_FIT = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
+
 
 def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False, markdown: bool = False) -> list[Path]:
     """Write ``table.json``, ``table.csv`` and ``runs.csv`` to ``out``, and return the others that were asked for.
@@ -156,16 +158,19 @@ def _caption(task: Task) -> str:
 
 
 def latex_text(records: Sequence[RunRecord]) -> str:
-    """The tables as ``table`` environments with their captions and the rules of booktabs."""
-    text = "% \\usepackage{booktabs}\n"
+    """The tables with their captions and the rules of booktabs, over both columns of a page.
+
+    A table that is still wider is reduced to the page's width.
+    """
+    text = "% \\usepackage{booktabs, graphicx}\n"
     for task in group(records):
         words = tables.text_columns(task)
         top = tables.headings(task)
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
         lines = "".join(" & ".join(map(latex, line)) + " \\\\\n" for line in tables.cells(task))
-        text += f"\n\\begin{{table}}\n\\centering\n\\caption{{{latex(_caption(task))}}}\n"
-        text += f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
-        text += f"{lines}\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
+        text += f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task))}}}\n"
+        text += f"{_FIT}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
+        text += f"{lines}\\bottomrule\n\\end{{tabular}}}}\n\\end{{table*}}\n"
     return text
 
 

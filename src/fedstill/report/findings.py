@@ -55,8 +55,8 @@ def finding(task: Task, *, named: bool = True) -> str:
     if _total(least) < _total(best):
         score = accuracy_words(least.accuracy, least.spread)
         ratio = _total(best) / _total(least)
-        times = f"{ratio:.0f} times less" if ratio >= 10 else f"{ratio:.1f} times less"
-        text += f". {least.name} exchanges least: {human_bytes(_total(least))} both ways, {times}, for {score} %"
+        times = f", {ratio:.{0 if ratio >= 10 else 1}f} times less," if ratio >= 1.05 else ""
+        text += f". {least.name} exchanges least: {human_bytes(_total(least))} both ways{times} for {score} %"
     return text + "."
 
 

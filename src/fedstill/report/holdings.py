@@ -7,8 +7,9 @@ import numpy as np
 from fedstill.report import figures
 from fedstill.report.record import RunRecord
 
+BLANK = "Blank: no records."
 AREA = "The area of a bubble is the number of records."
-"""What a reader of `bubbles` has to know."""
+"""What a reader of `records_per_client` and of `bubbles` has to know."""
 
 
 def records_per_client(record: RunRecord) -> Any | None:

@@ -77,7 +77,7 @@ def figure(plot: Any | None, name: str, caption: str) -> str:
     ways = list((plot.layout.meta or {}).get("ways", ()))
     return (
         f"<figure>\n{_legend(plot)}{_switch(ways, name)}"
-        f'{PLOT} id="figure-{name}" style="height:{plot.layout.height}px" role="img" aria-label="{escape(caption)}">'
+        f'{PLOT} id="figure-{name}" style="height:{plot.layout.height}px" role="group" aria-label="{escape(caption)}">'
         f'</div><script type="application/json">{content}</script>\n'
         f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
     )
@@ -109,6 +109,7 @@ def _sample(trace: Any) -> str:
     colour = trace.line.color or trace.marker.color
     dash = _DASHES.get(trace.line.dash or "", "")
     line = f'<path d="M1 7h24" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+    line = line if "lines" in trace.mode else ""
     shape = SHAPES.get(trace.marker.symbol or "", "")
     return f'<svg viewBox="0 0 26 14" aria-hidden="true" fill="{colour}">{line}{shape}</svg>'
 

@@ -214,7 +214,8 @@ def section(found: Sequence[Picture]) -> str:
     for picture in found:
         text += f"<h3>{escape(picture.words)}</h3>\n"
         for figure in figures(picture).values():
-            text += f'<figure class="pareto">\n{figure}<figcaption>{escape(_NOTE)}</figcaption>\n</figure>\n'
+            text += f'<figure class="pareto">\n<div class="scroll" tabindex="0">\n{figure}</div>\n'
+            text += f"<figcaption>{escape(_NOTE)}</figcaption>\n</figure>\n"
         text += html.data_table(HEADINGS, cells(picture), (0, len(HEADINGS) - 1))
     return text
 

@@ -78,7 +78,7 @@ def _write_page(out: Path, title: str, counts: np.ndarray, class_names: tuple[st
     heat, dots = holdings.records_per_client(record), holdings.bubbles(record)
     assert heat is not None
     out.parent.mkdir(parents=True, exist_ok=True)
-    drawn = html.figure(heat, "partition", "Blank: no records.") + html.figure(dots, "bubbles", holdings.AREA)
+    drawn = html.figure(heat, "partition", holdings.BLANK) + html.figure(dots, "bubbles", holdings.AREA)
     body = html.section("Records per client and class", drawn)
     files.write_bytes(out, html.framed(title, f"<h1>{escape(title)}</h1>\n{body}").encode())
 

@@ -12,7 +12,7 @@ from fedstill.runs.folder import Images
 TEST = "real"
 """The name of the test images in a run's folder."""
 _BLUE = "#0072B2"
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 340, 150, 34, 26
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 340, 150, 44, 26
 _MOST_CLASSES, _PER_CLASS, _PIXELS = 10, 5, 32
 
 
@@ -30,7 +30,7 @@ def curve(accuracies: dict[int, float]) -> str:
 
     points = " ".join(place(at, 100 * value) for at, value in accuracies.items())
     base = _HEIGHT - _BOTTOM
-    words = [(_LEFT - 4, base, "end", f"{low:.0f}"), (_LEFT - 4, 12, "end", f"{high:.0f}")]
+    words = [(_LEFT - 4, base, "end", f"{low:.0f} %"), (_LEFT - 4, 12, "end", f"{high:.0f} %")]
     words += [(_LEFT, base + 14, "start", f"round {first}"), (_WIDTH - 6, base + 14, "end", f"round {last}")]
     texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in words)
     return (
@@ -58,7 +58,6 @@ def sent(images: dict[str, Images] | None) -> str:
             page[top : top + height, left : left + width, channels] = 255
     scale = max(1, _PIXELS // height)
     about = f"images that clients sent, of {len(shown)} classes"
-    high, wide = scale * page.shape[0], scale * page.shape[1]
     high, wide = scale * page.shape[0], scale * page.shape[1]
     style = f'alt="{about}" title="{about}" style="image-rendering:pixelated"'
     return f'<img src="data:image/png;base64,{png(page)}" width="{wide}" height="{high}" {style}>'

@@ -63,9 +63,7 @@ def chosen(records: Sequence[RunRecord]) -> Iterator[Printed]:
     names = [row.name for task in tasks for row in task.rows] + [name for sweep in found for name in sweep.series]
     look = figures.styles(dict.fromkeys(names))
     for i, sweep in enumerate(found):
-        runs = [run for line in sweep.series.values() for row in line.values() for run in row.runs]
-        words = " and ".join(dict.fromkeys(task.words for task in tasks if any(run in task.runs for run in runs)))
-        about = f"Accuracy by {sweep.heading}. {captions.SWEEP} {captions.source_of(runs, words)}"
+        about = f"Accuracy by {sweep.heading}. {sections.sweep_caption(sweep)}"
         yield from _one("sweep", i, len(found), plots.over_setting(sweep, look), about)
     for i, task in enumerate(tasks):
         for name, plot, about in _of(task, look):
@@ -79,9 +77,12 @@ def _of(task: Task, look: plots.Look) -> Iterator[tuple[str, Any | None, str]]:
     yield "course", plots.course(task.rows, look), f"{captions.COURSE} {of}"
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is not None:
-        about = sections.partition_caption(record)
-        yield "partition", holdings.records_per_client(record), f"{about} Blank: no records."
-        yield "bubbles", holdings.bubbles(record), f"{about} {holdings.AREA}"
+        yield (
+            "partition",
+            holdings.records_per_client(record),
+            sections.partition_caption(record, holdings.BLANK),
+        )
+        yield "bubbles", holdings.bubbles(record), sections.partition_caption(record, holdings.AREA)
     yield "classes", plots.per_class_accuracy(task.ranked, look), f"{captions.CLASSES} {of}"
     if task.ranked:
         best = task.ranked[0]

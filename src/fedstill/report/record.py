@@ -98,7 +98,10 @@ class RunRecord:
             "time": f"{summary['seconds']:.1f} s",
         }
         title = f"{self.label} on {summary['data']}, {summary['partition']}, {summary['clients']} clients"
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+        left = 'style="text-align:left"'
+        cells = "".join(
+            f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(value)}</td></tr>" for name, value in rows.items()
+        )
         rounds = {line["round"]: line["accuracy"] for line in self.metrics if line.get("accuracy") is not None}
         drawn = picture.sent(self.images) or picture.curve(rounds)
         return f"<table><caption>{escape(title)}</caption>{cells}</table>{drawn}"

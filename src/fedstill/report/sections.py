@@ -1,5 +1,6 @@
 """Sections of the report's page."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -18,6 +19,7 @@ MOST_CLIENTS = 100
 MOST_NUMBERS = 20
 """Number of classes up to which a confusion matrix has its numbers in the cells."""
 MOST_MATRICES = 6
+_FLAG, _UNBROKEN = re.compile(r"--[a-z][\w.-]*"), r'<span class="flag">\g<0></span>'
 
 
 def results(task: Task) -> str:
@@ -38,9 +40,7 @@ def results(task: Task) -> str:
 
 def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
     """A plot of a sweep over one number, and its matrix, or one matrix for each method of a sweep over two settings."""
-    note = captions.SWEEP
-    note += " Dotted: methods without this setting." if sweep.levels else ""
-    text = html.figure(plots.over_setting(sweep, look), f"sweep-{number}", note)
+    text = html.figure(plots.over_setting(sweep, look), f"sweep-{number}", sweep_caption(sweep))
     every = [row for line in sweep.series.values() for row in line.values()]
     low, high = (f([row.accuracy or 0.0 for row in every]) for f in (min, max))
 
@@ -62,24 +62,30 @@ def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
     return text + (f'<p class="note">{rest} more methods are in table.csv.</p>\n' if rest > 0 else "")
 
 
+def sweep_caption(sweep: Sweep) -> str:
+    """What the plot of a sweep shows, and from which runs."""
+    dotted = "Dotted: methods without this setting. " if sweep.levels else ""
+    return f"{captions.SWEEP} {dotted}{captions.source_of(sweep.runs, sweep.task)}"
+
+
 def partition(task: Task, number: int) -> str:
     """The records of each class at each client, for one seed."""
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is None:
         return ""
-    caption = partition_caption(record)
-    text = html.figure(holdings.records_per_client(record), f"partition-{number}", f"{caption} Blank: no records.")
-    dots = html.figure(holdings.bubbles(record), f"bubbles-{number}", f"{caption} {holdings.AREA}")
+    about, also = (partition_caption(record, note) for note in (holdings.BLANK, holdings.AREA))
+    text = html.figure(holdings.records_per_client(record), f"partition-{number}", about)
+    dots = html.figure(holdings.bubbles(record), f"bubbles-{number}", also)
     return text + (html.folded("The same as bubbles", dots) if dots else "")
 
 
-def partition_caption(record: RunRecord) -> str:
-    """The records of the clients of a run, in a sentence, and where they come from."""
+def partition_caption(record: RunRecord, note: str) -> str:
+    """The records of the clients of a run in a sentence, ``note`` on the figure, and where they come from."""
     assert record.counts is not None
     sizes, held = record.counts.sum(axis=1), (record.counts > 0).sum(axis=1)
     caption = f"A client has {_range(sizes)} records "
     classes_held = "all" if held.min() == record.counts.shape[1] else f"{_range(held)} of the"
-    caption += f"(median {int(np.median(sizes)):,}) of {classes_held} {record.counts.shape[1]} classes. "
+    caption += f"(median {int(np.median(sizes)):,}) of {classes_held} {record.counts.shape[1]} classes. {note} "
     return caption + captions.source_of([record], setting_words(record))
 
 
@@ -91,7 +97,8 @@ def _range(numbers: np.ndarray) -> str:
 def per_class(task: Task, look: plots.Look, number: int) -> str:
     """Recall of each class as a figure and as a table, and confusion matrices."""
     rates = classes.recalls(task.ranked)
-    text = html.figure(plots.per_class_accuracy(task.ranked, look), f"classes-{number}", captions.CLASSES)
+    caption = f"{captions.CLASSES} {captions.source(task)}"
+    text = html.figure(plots.per_class_accuracy(task.ranked, look), f"classes-{number}", caption)
     if rates:
         named = next(run for row in task.ranked for run in row.runs if run.confusion is not None)
         assert named.confusion is not None
@@ -114,20 +121,20 @@ def _confusions(task: Task, number: int) -> str:
     shown = [row for row in task.ranked if classes.confusion(row) is not None]
     if not shown:
         return ""
-    text = f"<h4>Confusion matrix: {escape(shown[0].name)}</h4>\n{_confusion(shown[0], number)}"
+    text = f"<p><strong>Confusion matrix: {escape(shown[0].name)}</strong></p>\n{_confusion(shown[0], task, number)}"
     for row in shown[1:]:
         matrix = classes.confusion(row)
         if matrix is not None and len(matrix) <= MOST_NUMBERS:
-            text += html.folded(f"Confusion matrix: {row.name}", _confusion(row, number))
+            text += html.folded(f"Confusion matrix: {row.name}", _confusion(row, task, number))
     return text
 
 
-def _confusion(row: Row, number: int) -> str:
+def _confusion(row: Row, task: Task, number: int) -> str:
     matrix = classes.confusion(row)
     assert matrix is not None
     over = " over all seeds" if len(row.runs) > 1 else ""
     if len(matrix) > MOST_NUMBERS:
-        caption = f"Predictions{over}. Colour: percent of the true class; blank: none."
+        caption = f"Predictions{over}. Colour: percent of the true class; blank: none. {captions.source(task)}"
         return html.figure(plots.confusion(row), f"confusion-{number}", caption)
     names = [row.runs[0].class_name(c) for c in range(len(matrix))]
     shares = np.nan_to_num(classes.shares(matrix))
@@ -157,7 +164,7 @@ def privacy(tasks: Sequence[Task]) -> str:
     text = ""
     for (holds, promise, sentences), rows in boxes.items():
         names = dict.fromkeys(row.name if places[row.name] == 1 else f"{row.name} on {row.task}" for row in rows)
-        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+        words = "".join(f"<p>{_FLAG.sub(_UNBROKEN, escape(sentence))}</p>" for sentence in sentences)
         head = f"<strong>{escape(', '.join(names))}: {escape(promise)}</strong>"
         text += f'<div class="promise{"" if holds else " none"}">{head}{words}</div>\n'
     return text

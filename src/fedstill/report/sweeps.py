@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedstill.report import settings
+from fedstill.report.record import RunRecord
 from fedstill.report.tasks import Row, Task
 
+_JUDGES = ("validation", "local_test")
+"""Settings of a task that decide on which records its models are evaluated."""
 FEWEST_LABELS = 3
 """Number of labels of one method, each with its own value of a setting, that make a sweep."""
 
@@ -19,12 +22,19 @@ class Sweep:
         values: the values of each, as text, in order.
         series: the row of each method at each value; a value may be missing.
         levels: other methods on the same task, which do not have the setting.
+        task: the tasks of the rows, in words.
     """
 
     keys: tuple[str, ...]
     values: tuple[list[str], ...]
     series: dict[str, dict[tuple[str, ...], Row]]
     levels: dict[str, Row]
+    task: str
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """The runs of all rows that vary."""
+        return [run for line in self.series.values() for row in line.values() for run in row.runs]
 
     @property
     def axis(self) -> tuple[str, list[float]] | None:
@@ -41,13 +51,17 @@ class Sweep:
 
 
 def find(tasks: Sequence[Task]) -> list[Sweep]:
-    """The sweeps over one or two settings among the finished runs, those with most rows first."""
-    series: dict[str, list[Row]] = {}
+    """The sweeps over one or two settings among the finished runs, those with most rows first.
+
+    Accuracies on different records are in different sweeps, as those on the validation records and on the test set.
+    """
+    series: dict[tuple[str, ...], list[Row]] = {}
     for task in tasks:
         for row in task.ranked:
-            series.setdefault(_line(task, row), []).append(row)
+            judge = (settings.words(row.settings.get(key)) for key in _JUDGES)
+            series.setdefault((_line(task, row), *judge), []).append(row)
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, list[Row]]] = {}
-    for name, rows in series.items():
+    for (name, *_), rows in series.items():
         for part in _connected(rows):
             keys = settings.differing([row.settings for row in part])
             if len(part) > 1 and len(keys) in (1, 2):
@@ -83,7 +97,8 @@ def _sweep(keys: tuple[str, ...], lines: dict[str, list[Row]], tasks: Sequence[T
     }
     inside = [task for task in tasks if any(row in task.rows for row in rows)]
     others = [row for row in inside[0].ranked if row not in rows] if len(inside) == 1 else []
-    return Sweep(keys, values, series, {row.name: row for row in others})
+    words = " and ".join(task.words for task in inside)
+    return Sweep(keys, values, series, {row.name: row for row in others}, words)
 
 
 def _ordered(values: Sequence[str]) -> list[str]:

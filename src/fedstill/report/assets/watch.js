@@ -1,6 +1,7 @@
 "use strict";
 // Asks for the state every two seconds. Words of a run only ever become text, never markup.
 const PERIOD = 2000;
+const LEFT = 78;  // room for the longest label, in the larger letters of a narrow window
 const at = (id) => document.getElementById(id);
 let chosen = null;
 
@@ -57,14 +58,14 @@ function showCurve(points) {
   }).reverse());
   if (!points.length) return;
   const [first, last] = [points[0][0], points[points.length - 1][0]];
-  const x = (round) => 64 + 566 * (last === first ? 0.5 : (round - first) / (last - first));
+  const x = (round) => LEFT + (630 - LEFT) * (last === first ? 0.5 : (round - first) / (last - first));
   const y = (accuracy) => 190 - 175 * accuracy;
   for (const level of [0, 0.25, 0.5, 0.75, 1]) {
-    svg.append(make("line", undefined, { x1: 64, x2: 630, y1: y(level), y2: y(level) }));
-    svg.append(make("text", `${100 * level} %`, { x: 58, y: y(level) + 4, "text-anchor": "end" }));
+    svg.append(make("line", undefined, { x1: LEFT, x2: 630, y1: y(level), y2: y(level) }));
+    svg.append(make("text", `${100 * level} %`, { x: LEFT - 6, y: y(level) + 5, "text-anchor": "end" }));
   }
-  svg.append(make("text", String(first), { x: x(first), y: 210, "text-anchor": "middle" }));
-  if (last !== first) svg.append(make("text", String(last), { x: x(last), y: 210, "text-anchor": "end" }));
+  svg.append(make("text", String(first), { x: x(first), y: 212, "text-anchor": last === first ? "middle" : "start" }));
+  if (last !== first) svg.append(make("text", String(last), { x: x(last), y: 212, "text-anchor": "end" }));
   svg.append(make("path", undefined, { d: points.map(([r, a], i) => `${i ? "L" : "M"}${x(r)} ${y(a)}`).join("") }));
   const [round, accuracy] = points[points.length - 1];
   svg.append(make("circle", undefined, { cx: x(round), cy: y(accuracy), r: 4 }));
