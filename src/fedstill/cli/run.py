@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.common import Bad, asks_help, line_of, print_json, terminal, usage
+from fedstill.cli.common import Bad, asks_help, line_of, print_json, print_wide, terminal, usage
 from fedstill.cli.dry_run import note_default, show_estimates
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
@@ -86,7 +86,7 @@ def _make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> 
         print_json({**record.summary, "folder": str(job.out), "report": str(page)})
         return
     console = terminal()
-    console.print(tables.terminal([record]))
+    print_wide(tables.terminal([record]))
     _note_simulations(console, [record])
     console.print(f"report: {page}", soft_wrap=True)
 
@@ -267,7 +267,7 @@ def _show(
         print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
         return
     console = terminal()
-    console.print(pareto.terminal(fronts) if fronts else tables.terminal(records))
+    print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
     _note_simulations(console, records)
     for file in written:
         console.print(f"table: {file}", soft_wrap=True)
