@@ -51,7 +51,7 @@ damaged log); 2 the command or its input cannot be used; 130 interrupted.
 
 example:
   fedstill run fedgm --data digits --partition classes:1 --ipc 1 \\
-    --model convnet:width=32 --out runs/first
+    --model convnet:width=32,depth=2 --out runs/first
 """
 
 
