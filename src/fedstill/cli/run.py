@@ -87,16 +87,15 @@ def _make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> 
         return
     console = terminal()
     print_wide(tables.terminal([record]))
-    _note_simulations(console, [record])
+    _print_remarks(console, [record])
     console.print(f"report: {page}", soft_wrap=True)
 
 
-def _note_simulations(console: "Console", records: "Sequence[RunRecord]") -> None:
-    from fedstill.report import guarantees
+def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
+    from fedstill.report import privacy
 
-    if any(guarantees.is_simulated(record.guarantee) for record in records):
-        sentence = "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
-        console.print(sentence, soft_wrap=True)
+    for sentence in privacy.remarks(records):
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def _extend(words: list[str]) -> None:
@@ -268,7 +267,7 @@ def _show(
         return
     console = terminal()
     print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
-    _note_simulations(console, records)
+    _print_remarks(console, records)
     for file in written:
         console.print(f"table: {file}", soft_wrap=True)
     if figures:
