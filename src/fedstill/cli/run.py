@@ -30,7 +30,7 @@ def run_one(words: list[str]) -> None:
     names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
     text = (
         f"usage: fedstill run METHOD|FILE.yaml [flags]\n\n{names}\n\n"
-        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --rounds 5"
+        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --model convnet:depth=2"
     )
     if usage(words, text):
         return
