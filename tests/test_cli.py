@@ -9,9 +9,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
-from fedstill import attacks, methods
+from fedstill import attacks, load_data, methods
 from fedstill.cli import main
 from fedstill.cli.catalogue import facts
 from fedstill.cli.declared import declared
@@ -495,6 +496,23 @@ def test_a_comparison_says_that_noise_is_simulated(tmp_path: Path, capsys: pytes
     assert "The privacy noise is simulated, drawn from the seed" in capsys.readouterr().out
     main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "page")])
     assert "The privacy noise is simulated, drawn from the seed" in capsys.readouterr().out
+
+
+def test_a_private_method_without_a_guarantee_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    digits = load_data("digits")
+    x, y = digits.train.images[:100, 0].numpy(), digits.train.labels[:100].numpy()
+    np.savez("mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = "--data ./mine.npz --clients 2 --workers 0 --model convnet:width=4,depth=1 --quiet".split()
+    main(["run", "ldp-fedavg", *words, "--out", "out"])
+    sentence = "\nldp-fedavg has no guarantee: the normalisation and the number of classes of the task came from"
+    assert sentence in capsys.readouterr().out
+    main(["report", "out", "--out", "page"])
+    assert sentence in capsys.readouterr().out
+    main(["run", "fedavg", *words, "--rounds", "1", "--out", "bare"])
+    assert "no guarantee:" not in capsys.readouterr().out
 
 
 def test_removing_a_comparison_leaves_nothing(tmp_path: Path) -> None:

@@ -282,6 +282,7 @@ def test_own_features_of_a_transformer(tmp_path: Path, monkeypatch: pytest.Monke
     transformers.ViTModel(tiny).save_pretrained(tmp_path / "vit")
     assert len(follow(section("A transformer from a folder"), tmp_path, monkeypatch)) == 1
     summary = json.loads((tmp_path / "runs/own-vit/summary.json").read_text())
+    assert summary["guarantee"]["holds"]
     assert summary["bytes_down_per_client"] < 4 * 32 * (32 + 20)  # the map and a linear layer, not the transformer
     assert summary["num_parameters"] < 1000
     assert fedstill.load_model("runs/own-vit")(torch.zeros(2, 3, 16, 16)).shape == (2, 4)

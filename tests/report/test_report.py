@@ -245,6 +245,21 @@ def test_a_narrow_terminal_breaks_words_and_no_number(tmp_path: Path) -> None:
     assert all(cell in shown for cell in ("93.00 ± 3.61", "1.00 kB", "3.00 kB", "none", "delta", "1234 "))
 
 
+@pytest.mark.parametrize("width", range(62, 122, 10))
+def test_a_narrow_terminal_lacks_columns_in_place_of_parts_of_them(width: int, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", label="fedrd", guarantee=PRIVATE, seconds=1234.0, spread_over_clients=0.1)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(tables.terminal([read_run(run)]))
+    assert isinstance(console.file, io.StringIO)
+    heading, _, first, *_ = shown = [line for line in console.file.getvalue().splitlines() if line.strip()]
+    assert max(map(len, shown)) <= width
+    columns = {"seconds": "1234", "rounds": "1", "over clients": "10.00"}
+    kept = [name for name in columns if name in heading]
+    assert kept == [*columns][len(columns) - len(kept) :] and (width < 112 or len(kept) == 3)
+    assert all(columns[name] in first.split() for name in kept)
+    assert all(name in heading for name in ("method", "accuracy, %", "up/client", "down/client", "guarantee"))
+
+
 def test_only_seeds_are_averaged_and_equal_runs_count_once(tmp_path: Path) -> None:
     few = write_run(tmp_path / "few", accuracy=0.8, setting={"distill": {"ipc": 1}})
     again = write_run(tmp_path / "again", accuracy=0.8, setting={"distill": {"ipc": 1}})

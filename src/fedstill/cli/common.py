@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from collections.abc import Iterable
 
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
 _WIDE = 160
 """Width of a table in a file or a pipe."""
@@ -82,8 +81,8 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print_wide(table)
 
 
-def print_wide(table: "Table") -> None:
-    """Print a table; in a file or a pipe it may be wider than a terminal."""
+def print_wide(table: "RenderableType") -> None:
+    """Print a table, or several; in a file or a pipe it may be wider than a terminal."""
     console = terminal()
     if not console.is_terminal:
         console.width = _WIDE

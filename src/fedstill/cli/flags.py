@@ -165,7 +165,7 @@ def parse_run(program: str, words: Sequence[str], experiment: Experiment, method
     if clash := (set(type(experiment).model_fields) | set(RunOutput.model_fields)) & set(type(method).model_fields):
         raise ValueError(f"{type(method).__name__} and Experiment both have '{min(clash)}'; rename the method's field")
     name = program.split()[-1]
-    about = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --clients 5 --out runs/first"
+    about = f"{type(method).__doc__ or ''}\n\nExample: {program} --data digits --model convnet:depth=2"
     sections = [
         Section(experiment, title="task", groups=_GROUPS),
         Section(RunOutput(), title="output"),

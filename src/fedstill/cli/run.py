@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.common import Bad, asks_help, line_of, print_json, terminal, usage
+from fedstill.cli.common import Bad, asks_help, line_of, print_json, print_wide, terminal, usage
 from fedstill.cli.dry_run import note_default, show_estimates
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
@@ -30,7 +30,7 @@ def run_one(words: list[str]) -> None:
     names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
     text = (
         f"usage: fedstill run METHOD|FILE.yaml [flags]\n\n{names}\n\n"
-        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --rounds 5"
+        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --model convnet:depth=2"
     )
     if usage(words, text):
         return
@@ -86,17 +86,16 @@ def _make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> 
         print_json({**record.summary, "folder": str(job.out), "report": str(page)})
         return
     console = terminal()
-    console.print(tables.terminal([record]))
-    _note_simulations(console, [record])
+    print_wide(tables.terminal([record]))
+    _print_remarks(console, [record])
     console.print(f"report: {page}", soft_wrap=True)
 
 
-def _note_simulations(console: "Console", records: "Sequence[RunRecord]") -> None:
-    from fedstill.report import guarantees
+def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
+    from fedstill.report import privacy
 
-    if any(guarantees.is_simulated(record.guarantee) for record in records):
-        sentence = "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
-        console.print(sentence, soft_wrap=True)
+    for sentence in privacy.remarks(records):
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def _extend(words: list[str]) -> None:
@@ -267,8 +266,8 @@ def _show(
         print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
         return
     console = terminal()
-    console.print(pareto.terminal(fronts) if fronts else tables.terminal(records))
-    _note_simulations(console, records)
+    print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
+    _print_remarks(console, records)
     for file in written:
         console.print(f"table: {file}", soft_wrap=True)
     if figures:

@@ -10,7 +10,7 @@ from fedstill.engines.rehearsal import Clock, Rehearsal, RehearsalFederation, Re
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Watcher
-from fedstill.experiment.checks import check_job, check_records
+from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import spec_of
@@ -69,6 +69,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
     check_records(job, task)
     spec = spec_of(job, task)
     assert spec.facts  # raises where the model cannot be built
+    warn_of_depth(spec)
     clients = client_data(experiment, task)
     with TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True) as place:
         folder, clock = Path(place), Clock()

@@ -23,7 +23,7 @@ from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher, Watchers
 from fedstill.experiment import clients, config
-from fedstill.experiment.checks import check_job, check_records
+from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.lines import Lines
@@ -120,6 +120,7 @@ def _run(
     _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
+    warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
     public = data_of_clients.public()
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": spec.run}

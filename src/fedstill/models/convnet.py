@@ -43,6 +43,10 @@ class ConvNet(nn.Module):
         pooling: "avg", "max" or "none".
         activation: "relu", "sigmoid", "leaky_relu" (slope 0.01) or "swish".
 
+    Attributes:
+        positions: height times width in the last block; instance normalisation of 4 or fewer leaves next to nothing of
+            an image (8x8 pixels at depth 3).
+
     Raises:
         ValueError: an option is unknown, or ``depth`` poolings leave less than one pixel.
     """
@@ -67,6 +71,7 @@ class ConvNet(nn.Module):
         for block in range(depth):
             padding = first_padding if block == 0 else 1
             height, breadth = height + 2 * padding - 2, breadth + 2 * padding - 2
+            self.positions = height * breadth
             blocks.append(nn.Conv2d(channels, width, 3, padding=padding))
             blocks += _norm(norm, width, height, breadth)
             blocks += _layers("activation", activation, _ACTIVATIONS)

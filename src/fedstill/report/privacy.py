@@ -15,7 +15,7 @@ from fedstill.privacy import guarantee
 from fedstill.privacy.events import UNITS, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import Entry
 from fedstill.report import guarantees
-from fedstill.report.record import read_run
+from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
 
 _MOST = 12
@@ -42,6 +42,22 @@ def show(folder: Path) -> Iterator[Table | Text]:
         return
     yield _table(spent, journal.last_message_times())
     yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
+
+
+def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
+    """What the table of these runs leaves open: noise from a seed, and why runs with private releases promise nothing.
+
+    Raises:
+        ValueError: a file of a run is damaged.
+    """
+    if any(guarantees.is_simulated(record.guarantee) for record in records):
+        yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
+    broken = {}
+    for record in records:
+        if record.finished and not guarantees.is_finite(record.guarantee) and record.label not in broken:
+            if Journal(RunFolder(record.folder).journal).releases():
+                broken[record.label] = f"{record.label} has no guarantee: {record.guarantee.reason}."
+    yield from broken.values()
 
 
 def numbers(folder: Path) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -21,9 +22,8 @@ OVER_CLIENTS = "over clients"
 """The column of the spread of the clients' own accuracies, in percentage points, if clients evaluate."""
 STATE = "state"
 """The column of a table with unfinished runs."""
-_MOST_COLUMNS = 8
-"""Number of columns in a terminal up to which none is left out."""
-_LEFT_OUT = ("rounds", "seconds")
+_LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
+"""Columns that a narrow terminal lacks, the first of them first."""
 _OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
 """Logged numbers with their own columns or figures."""
 
@@ -174,26 +174,37 @@ def caption(task: Task) -> str:
 
 
 def terminal(records: Sequence[RunRecord]) -> Group:
-    """The tables for the terminal, one per task."""
+    """The tables for the terminal, one per task; a narrow one lacks columns rather than parts of numbers."""
     tasks = group(records)
-    return Group(*(_terminal(task, plain(task.words) if len(tasks) > 1 else None) for task in tasks))
+    return Group(*(_Fitting(task, plain(task.words) if len(tasks) > 1 else None) for task in tasks))
 
 
-def _terminal(task: Task, title: Text | None) -> Table:
-    style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-    table = Table(title=title, title_justify="left", caption=plain(caption(task)), caption_justify="left", **style)
-    top, words, lines = headings(task), text_columns(task), cells(task)
-    shown = [i for i, heading in enumerate(top) if heading not in _LEFT_OUT or len(top) <= _MOST_COLUMNS]
-    for i in shown:
-        if i in words:
-            table.add_column(
-                plain(top[i]), overflow="fold", min_width=min(10, max(len(line[i]) for line in cells(task)))
-            )
-        else:
-            table.add_column(plain(top[i]), justify="right", no_wrap=top[i] not in task.columns)
-    for line in lines:
-        table.add_row(*(plain(line[i]) for i in shown))  # rich would parse [brackets] in a label otherwise
-    return table
+@dataclass(frozen=True)
+class _Fitting:
+    """A task's table with as many columns as the console is wide."""
+
+    task: Task
+    title: Text | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        top, lines = headings(self.task), cells(self.task)
+        shown = dict(enumerate(top))
+        widths = {i: max(len(line[i]) for line in (top, *lines)) for i in shown}
+        folded = {i: min(10, widths[i]) for i in text_columns(self.task)}
+        for heading in _LEFT_OUT:
+            if sum((widths | folded)[i] + 2 for i in shown) > options.max_width and heading in top:
+                del shown[top.index(heading)]
+        style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+        words = plain(caption(self.task))
+        table = Table(title=self.title, title_justify="left", caption=words, caption_justify="left", **style)
+        for i, heading in shown.items():
+            if i in folded:
+                table.add_column(plain(heading), overflow="fold", min_width=folded[i])
+            else:
+                table.add_column(plain(heading), justify="right", no_wrap=heading not in self.task.columns)
+        for line in lines:
+            table.add_row(*(plain(line[i]) for i in shown))  # rich would parse [brackets] in a label otherwise
+        yield table
 
 
 def _spread_over_clients(run: RunRecord) -> float | None:

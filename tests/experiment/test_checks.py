@@ -1,0 +1,60 @@
+"""What a run says before its first request."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from fedstill import Experiment, FedAvg, Job, run
+from fedstill.experiment import checks
+from fedstill.experiment.dry_run import estimate
+from fedstill.experiment.run import spec_of
+from fedstill.experiment.task import share_out
+from fedstill.models import build
+
+TASK = Experiment(data="digits", limit=60, clients=2, workers=0)
+
+
+def _said(caplog: pytest.LogCaptureFixture, *models: str, **facts: Any) -> list[str]:
+    checks._warn_once.cache_clear()
+    caplog.clear()
+    task = share_out(TASK, None)
+    for model in models:
+        experiment = TASK.model_copy(update={"model": model, **facts})
+        with caplog.at_level(logging.WARNING, "fedstill"):
+            checks.warn_of_depth(spec_of(Job(experiment, FedAvg(), "unused"), task))
+    return caplog.messages
+
+
+def test_a_network_too_deep_for_its_images_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    said = _said(caplog, "convnet:width=4", "convnet:width=4")
+    assert said == [
+        "the last block of model convnet:width=4 normalises 2 x 2 positions or fewer, which leaves little of images of "
+        "8 x 8 pixels: expect a low accuracy, or take a block less (depth=2) or larger images (--size)"
+    ]
+    assert _said(caplog, "linear", models=("linear", "convnet:width=4"))[0].startswith(
+        "the last block of model convnet"
+    )
+
+
+@pytest.mark.parametrize("model", ["convnet:width=4,depth=2", "convnet:width=4,norm=none", "convnet:norm=batch", "mlp"])
+def test_other_networks_are_not(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert _said(caplog, model) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "positions"),
+    [((1, 28, 28), 3, 64), ((3, 32, 32), 3, 64), ((1, 8, 8), 3, 4), ((1, 8, 8), 2, 16), ((3, 12, 9), 3, 6)],
+)
+def test_positions_of_the_last_block(shape: tuple[int, int, int], depth: int, positions: int) -> None:
+    assert build(f"convnet:width=4,depth={depth}", shape, 3).positions == positions
+
+
+def test_a_run_and_a_dry_run_say_it(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(TASK.model_copy(update={"model": "convnet:width=4"}), FedAvg(rounds=1), f"{tmp_path}/run")
+    for start in (estimate, run):
+        checks._warn_once.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fedstill"):
+            start(job)  # type: ignore[operator]
+        assert len(caplog.messages) == 1
