@@ -1,6 +1,7 @@
 """What several tests share: a small task with real handwriting, and where the cache goes."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from fedstill.data import sources
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # some tests interrupt programs that they start
 
 collect_ignore_glob = ["sites/*"] if sys.platform == "win32" else []
 """Real sites need Linux or macOS."""

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+from looks import look
 
 from fedstill import processes
 
@@ -18,14 +18,10 @@ pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process imports anew")
 
 
-def look(pipe: Connection) -> None:
-    told = {name: os.environ.get(name) for name in ("FEDSTILL_TOLD", "PYTEST_VERSION")}
-    pipe.send((told, os.getcwd(), "torch" in sys.modules, os.getppid()))
-
-
 def seen() -> tuple[dict[str, str | None], str, bool, int]:
     ours, theirs = multiprocessing.Pipe()
     process = processes.start(look, theirs)
+    theirs.close()  # so that a process that ends without a word is noticed
     found = ours.recv()
     process.join()
     assert process.exitcode == 0

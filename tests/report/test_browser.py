@@ -39,6 +39,7 @@ ASK = (
   document.querySelector("table.data thead button").click();
   report.first.push(column());
   document.querySelector(".copy").click();
+  for (let i = 0; i < 50 && document.querySelector(".copy").textContent !== "Copied"; i++) await wait(100);
   await wait(200);
   report.copy = document.querySelector(".copy").textContent;
   parent.postMessage(report, "*");
