@@ -1,18 +1,25 @@
 #!/bin/sh
-# FedGM with one and with four images in the bytes of one: CIFAR-10, ten one-class clients, a small scale.
+# FedGM with one and with four images in the bytes of one: CIFAR-10, ten one-class clients.
 #
-#     sh benchmarks/formation.sh                  # 12 runs, about 15 minutes of a core
+#     sh benchmarks/formation.sh                  # a small scale: 12 runs, about 15 minutes of a core
+#     sh benchmarks/formation.sh full             # all records: 4 runs, about an hour of a core
 #
 # Stopped and started again, it goes on where it was.
 set -eu
 ALL=color_crop_cutout_flip_scale_rotate
+TASK="--data cifar10 --partition classes:1 --clients 10 --workers 0"
+if [ "${1:-small}" = full ]; then
+    four="--four.ipc 10 --four.matching.formation 2 --four.matching.distance convolutions"
+    four="$four --four.matching.augment $ALL --four.training.augment $ALL"
+    fedstill compare four=fedgm $TASK --model convnet:width=32 --seeds 0 1 2 $four --out runs/cifar10-formation-32
+    exec fedstill compare four=fedgm $TASK --model convnet:width=64 --seeds 0 $four --out runs/cifar10-formation-64
+fi
 small() {
     echo "--$1.ipc 10 --$1.matching.nets 10 --$1.matching.batch-size 16 --$1.matching.pool 128" \
         "--$1.matching.augment $ALL --$1.training.augment $ALL $2"
 }
-fedstill compare once=fedgm four=fedgm long=fedgm cutmix=fedgm \
-    --data cifar10 --limit 2000 --partition classes:1 --clients 10 --model convnet:width=16 --seeds 0 1 2 \
-    --workers 0 --out runs/cifar10-formation \
+fedstill compare once=fedgm four=fedgm long=fedgm cutmix=fedgm $TASK \
+    --limit 2000 --model convnet:width=16 --seeds 0 1 2 --out runs/cifar10-formation \
     $(small once "--once.training.epochs 60") $(small four "--four.training.epochs 60") --four.matching.formation 2 \
     $(small long "--long.training.epochs 120") \
     $(small cutmix "--cutmix.training.epochs 60") --cutmix.matching.formation 2 --cutmix.training.cutmix 0.5
