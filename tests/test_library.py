@@ -111,7 +111,8 @@ def test_a_watcher_can_cancel_a_run_which_then_resumes(tmp_path: Path) -> None:
 def test_a_notebook_shows_results_and_no_markup_of_others() -> None:
     record = run("fedavg", **TASK, rounds=1)
     page = record._repr_html_()
-    assert f">{100 * record['accuracy']:.2f} %</td>" in page and ">none</td>" in page
+    cell = '<td style="text-align:left">'
+    assert f"{cell}{100 * record['accuracy']:.2f} %</td>" in page and f"{cell}none</td>" in page
     hostile = RunRecord(record.folder, "<script>", record.config, {**record.summary, "data": "<img>"})
     assert "<script>" not in hostile._repr_html_() and "<img>" not in hostile._repr_html_()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import MEASURE, WATCH, check, needs_browser, posted
+from browser import WATCH, check, needs_browser, posted, script
 from report_pages import add_parts, write_run
 
 from fedstill.report import pareto
@@ -12,11 +12,7 @@ from fedstill.report.page import write_report
 from fedstill.report.record import read_run
 
 pytestmark = [pytest.mark.slow, needs_browser]
-ASK = (
-    "<script>"
-    + MEASURE
-    + """
-(async () => {
+ASK = script("""
   dispatchEvent(new Event("beforeprint"));  // draws all figures
   await wait(1000);
   const report = measured();
@@ -42,9 +38,7 @@ ASK = (
   for (let i = 0; i < 50 && document.querySelector(".copy").textContent !== "Copied"; i++) await wait(100);
   await wait(200);
   report.copy = document.querySelector(".copy").textContent;
-  parent.postMessage(report, "*");
-})();</script>"""
-)
+""")
 
 
 def seen(page: Path, width: int, look: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import MEASURE, WATCH, browse, check, needs_browser, posted
+from browser import WATCH, browse, check, needs_browser, posted, script
 from report_pages import write_run
 from typing_extensions import override
 
@@ -18,11 +18,7 @@ from fedstill.report.live_page import LivePage, states
 from fedstill.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.slow, needs_browser]
-ASK = (
-    "<script>"
-    + MEASURE
-    + """
-(async () => {
+ASK = script("""
   await wait(2500);
   document.querySelector("nav button").click();
   await wait(1500);
@@ -30,9 +26,7 @@ ASK = (
   report.label = document.querySelector("#label").textContent;
   report.state = document.querySelector("#state").textContent;
   report.progress = [...document.querySelectorAll("progress")].map((p) => [p.value, p.max]);
-  parent.postMessage(report, "*");
-})();</script>"""
-)
+""")
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -78,6 +78,11 @@ FRAME = """<!doctype html><meta name="color-scheme" content="light dark"><link r
 addEventListener("message", (event) => document.body.textContent = JSON.stringify(event.data));</script>"""
 
 
+def script(body: str) -> str:
+    """A script for the end of a page: ``body``, which makes a ``report`` by ``measured()``, and its way to `posted`."""
+    return f'<script>{MEASURE}\n(async () => {{\n{body}\n  parent.postMessage(report, "*");\n}})();</script>'
+
+
 def browse(url: str, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """A page's document after ten seconds of its own time, and the console."""
     assert CHROMIUM is not None

@@ -78,15 +78,15 @@ class GHOFL(MomentSums, Method):
         A class of fewer than two records has no covariance of its own and takes the one within all classes.
         """
         classes = gaussian.classes_of(total)
-        everything = sum(total.matrix(c)[:-1, :-1] for c in classes.present.nonzero().flatten().tolist())
-        shared = classes.within(everything) if isinstance(everything, Tensor) else None
+        matrices = [total.matrix(c)[:-1, :-1] for c in range(len(classes.means))]
+        everything = sum((m for m, here in zip(matrices, classes.present, strict=True) if here), 0 * matrices[0])
         factors = []
-        for c, (mean, count) in enumerate(zip(classes.means, classes.counts.tolist(), strict=True)):
-            sigma = total.matrix(c)[:-1, :-1] / count - torch.outer(mean, mean)
-            if count < 2 and shared is not None:
-                factors.append(self._factor(shared, total.noise / classes.size))
+        for mean, count, matrix in zip(classes.means, classes.counts.tolist(), matrices, strict=True):
+            if count < 2 and classes.size:  # under noise all classes may count as absent
+                sigma, records = classes.within(everything), classes.size
             else:
-                factors.append(self._factor(sigma, total.noise / count))
+                sigma, records = matrix / count - torch.outer(mean, mean), count
+            factors.append(self._factor(sigma, total.noise / records))
         stacked = torch.stack(factors)
         constants = classes.log_priors + torch.linalg.slogdet(stacked).logabsdet
         return Quadratic(classes.means, stacked, constants)
