@@ -91,6 +91,23 @@ def test_a_network_of_images_is_refused_for_vectors(table, tmp_path):
         finished("fedavg", table, tmp_path / "run", model="convnet")
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "sentence"),
+    [
+        ("fedavg", "convnet:width=8", "'convnet:width=8' takes images, but --features scattering makes vectors"),
+        ("dense", "linear", "dense makes images, but --features scattering makes vectors; choose a method"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused_before_they_are_computed(method, model, sentence, tmp_path, monkeypatch):
+    from fedstill.data import features
+
+    monkeypatch.setattr(features, "load", lambda *args, **more: pytest.fail("the features were computed"))
+    task = Experiment(data="digits", features="scattering", model=model, clients=2)
+    with pytest.raises(ValueError, match=sentence):
+        run(Job(task, methods.find(method)(), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_image_augmentations_are_refused_for_vectors(table, tmp_path):
     with pytest.raises(Exception, match="the augmentation 'crop' is for images"):
         finished("feddf", table, tmp_path / "run", {**SMALL["feddf"], "local_view": "crop"})

@@ -10,10 +10,14 @@ from fedstill.engines.run_spec import RunSpec
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
+from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.convnet import ConvNet
 from fedstill.protocol import returns_run_model
 
 _log = logging.getLogger(__name__)
+_OTHER_METHODS = (
+    "choose a method that makes none, as fedavg or afl, or one that distils vectors too, as fedgm, feddm or fedd3"
+)
 
 
 def check_job(job: Job) -> None:
@@ -31,6 +35,7 @@ def check_job(job: Job) -> None:
             "larger"
         )
     _check_losses(experiment)
+    _check_features(job)
     if kind.personal and not experiment.local_test:
         raise ValueError(
             f"{job.name} gives every client its own model, which only the client can evaluate; give clients test "
@@ -60,6 +65,22 @@ def _check_losses(experiment: Experiment) -> None:
         )
 
 
+def _check_features(job: Job) -> None:
+    """Refuse networks and methods of images before ``--features`` is computed, which may take long."""
+    experiment = job.experiment
+    if experiment.features is None:
+        return
+    backbone = f"--features {experiment.features} makes"
+    for name in (experiment.model, *experiment.models):
+        if of_images(name):
+            raise ValueError(
+                f"model {name!r} takes images, but {backbone} vectors; choose {' or '.join(OF_VECTORS)} with --model, "
+                "or your own network"
+            )
+    if type(job.method).images_only:
+        raise ValueError(f"{job.name} makes images, but {backbone} vectors; {_OTHER_METHODS}")
+
+
 def check_records(job: Job, task: Task) -> None:
     """Refuse vectors for a method that makes images, and a scale from private records where privacy is claimed.
 
@@ -69,8 +90,7 @@ def check_records(job: Job, task: Task) -> None:
     kind = type(job.method)
     if task.train.are_vectors and kind.images_only:
         raise ValueError(
-            f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; choose a method "
-            "that makes none, as fedavg or afl, or one that distils vectors too, as fedgm, feddm or fedd3"
+            f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"
         )
     if "scale" in task.measured and job.method.claims == "record":
         raise ValueError(

@@ -71,7 +71,7 @@ def build(spec: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
             ``(n, num_classes)``.
     """
     name, _, rest = spec.partition(":")
-    if len(shape) == 1 and name in MODELS and name not in OF_VECTORS:
+    if len(shape) == 1 and of_images(spec):
         raise ValueError(
             f"model {name!r} takes images, but the records are vectors of {shape[0]} numbers; choose "
             f"{' or '.join(OF_VECTORS)}, or your own network"
@@ -89,6 +89,12 @@ def build(spec: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     near = lookup.suggestion(name, MODELS)
     choice = f"; choose one of {', '.join(MODELS)} or name your own as file.py:function or package.module:function"
     raise ValueError(f"there is no model {spec!r}{near or choice}")
+
+
+def of_images(spec: str) -> bool:
+    """Whether ``spec`` names a network of `MODELS` that takes images only."""
+    name = spec.partition(":")[0]
+    return name in MODELS and name not in OF_VECTORS
 
 
 def is_own(spec: str) -> bool:
