@@ -29,4 +29,4 @@ done
 # shellcheck disable=SC2086
 exec fedstill compare $COMPARED --data cifar10 --public "$PUBLIC:unlabeled" --clients 20 \
     --partition "balanced-dirichlet:$ALPHA" --model "$BACKBONE" --device "$DEVICE" --seeds $SEEDS --delta 2e-5 $EXTRA \
-    --out "runs/reproduce-fedauxfdp/$SCALE-$BACKBONE-$PUBLIC-$ALPHA-$HEAD-$LAMBDA"
+    --out "runs/reproduce-fedauxfdp/$SCALE-$BACKBONE-$(basename "$PUBLIC" .npz)-$ALPHA-$HEAD-$LAMBDA"

@@ -1,0 +1,38 @@
+"""Scripts of reproduce/ that prepare data."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+STL10 = Path(__file__).parents[1] / "reproduce/fedauxfdp/stl10.py"
+
+
+def converted(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, STL10, source, target], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_images_of_stl10s_file_stand_upright_in_colour(tmp_path: Path) -> None:
+    from fedstill.data import public
+    from fedstill.records import Normalisation
+
+    images = np.zeros((1003, 3, 96, 96), np.uint8)  # rows before columns, as an image is read
+    images[:, 0, :48] = 200  # red above
+    images[1002, 2, :, :20] = 100  # blue at the left of the last
+    images.swapaxes(2, 3).tofile(tmp_path / "unlabeled_X.bin")  # the file has columns before rows
+    done = converted(tmp_path / "unlabeled_X.bin", tmp_path / "stl10.npz")
+    assert done.returncode == 0 and "1,003 images of 32 x 32 pixels" in done.stdout, done.stderr
+    like = Normalisation((0.5,) * 3, (0.25,) * 3)
+    found = public.load(f"{tmp_path / 'stl10.npz'}:unlabeled", (3, 32, 32), like)
+    assert len(found) == 1003 and found.num_classes == 1
+    upright = found.images[:, :, 5, 25] == found.images.new_tensor([200, 0, 0])
+    assert bool(upright.all()) and not found.images[:, :, 25, 25].any()
+    blue = found.images[:, 2, 25, 2]  # the order is not kept: some are set aside as test records
+    assert blue.sort().values[-2:].tolist() == [0, 100]
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "unlabeled_X.bin").read_bytes()[:-1])
+    done = converted(tmp_path / "cut.bin", tmp_path / "cut.npz")
+    assert done.returncode == 1 and "no file of images of 3 x 96 x 96 bytes" in done.stderr
+    assert not (tmp_path / "cut.npz").exists()
