@@ -95,6 +95,52 @@ def test_runs_on_other_records_are_not_in_one_picture(tmp_path: Path) -> None:
     assert pareto.pictures([read_run(tmp_path / label) for label in "abc"]) == []
 
 
+def test_runs_on_features_are_in_the_picture_of_their_images(tmp_path: Path) -> None:
+    def with_facts(label: str, fingerprint: str, **facts: Any) -> RunRecord:
+        place = write_run(tmp_path / label, label=label)
+        config = json.loads((place / "config.json").read_text())
+        config["experiment"] |= facts
+        config["fingerprint"] = fingerprint
+        (place / "config.json").write_text(json.dumps(config))
+        return read_run(place)
+
+    images = with_facts("images", "a" * 64)
+    others = with_facts("others", "b" * 64)  # the file has changed between the runs
+    vectors = [with_facts(name, name, features=name, model="linear") for name in ("scattering", "patches")]
+    (picture,) = pareto.pictures([images, *vectors])
+    assert {p.name for p in picture.points} == {"images", "scattering", "patches"}
+    (picture,) = pareto.pictures([images, others, *vectors])  # of which images they are made is not known
+    assert {p.name for p in picture.points} == {"scattering", "patches"}
+
+
+@pytest.mark.parametrize(("worst", "best"), [(10.0, 99.5), (89.0, 90.0), (99.9, 100.0), (0.0, 100.0), (100.0, 100.0)])
+def test_high_accuracies_have_an_axis_of_errors(worst: float, best: float) -> None:
+    dots = [scatter.Dot(str(y), "kind", 1.0 + i, y, best=True) for i, y in enumerate((worst, best))]
+    root = ElementTree.fromstring(scatter.svg(dots, "x", "t", str))
+    words = [str(text.text) for text in root.iter(f"{SVG}text")]
+    assert "accuracy, % (log of the error)" in words
+    places = [
+        float(str(mark.get("transform")).split()[1].split(")")[0]) + 7
+        for mark in root.iter(f"{SVG}g")
+        if mark.get("class") == "dot"
+    ]
+    assert places[0] >= places[1] if worst < best else places[0] == places[1]
+    assert all(scatter._TOP - 1 <= y <= scatter._HEIGHT - scatter._BOTTOM + 1 for y in places)
+    if (worst, best) == (10.0, 99.5):
+        assert {"20", "90", "99"} <= set(words) and "99.9" not in words
+
+
+def test_names_on_the_front_do_not_cover_each_other() -> None:
+    places = [(3.0, 96.0), (4.7, 97.3), (8.0, 97.4), (8.2, 97.5), (11.0, 97.6)]
+    dots = [scatter.Dot(f"method-{i}", "kind", x, y, best=True) for i, (x, y) in enumerate(places)]
+    root = ElementTree.fromstring(scatter.svg(dots, "x", "t", str))
+    texts = [text for text in root.iter(f"{SVG}text") if str(text.text).startswith("method-")]
+    boxes = [(float(str(t.get("x"))), float(str(t.get("y")))) for t in texts]
+    assert len(boxes) == 5
+    for i, (x, y) in enumerate(boxes):
+        assert not [1 for a, b in boxes[:i] if abs(x - a) < 6 * len("method-0") - 1 and abs(y - b) < 10]
+
+
 @pytest.mark.parametrize("xs", [[5.0], [1.0, 1e9], [0.0, 10.0, math.inf], [0.0, 0.0], [math.inf, 1.0], [3.0, 3.1, 3.2]])
 def test_every_dot_and_name_lies_in_the_figure(xs: list[float]) -> None:
     dots = [scatter.Dot(f"<b>& {i}", "kind", x, 10.0 * i, best=True) for i, x in enumerate(xs)]

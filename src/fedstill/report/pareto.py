@@ -17,6 +17,8 @@ from fedstill.report.words import accuracy_words, human_bytes, plain
 
 _APART = ("model", "models")
 """Settings of a task in which the points of a picture may differ."""
+_VECTORS = "features"
+"""Stands for the fingerprint of ``--features``, which is not that of the images they are made from."""
 HEADINGS = ("method", "accuracy, %", "up/client", "epsilon", "seconds", "on the front of")
 
 
@@ -96,17 +98,23 @@ def front(points: Iterable[Point], cost: Callable[[Point], float]) -> list[Point
 
 def pictures(records: Iterable[RunRecord]) -> list[Picture]:
     """A picture of each data set, partition and number of clients with at least two finished rows of runs."""
-    rows: dict[tuple[str, ...], list[Row]] = {}
+    rows: dict[tuple[str, ...], dict[str, list[Row]]] = {}
     for task in group(record for record in records if record.finished):
         for row in task.ranked:
-            rows.setdefault(_key(row.runs[0]), []).append(row)
-    return [_picture(some) for some in rows.values() if len(some) > 1]
+            shared, fingerprint = _key(row.runs[0])
+            rows.setdefault(shared, {}).setdefault(fingerprint, []).append(row)
+    for found in rows.values():
+        if len(found) == 2 and _VECTORS in found:  # of images and of their features
+            vectors = found.pop(_VECTORS)
+            next(iter(found.values())).extend(vectors)
+    return [_picture(some) for found in rows.values() for some in found.values() if len(some) > 1]
 
 
-def _key(record: RunRecord) -> tuple[str, ...]:
+def _key(record: RunRecord) -> tuple[tuple[str, ...], str]:
+    """What runs in a picture share, and the fingerprint of their records, or `_VECTORS` for those of features."""
     facts = settings.task_settings(record)
-    shared = (f"{key}={facts[key]}" for key in settings.TASK if key not in _APART)
-    return *shared, str(record.config.get("fingerprint"))
+    shared = tuple(f"{key}={facts[key]}" for key in settings.TASK if key not in _APART)
+    return shared, _VECTORS if facts.get("features") else str(record.config.get("fingerprint"))
 
 
 def _picture(rows: Sequence[Row]) -> Picture:

@@ -9,6 +9,9 @@ from fedstill.report import figures, html
 
 _WIDTH, _HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 170, 50, 48
+_LOGARITHMIC = 90.0
+"""Largest accuracy in per cent from which errors have a logarithmic axis."""
+_LEVELS = (0, 20, 40, 60, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
 _LEGEND = 18
 """Number of methods up to which each has a line in the legend."""
 
@@ -42,7 +45,7 @@ def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[flo
         tick_words: a cost in words.
     """
     place_x, ticks = _horizontal([dot.x for dot in dots], tick_words)
-    place_y, levels = _vertical([dot.y for dot in dots])
+    place_y, levels, y_words = _vertical([dot.y for dot in dots])
     look = figures.styles(dict.fromkeys(dot.kind for dot in dots))
     title = f"Accuracy against {x_words}"
     parts = [
@@ -58,9 +61,7 @@ def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[flo
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{escape(words)}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_words)}</text>')
-    parts.append(
-        f'<text transform="translate(14 {_HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">accuracy, %</text>'
-    )
+    parts.append(f'<text transform="translate(14 {_HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{y_words}</text>')
     best = sorted((dot for dot in dots if dot.best), key=lambda dot: (dot.x, dot.y))
     if best:
         path = f"M{place_x(best[0].x):.1f} {place_y(best[0].y):.1f}"
@@ -103,17 +104,33 @@ def _horizontal(
     return place, ticks
 
 
-def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], list[float]]:
+def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], list[float], str]:
+    """The place of each accuracy in per cent, ticks, and the name of the axis.
+
+    From 90 % on, the error 100 - accuracy has a logarithmic axis: 98 and 99 are then as far apart as 80 and 90.
+    """
     low, high = min(values), max(values)
+    height = _HEIGHT - _TOP - _BOTTOM
+    if high >= _LOGARITHMIC:
+        errors = [100 - value for value in values if value < 100]
+        least = min(errors, default=1.0) / 1.25
+        most = min(max(100 - low, 2 * least) * 1.15, 100.0)
+        span = math.log(most / least)
+
+        def place(value: float) -> float:
+            return _TOP + math.log(max(100 - value, least) / least) / span * height
+
+        ticks = [level for level in _LEVELS if least <= 100 - level <= most]
+        return place, ticks, "accuracy, % (log of the error)"
     step = next((s for s in (0.5, 1, 2, 5, 10, 20) if (high - low) / s <= 8), 20)
     bottom = math.floor((low - 0.1 * step) / step) * step
     top = math.ceil((high + 0.1 * step) / step) * step
-    height = _HEIGHT - _TOP - _BOTTOM
 
-    def place(value: float) -> float:
+    def place_linearly(value: float) -> float:
         return _TOP + (top - value) / (top - bottom) * height
 
-    return place, [bottom + i * step for i in range(round((top - bottom) / step) + 1)]
+    levels = [bottom + i * step for i in range(round((top - bottom) / step) + 1)]
+    return place_linearly, levels, "accuracy, %"
 
 
 def _marker(dot: Dot, x: float, y: float, colour: str, symbol: str) -> str:
@@ -123,17 +140,29 @@ def _marker(dot: Dot, x: float, y: float, colour: str, symbol: str) -> str:
 
 
 def _names(best: Sequence[Dot], place_x: Callable[[float], float], place_y: Callable[[float], float]) -> list[str]:
-    """The names on the front, each above its dot, or below it where it would cover the last one."""
-    parts, last = [], (-math.inf, -math.inf)
-    for dot in best:
-        x, y = place_x(dot.x), place_y(dot.y) - 9
-        if abs(y - last[1]) < 11 and x < last[0] + 6:
-            y = place_y(dot.y) + 17
+    """The names on the front, each beside its dot where it covers the least of other names and dots."""
+    places = [(place_x(dot.x), place_y(dot.y)) for dot in best]
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
+    parts = []
+    for dot, (x, y) in zip(best, places, strict=True):
         width = 6.0 * len(dot.name)
-        start = min(max(x - width / 2, _LEFT + 2), _WIDTH - _RIGHT - width)
-        parts.append(f'<text x="{start:.1f}" y="{y:.1f}">{escape(dot.name)}</text>')
-        last = (start + width, y)
+        beside = [(x - width / 2, y - 9), (x - width / 2, y + 17), (x + 9, y + 4), (x - 9 - width, y + 4)]
+        beside += [(x + 4, y + 17), (x - 4 - width, y - 9)]
+        boxes = []
+        for left, base in beside:
+            start = min(max(left, _LEFT + 2), _WIDTH - _RIGHT - width)
+            boxes.append((start, base - 9, start + width, base + 2))
+        box = min(boxes, key=lambda box: sum(_overlap(box, other) for other in taken))
+        taken.append(box)
+        parts.append(f'<text x="{box[0]:.1f}" y="{box[1] + 9:.1f}">{escape(dot.name)}</text>')
     return parts
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Area that two boxes (left, top, right, bottom) share."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0) * max(height, 0)
 
 
 def _legend(look: dict[str, tuple[str, str]]) -> list[str]:
