@@ -31,6 +31,7 @@ from fedstill.methods.fedavg import FedAvg as FedAvg
 from fedstill.methods.fedprox import FedProx as FedProx
 from fedstill.methods.fednova import FedNova as FedNova
 from fedstill.methods.scaffold import Scaffold as Scaffold
+from fedstill.methods.fedavg_robust import FedAvgRobust as FedAvgRobust
 from fedstill.methods.fedavg_ft import FedAvgFT as FedAvgFT
 from fedstill.methods.fedrep import FedRep as FedRep
 from fedstill.methods.fedproto import FedProto as FedProto

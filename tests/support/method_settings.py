@@ -13,6 +13,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedprox": {"rounds": 2, "local": LOCAL},
     "fednova": {"rounds": 2, "local": LOCAL},
     "scaffold": {"rounds": 2, "local": LOCAL},
+    "fedavg-robust": {"rounds": 2, "local": LOCAL, "rule": "median"},
     "fedavg-ft": {"rounds": 2, "local": LOCAL, "tuning": LOCAL},
     "fedrep": {"rounds": 2, "head": LOCAL, "body": LOCAL},
     "fedproto": {"rounds": 2, "local": LOCAL},

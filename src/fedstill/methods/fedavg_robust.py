@@ -1,0 +1,58 @@
+"""FedAvg with a robust rule in place of the mean: Krum, median, trimmed mean, geometric median.
+
+Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017 (Krum, Multi-Krum); Yin, Chen, Kannan, Bartlett, ICML 2018
+(arXiv:1803.01498: median, trimmed mean); Pillutla, Kakade, Harchaoui, IEEE TSP 2022 (arXiv:1912.13445: geometric
+median).
+
+Differs from the papers: clients send the model after their local training, not one gradient (the geometric median's
+paper does too); all clients count alike; buffers are combined, and count in distances, like weights.
+"""
+
+from pydantic import NonNegativeInt, PositiveInt
+from torch import nn
+from typing_extensions import override
+
+from fedstill.methods.averaging import Participation, sample
+from fedstill.methods.robust import Rule, aggregate, check_enough
+from fedstill.protocol import Client, Federation, Method, Reply, State, load, state, step
+from fedstill.train.sgd import SGD
+
+
+class Trained(Reply):
+    """A client's model after its local training."""
+
+    weights: State
+
+
+class FedAvgRobust(Method):
+    """FedAvg that a few hostile clients cannot steer: a robust rule combines the clients' models."""
+
+    rounds: PositiveInt = 20
+    """Communication rounds."""
+    local: SGD = SGD()
+    """A client's training in one round."""
+    rule: Rule = "multi-krum"
+    """How the clients' models are combined."""
+    hostile: NonNegativeInt = 1
+    """Number of hostile clients among those asked in a round (f); median and geometric median do not depend on it, and
+    only have to have more than twice as many replies."""
+    participation: Participation = 1.0
+    """Share of the clients asked in each round, drawn anew each time."""
+
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        model = fed.new_model()  # w_0
+        for round in fed.rounds(self.rounds, model):
+            asked = sample(fed, self.participation, round)
+            check_enough(self.rule, self.hostile, len(asked))
+            replies = fed.ask(self.update, to=asked, weights=state(model))
+            load(model, aggregate(self.rule, replies, self.hostile))  # w_{t+1}
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> Trained:
+        """Take E epochs of SGD from the server's model."""
+        model = client.new_model(weights)
+        self.local.fit(model, client.train, client.rng("batches"))
+        return Trained(weights=state(model))

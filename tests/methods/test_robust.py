@@ -1,0 +1,219 @@
+"""Robust means against independent computations, and against hostile clients that choose what they like."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import trim_mean
+from small import run
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedstill.methods import robust
+from fedstill.methods.averaging import mean_weights
+from fedstill.methods.fedavg import Update
+from fedstill.methods.fedavg_robust import FedAvgRobust
+from fedstill.methods.robust import aggregate, fewest, geometric_median, krum, squared_distances
+from fedstill.protocol import Client, Federation, Method, State, load, state, step
+from fedstill.train.sgd import SGD
+
+RULES: tuple[Any, ...] = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
+
+
+def replies(rows: Tensor) -> list[Any]:
+    """Models of two tensors and a counter, whose floating-point numbers are the rows, ``(k, d)`` with an even d."""
+    half = rows.shape[1] // 2
+    return [
+        SimpleNamespace(
+            num_records=1,
+            weights={
+                "a": row[:half].reshape(2, -1),
+                "steps": torch.tensor(7 + i),
+                "b": row[half:],
+            },
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+def flat(model: dict[str, Tensor]) -> Tensor:
+    return torch.cat([model["a"].flatten(), model["b"]])
+
+
+def normal(k: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(k, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("clients", [5, 6, 9])
+def test_median_and_trimmed_mean_are_numpys_and_scipys(clients: int) -> None:
+    rows = normal(clients, 20)
+    median = aggregate("median", replies(rows), 1)
+    assert np.array_equal(flat(median).numpy(), np.median(rows.numpy(), axis=0))
+    assert float(median["steps"]) == np.median(7 + np.arange(clients))
+    for hostile in range((clients - 1) // 2 + 1):
+        trimmed = flat(aggregate("trimmed-mean", replies(rows), hostile)).numpy()
+        expected = trim_mean(rows.numpy(), (hostile + 1e-9) / clients, axis=0)
+        np.testing.assert_allclose(trimmed, expected, rtol=0, atol=1e-14)
+
+
+def test_distances_are_those_of_all_floating_point_numbers() -> None:
+    rows = normal(6, 20) + 1e4  # as far from 0 as to lose digits without centring
+    expected = torch.cdist(rows - rows[0], rows - rows[0]).square()
+    torch.testing.assert_close(squared_distances(replies(rows)), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+def test_krum_is_its_definition(hostile: int) -> None:
+    rows = normal(7, 20)
+    scores = []
+    for i, one in enumerate(rows):
+        others = sorted(float((one - other).square().sum()) for j, other in enumerate(rows) if j != i)
+        scores.append(sum(others[: 7 - hostile - 2]))
+    order = np.argsort(scores)
+    assert torch.equal(flat(aggregate("krum", replies(rows), hostile)), rows[order[0]])
+    several = flat(aggregate("multi-krum", replies(rows), hostile))
+    torch.testing.assert_close(several, rows[order[: 7 - hostile]].mean(0), rtol=0, atol=1e-14)
+
+
+def test_flowers_strategies_have_the_same_results() -> None:
+    flower = pytest.importorskip("flwr.server.strategy.aggregate")
+    rows = normal(9, 20)
+    theirs = [([row.numpy()], 1) for row in rows]
+
+    def same(rule: Any, hostile: int, expected: list[np.ndarray]) -> None:
+        found = flat(aggregate(rule, replies(rows), hostile)).numpy()
+        np.testing.assert_allclose(found, expected[0], rtol=0, atol=1e-14)
+
+    same("median", 1, flower.aggregate_median(theirs))
+    same("trimmed-mean", 2, flower.aggregate_trimmed_avg(theirs, 2 / 9 + 1e-9))
+    same("krum", 2, flower.aggregate_krum(theirs, 2, 0))
+    same("multi-krum", 2, flower.aggregate_krum(theirs, 2, 7))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_geometric_median_is_the_minimum_that_scipy_finds(seed: int) -> None:
+    rows = normal(6, 4, seed)
+    found = flat(aggregate("geometric-median", replies(rows), 1))
+
+    def cost(z: np.ndarray) -> float:
+        return float(np.linalg.norm(rows.numpy() - z, axis=1).sum())
+
+    best = minimize(cost, rows.mean(0).numpy(), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-13})
+    assert cost(found.numpy()) <= best.fun + 1e-9
+    np.testing.assert_allclose(found.numpy(), best.x, atol=1e-5)
+
+
+def test_equal_models_are_their_own_mean_by_every_rule() -> None:
+    rows = normal(1, 20).expand(6, -1)
+    for rule in RULES:
+        torch.testing.assert_close(flat(aggregate(rule, replies(rows), 1)), rows[0], rtol=0, atol=1e-14)
+    most = torch.cat([rows[:5], rows[:1] + 100])  # all but one are equal
+    for rule in RULES:
+        assert float((flat(aggregate(rule, replies(most), 1)) - rows[0]).abs().max()) < 1e-3
+
+
+def test_the_result_does_not_depend_on_the_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, reads = replies(normal(5, 20)), list[int]()
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Any:
+            reads.append(1)
+            return super().__iter__()
+
+    whole = {rule: flat(aggregate(rule, Counted(sent), 1)) for rule in RULES}
+    assert len(reads) == len(RULES)  # one group of parts for each rule, whatever the number of tensors
+    monkeypatch.setattr(robust, "_NUMBERS", 15)  # three numbers a client
+    reads.clear()
+    for rule in RULES:
+        torch.testing.assert_close(flat(aggregate(rule, Counted(sent), 1)), whole[rule], rtol=0, atol=1e-12)
+    assert len(reads) == 8 * len(RULES)  # a: 3, 3, 3, 1 with the one of steps; b: 3, 3, 3, 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.integers(0, 10_000), st.sampled_from([1e-3, 1.0, 1e2, 1e5]), st.booleans())
+def test_hostile_models_do_not_move_the_result_far(hostile: int, seed: int, size: float, together: bool) -> None:
+    """Honest models are within a ball of radius 1, whatever the hostile ones are; the plain mean has no such bound."""
+    honest = torch.nn.functional.normalize(normal(2 * hostile + 4, 12, seed), dim=1)
+    bad = normal(1 if together else hostile, 12, seed + 1).expand(hostile, -1) * size
+    sent = replies(torch.cat([bad, honest]))
+    for rule in ("median", "trimmed-mean"):
+        entries = flat(aggregate(rule, sent, hostile))
+        assert bool(((entries >= honest.amin(0) - 1e-9) & (entries <= honest.amax(0) + 1e-9)).all())
+    count, share = len(sent), hostile / len(sent)
+    # ||z|| <= 2 (1 - alpha) / (1 - 2 alpha) max ||x_k|| for the geometric median (Lopuhaa and Rousseeuw 1991)
+    assert float(flat(aggregate("geometric-median", sent, hostile)).norm()) <= 2 * (1 - share) / (1 - 2 * share) + 1e-6
+    # a chosen model's score is at most an honest one's, n - f - 2 squared distances of at most 2^2, one is to honest
+    within = 1 + 2 * (count - hostile - 2) ** 0.5
+    assert float(flat(aggregate("krum", sent, hostile)).norm()) <= within + 1e-9
+
+
+def test_one_hostile_client_more_breaks_the_trimmed_mean_and_any_breaks_the_mean() -> None:
+    honest = normal(8, 20)
+    sent = replies(torch.cat([honest, torch.full((2, 20), 1e6, dtype=torch.float64)]))
+    assert float(flat(aggregate("trimmed-mean", sent, 2)).abs().max()) < 4
+    assert float(flat(aggregate("trimmed-mean", sent, 1)).abs().min()) > 1e4
+    assert float(flat(mean_weights(sent, "uniform")).abs().min()) > 1e4
+
+
+@pytest.mark.parametrize(("rule", "least"), [("median", 5), ("trimmed-mean", 5), ("krum", 7), ("multi-krum", 7)])
+def test_too_few_replies_are_refused_in_a_sentence(rule: Any, least: int) -> None:
+    assert fewest(rule, 2) == least
+    aggregate(rule, replies(normal(least, 20)), 2)
+    sentence = f"rule {rule} with hostile=2 needs {least} replies or more, but there are {least - 1}; lower --hostile"
+    with pytest.raises(ValueError, match=sentence):
+        aggregate(rule, replies(normal(least - 1, 20)), 2)
+
+
+def test_weights_add_up_to_one() -> None:
+    squared = squared_distances(replies(normal(9, 20)))
+    for weights in (krum(squared, 2, 7), krum(squared, 2, 1), geometric_median(squared)):
+        assert float(weights.sum()) == pytest.approx(1, abs=1e-14) and float(weights.min()) >= 0
+
+
+class Poisoned(Method):
+    """FedAvg, by the mean or a rule, in which the last clients send the opposite of what they learnt, five times."""
+
+    rule: str = "mean"
+    hostile: int = 2
+
+    @override
+    def server(self, fed: Federation) -> nn.Module:
+        model = fed.new_model()
+        for round in fed.rounds(4, model):
+            sent = fed.ask(self.update, weights=state(model))
+            rule: Any = self.rule
+            new = mean_weights(sent, "uniform") if rule == "mean" else aggregate(rule, sent, self.hostile)
+            load(model, new)
+            round.log(accuracy=fed.evaluate(model))
+        return model
+
+    @step
+    def update(self, client: Client, weights: State) -> Update:
+        """Train, or do the opposite."""
+        model = client.new_model(weights)
+        SGD(lr=0.1, batch_size=32, epochs=2).fit(model, client.train, client.rng("batches"))
+        new = state(model)
+        if client.id < self.hostile:
+            new = {name: weights[name] - 5 * (value - weights[name]) for name, value in new.items()}
+        return Update(weights=new, num_records=len(client.train))
+
+
+@pytest.mark.slow
+def test_a_run_learns_in_spite_of_two_hostile_clients(digits: Any, tmp_path: Any) -> None:
+    accuracy = {}
+    for rule in ("mean", *RULES):
+        model, fed = run(Poisoned(rule=rule), digits, tmp_path / rule, clients=8)
+        accuracy[rule] = fed.evaluate(model)
+    assert accuracy.pop("mean") < 0.4
+    assert min(accuracy.values()) > 0.6, accuracy
+
+
+def test_a_run_with_too_few_clients_is_refused_before_they_work(digits: Any, tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="needs 7 replies or more, but there are 4"):
+        run(FedAvgRobust(rule="krum", hostile=2), digits, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.reply*"))
