@@ -21,6 +21,7 @@ from fedstill import models
 from fedstill.evaluate import mode_of
 from fedstill.records import Examples, Records
 from fedstill.settings import Settings
+from fedstill.ticks import tick
 from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
 
 _CHUNK = 16
@@ -223,6 +224,7 @@ def _fit(
             values.sub_(velocity, alpha=settings.lr)  # S <- S - eta_S v, v <- mu v + grad_S L
             if limits is not None:
                 torch.clamp(values, *limits, out=values)
+            tick("matching", step + 1, settings.steps)
     return Examples(values.flatten(0, 1), torch.tensor(labels, device=values.device).repeat_interleave(count))
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 from fedstill.distill.coreset import shares
 from fedstill.records import Examples, Records
 from fedstill.settings import Settings
+from fedstill.ticks import tick
 
 _EQUAL = 1e-12
 _CHECKED, _EVERY, _PATIENCE = 1000, 50, 5
@@ -151,6 +152,7 @@ def inducing_points(
         with torch.no_grad():
             if limits is not None:
                 torch.clamp(support, *limits, out=support)
+            tick("fitting images", step, settings.steps)
             if settings.stop == "plateau" and step % _EVERY == 0:
                 losses.append(float(error(checked)[0]))
         if settings.stop == "batch_accuracy" and right:

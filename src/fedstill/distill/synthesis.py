@@ -21,6 +21,7 @@ from fedstill.distill.gradient_matching import Distance, match
 from fedstill.distill.representatives import choose
 from fedstill.records import Records
 from fedstill.settings import Settings
+from fedstill.ticks import tick
 from fedstill.train.augment import DSA, Strategy
 
 _OF_VECTORS = 10.0
@@ -147,6 +148,7 @@ def synthesise(
                     _train_on_real(net, own, labels, settings, rng)
                 else:
                     _train(net, records, images, labels, settings)
+        tick("matching", index + 1, settings.nets)
     assert images is not None
     values = images.flatten(0, 1)
     return Records(

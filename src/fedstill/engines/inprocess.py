@@ -4,6 +4,7 @@ A worker starts once, maps the clients' records as shared pages of a file, and r
 for any client.
 """
 
+import json
 import math
 import multiprocessing
 import signal
@@ -34,7 +35,26 @@ class Inline(Transport):
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         for client in clients:
             sent(client)
-            yield Arrival(client, self.site.answer(client, request))
+            told = _Told(self.tell, client)
+            reply = self.site.answer(client, request, told)
+            if told.error is not None:
+                raise told.error
+            yield Arrival(client, reply)
+
+
+class _Told:
+    """Tells the server of a client's work; an error of its observer is the server's, not a failure of the client."""
+
+    def __init__(self, tell: Callable[[int, str, int, int], None] | None, client: int) -> None:
+        self._tell, self._client = tell, client
+        self.error: Exception | None = None
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        if self._tell is not None and self.error is None:
+            try:
+                self._tell(self._client, label, done, total)
+            except Exception as error:
+                self.error = error
 
 
 class Workers(Transport):
@@ -74,17 +94,26 @@ class Workers(Transport):
             readable = wait(list(busy), None if patience == math.inf else max(patience, 0))
             for pipe in readable or [p for p, (_, _, deadline) in busy.items() if deadline <= time.monotonic()]:
                 assert isinstance(pipe, Connection)
-                place, client, _ = busy.pop(pipe)
+                place, client, deadline = busy.pop(pipe)
                 answering = self._workers[place]
                 assert answering is not None
+                words = b""
                 try:
                     if readable and not answering.ready:
                         answering.greet()
                         busy[pipe] = (place, client, self._deadline(answering))
                         continue
-                    arrival = Arrival(client, pipe.recv_bytes()) if readable else self._late(client)
+                    if readable:
+                        words = pipe.recv_bytes()
+                    if not words:
+                        arrival = Arrival(client, pipe.recv_bytes()) if readable else self._late(client)
                 except (EOFError, OSError):
                     arrival = Arrival(client, b"", f"its process ended ({answering.end()})")
+                if words:  # about the work, and the reply is still to come
+                    busy[pipe] = (place, client, deadline)
+                    if self.tell is not None:
+                        self.tell(client, *json.loads(words))
+                    continue
                 if arrival.failure:
                     answering.kill()
                     self._workers[place] = None
@@ -145,4 +174,6 @@ def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
         pipe.send_bytes(b"ready")
         while True:
             client = int.from_bytes(pipe.recv_bytes(), "little")
-            pipe.send_bytes(site.answer(client, pipe.recv_bytes()))
+            reply = site.answer(client, pipe.recv_bytes(), lambda *work: pipe.send_bytes(json.dumps(work).encode()))
+            pipe.send_bytes(b"")  # what came before were words about the work
+            pipe.send_bytes(reply)

@@ -30,6 +30,7 @@ class Losing(Transport):
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        self._transport.tell = self.tell
         number = wire.envelope(request)["exchange"]
         reasons = {} if number >= EVALUATIONS else {c: why for c in clients if (why := self._reason(number, c))}
         for client, why in reasons.items():

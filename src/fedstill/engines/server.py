@@ -91,6 +91,7 @@ class ServerFederation(Federation):
         self.min_clients = num_clients if min_clients is None else min_clients
         self.asked_steps: dict[str, Step[Any]] = {}
         self._transport = transport
+        self._transport.tell = None if watcher is None else watcher.working
         self._test = test.to(device)
         self._keep_replies = keep_replies
         self._evaluate_every = evaluate_every

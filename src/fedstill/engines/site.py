@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedstill import files, schema, seeds, wire
+from fedstill import files, schema, seeds, ticks, wire
 from fedstill.engines.client import ClientData, RequestResults, SiteClient
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.client_state import ReplyCopy, StateFiles
@@ -73,8 +73,11 @@ class Site:
             repeatable=self.spec.simulated_noise,
         )
 
-    def answer(self, client: int, request: bytes) -> bytes:
-        """The reply of a simulated client to ``request``, or an error message; never raises."""
+    def answer(self, client: int, request: bytes, tell: ticks.Tell | None = None) -> bytes:
+        """The reply of a simulated client to ``request``, or an error message; never raises.
+
+        ``tell`` observes the work inside the step.
+        """
         try:
             question = self.read(request, wire.envelope(request))
         except schema.Refused as error:
@@ -82,7 +85,8 @@ class Site:
         except Exception as error:  # one client's failure must not end the others
             return wire.pack({}, {"error": self._report(client, error)})
         try:
-            return self.reply(client, question)
+            with ticks.told(tell):
+                return self.reply(client, question)
         except Exception as error:
             # the ledger stays charged although the step failed, so the server must know
             return wire.pack({}, {"error": self._report(client, error), **self.spent(client, question.exchange)})

@@ -20,7 +20,14 @@ class Arrival(NamedTuple):
 
 
 class Transport(ABC):
-    """Connection to the clients: the only difference between engines. A context manager, which closes it."""
+    """Connection to the clients: the only difference between engines. A context manager, which closes it.
+
+    Attributes:
+        tell: observes the work inside a client's step, for clients on this machine: called with the client, the name of
+            the work, and how many of how many parts are done.
+    """
+
+    tell: Callable[[int, str, int, int], None] | None = None
 
     @abstractmethod
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
@@ -52,6 +59,9 @@ class Watcher:
 
     def resumed(self, rounds: int, number: int) -> None:
         """An earlier start finished ``rounds`` of ``number`` rounds."""
+
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        """A client on this machine has finished ``done`` of ``total`` parts of the work ``label`` inside its step."""
 
     def arrived(self, refusal: Refusal | None) -> None:
         """A reply has arrived; ``refusal`` is the reason if it is not used."""
@@ -89,6 +99,11 @@ class Watchers(Watcher):
     def resumed(self, rounds: int, number: int) -> None:
         for watcher in self._watchers:
             watcher.resumed(rounds, number)
+
+    @override
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        for watcher in self._watchers:
+            watcher.working(client, label, done, total)
 
     @override
     def arrived(self, refusal: Refusal | None) -> None:

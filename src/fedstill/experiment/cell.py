@@ -40,8 +40,13 @@ class Cell(ForReaders):
         self._show("clients", f"clients, step {step}", answered, clients)
 
     @override
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        self._show("inside", f"client {client}, {label}", done, total)
+
+    @override
     def arrived(self, refusal: Refusal | None) -> None:
         words, done, total = self._bars["clients"]
+        self._bars.pop("inside", None)
         if refusal:
             self._notes.append(f"client {refusal.client} is left out: {refusal.reason}")
         self._show("clients", words, done + 1, total)

@@ -103,6 +103,7 @@ class Lines(ForReaders):
         self._rounds: _Work | None = None
         self._number = 0
         self._seen: set[str] = set()
+        self._inside = ""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -121,7 +122,12 @@ class Lines(ForReaders):
         self._begin(_Work(name, answered, clients, " clients replied"), f"{name}: asking {clients} clients")
 
     @override
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        self._inside = f"client {client}: {label}, {done} of {total}"
+
+    @override
     def arrived(self, refusal: Refusal | None) -> None:
+        self._inside = ""
         if self._work is not None:
             self._work.advance(self._work.done + 1)
             if self._work.done == self._work.total and not self._is_in_rounds:
@@ -173,6 +179,7 @@ class Lines(ForReaders):
         now, rounds, work = time.monotonic(), self._rounds, self._work
         parts = [f"round {rounds.done} of {rounds.total}"] if rounds and rounds.total else []
         parts += [str(work)] if work else []
+        parts += [self._inside] if self._inside else []
         parts += [details] if details else []
         parts.append(f"{clock(now - self._began)} elapsed")
         if rounds and rounds.total > 1:

@@ -59,6 +59,7 @@ class Bars(ForReaders):
         self._rounds: TaskID | None = None
         self._clients: TaskID | None = None
         self._work: dict[str, TaskID] = {}
+        self._inside: TaskID | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -76,9 +77,18 @@ class Bars(ForReaders):
         self._progress.reset(self._clients, total=clients, completed=answered, description=words)
 
     @override
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        words = f"{self.label}: client {client}, {label}"
+        if self._inside is None:
+            self._inside = self._bar(words, done, total)
+        self._progress.update(self._inside, completed=done, total=total, description=words, visible=True)
+
+    @override
     def arrived(self, refusal: Refusal | None) -> None:
         assert self._clients is not None
         self._progress.advance(self._clients)
+        if self._inside is not None:  # the next client's work shows it again
+            self._progress.update(self._inside, visible=False)
         if refusal:
             self._console.print(f"[yellow]client {refusal.client} is left out:[/] ", end="")
             self._console.print(refusal.reason, markup=False)

@@ -30,6 +30,7 @@ from fedstill.evaluate import mode_of
 from fedstill.records import Records
 from fedstill.seeds import derive, draw_seed, isolated, stream
 from fedstill.settings import Settings
+from fedstill.ticks import tick
 from fedstill.train.loop import Diverged, is_finite, lower_rate
 from fedstill.train.views import Views
 from fedstill.weights import load, state
@@ -109,6 +110,7 @@ class SimCLR(Settings):
                     )
                 if file:
                     file.write(epoch, mean, training, last=epoch == self.epochs)
+                tick("pretraining", epoch, self.epochs)
                 if on_epoch is not None:
                     on_epoch(epoch, self.epochs)
         return mean

@@ -14,6 +14,7 @@ from fedstill.errors import FedstillError
 from fedstill.evaluate import mode_of
 from fedstill.records import Trainable
 from fedstill.seeds import draw_seed, isolated
+from fedstill.ticks import tick
 from fedstill.train.epochs import Epochs, epochs
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -85,6 +86,7 @@ def run_epochs(
                 x = inputs(batch) if augment is None else augment(inputs(batch), rng)
                 update(loss(model(x), x, labels[batch]), epoch)
                 steps += 1
+            tick("training", epoch, number)
             if on_epoch is not None:
                 on_epoch(epoch, number)
     if not is_finite(model):
