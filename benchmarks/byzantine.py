@@ -26,7 +26,7 @@ from fedstill.experiment.run import run
 from fedstill.methods.averaging import mean_weights
 from fedstill.methods.fedavg import Update
 from fedstill.methods.robust import aggregate
-from fedstill.protocol import Client, Federation, Method, Records, State, load, state, step
+from fedstill.protocol import Client, Federation, Method, Records, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 
 HOSTILE = 2
@@ -52,7 +52,11 @@ class Attacked(Method):
             if self.attack == "little":
                 replies[:HOSTILE] = [_near(replies[HOSTILE:])] * HOSTILE
             rule: Any = self.rule
-            new = mean_weights(replies, "uniform") if rule == "mean" else aggregate(rule, replies, HOSTILE)
+            new = (
+                mean_weights(replies, "uniform")
+                if rule == "mean"
+                else aggregate(rule, replies, HOSTILE, parameters(model).keys())
+            )
             load(model, new)
             round.log(accuracy=fed.evaluate(model))
         return model

@@ -145,6 +145,7 @@ class Federation(ABC):
         *,
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
+        at_least: int = 0,
         **arguments: Any,
     ) -> Sequence[R]:
         """Send a request to clients, run ``step`` there and return their replies: the only way to reach a client.
@@ -158,10 +159,11 @@ class Federation(ABC):
             at_most: largest sizes of dimensions that the run does not fix, for example ``{"n": images_per_reply}``.
             exactly: exact sizes of such dimensions, for example ``{"features": feature_width(model, fed.like.shape)}``
                 (`fedstill.models.feature_width`).
+            at_least: fewest replies that the method can use, whatever the run requires.
             **arguments: the step's arguments after ``client``.
 
         Raises:
-            TooFewReplies: if fewer clients than the run requires sent a usable reply.
+            TooFewReplies: if fewer clients than the run or the method requires sent a usable reply.
         """
 
     @abstractmethod

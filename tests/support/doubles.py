@@ -33,7 +33,9 @@ class Watched(ServerFederation):
         self.down: list[dict[str, Any]] = []
         self.up: list[list[Any]] = []
 
-    def ask(self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, **payload: Any) -> Any:
+    def ask(
+        self, step: Any, to: Any = None, *, at_most: Any = None, exactly: Any = None, at_least: int = 0, **payload: Any
+    ) -> Any:
         replies = super().ask(step, to, at_most=at_most, exactly=exactly, **payload)
         self.down.append(payload)
         self.up.append(list(replies))

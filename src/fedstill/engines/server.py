@@ -114,10 +114,11 @@ class ServerFederation(Federation):
         *,
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
+        at_least: int = 0,
         **arguments: Any,
     ) -> Replies[R]:
         exchange, self._exchange = self._exchange, self._exchange + 1
-        return self._ask(exchange, step, to, arguments, at_most, exactly)
+        return self._ask(exchange, step, to, arguments, at_most, exactly, at_least)
 
     def _ask(
         self,
@@ -127,6 +128,7 @@ class ServerFederation(Federation):
         arguments: Mapping[str, Any],
         at_most: Mapping[str, int] | None = None,
         exactly: Mapping[str, int] | None = None,
+        at_least: int = 0,
     ) -> Replies[R]:
         facts = replace(self.spec.facts, sizes={**self.spec.facts.sizes, **(exactly or {})})
         asked = sorted(self.clients if to is None else to)
@@ -166,13 +168,15 @@ class ServerFederation(Federation):
             self.journal.refuse_reply(exchange, refusals[-1])
             self._watcher.arrived(refusals[-1])
             good.remove(client)
-        needed = min(self.min_clients, len(asked))
-        if len(good) < needed:
-            first = refusals[0]
+        required = min(self.min_clients, len(asked))
+        if len(good) < max(required, at_least):
             self.journal.forget_refusals(exchange, step.name)  # a resumed run asks these clients again
+            needed = f"{required} are needed (--min-clients)"
+            if at_least > required:
+                needed = f"the method needs {at_least}"
+            why = "".join(f"; client {first.client}: {first.reason}" for first in refusals[:1])
             raise TooFewReplies(
-                f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed} are needed "
-                f"(--min-clients); client {first.client}: {first.reason}"
+                f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed}{why}"
             )
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
 

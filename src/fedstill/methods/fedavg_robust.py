@@ -5,7 +5,7 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017 (Krum, Multi-Krum); Yin, 
 median).
 
 Differs from the papers: clients send the model after their local training, not one gradient (the geometric median's
-paper does too); all clients count alike; buffers are combined, and count in distances, like weights.
+paper does too); all clients count alike; distances are those of the parameters, and buffers have their median.
 """
 
 from pydantic import NonNegativeInt, PositiveInt
@@ -13,8 +13,8 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, sample
-from fedstill.methods.robust import Rule, aggregate, check_enough
-from fedstill.protocol import Client, Federation, Method, Reply, State, load, state, step
+from fedstill.methods.robust import Rule, aggregate, fewest
+from fedstill.protocol import Client, Federation, Method, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 
 
@@ -25,7 +25,7 @@ class Trained(Reply):
 
 
 class FedAvgRobust(Method):
-    """FedAvg that a few hostile clients cannot steer: a robust rule combines the clients' models."""
+    """FedAvg with a robust rule in place of the mean, against a few hostile clients."""
 
     rounds: PositiveInt = 20
     """Communication rounds."""
@@ -34,8 +34,8 @@ class FedAvgRobust(Method):
     rule: Rule = "multi-krum"
     """How the clients' models are combined."""
     hostile: NonNegativeInt = 1
-    """Number of hostile clients among those asked in a round (f); median and geometric median do not depend on it, and
-    only have to have more than twice as many replies."""
+    """Number of hostile clients to expect among those asked in a round (f). Medians do not depend on it; they only need
+    more than twice as many replies."""
     participation: Participation = 1.0
     """Share of the clients asked in each round, drawn anew each time."""
 
@@ -44,9 +44,13 @@ class FedAvgRobust(Method):
         model = fed.new_model()  # w_0
         for round in fed.rounds(self.rounds, model):
             asked = sample(fed, self.participation, round)
-            check_enough(self.rule, self.hostile, len(asked))
-            replies = fed.ask(self.update, to=asked, weights=state(model))
-            load(model, aggregate(self.rule, replies, self.hostile))  # w_{t+1}
+            if (least := fewest(self.rule, self.hostile)) > len(asked):
+                raise ValueError(
+                    f"rule {self.rule} with hostile={self.hostile} needs {least} replies or more, but {len(asked)} "
+                    "clients are asked in a round; lower --hostile, or ask more clients"
+                )
+            replies = fed.ask(self.update, to=asked, at_least=least, weights=state(model))
+            load(model, aggregate(self.rule, replies, self.hostile, parameters(model).keys()))  # w_{t+1}
             round.log(accuracy=fed.evaluate(model))
         return model
 

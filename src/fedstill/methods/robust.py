@@ -1,11 +1,12 @@
 """Means of the clients' models that a few hostile clients cannot move far: five rules, and their weights.
 
-Median and trimmed mean look at each entry by itself. The other rules depend on the models' distances only: they give
-each client a weight, and the result is the weighted mean. Every rule counts all clients alike, since a hostile one may
-claim any number of records.
+Median and trimmed mean look at each entry by itself. The other rules depend on the distances between the models'
+parameters: they give each client a weight, and the result is the weighted mean. Every rule counts all clients alike,
+since a hostile one may claim any number of records.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Literal, Protocol
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from fedstill.methods.averaging import weighted_mean
 
 Rule = Literal["median", "trimmed-mean", "krum", "multi-krum", "geometric-median"]
-_NUMBERS = 2**24
-"""Numbers of all clients that are in memory at a time: 128 MB."""
+_NUMBERS = 2**26
+"""Numbers of all clients that are in memory at a time, as they were sent: 256 MB of float32."""
+_CHUNK = 2**20
+"""Numbers of them that are computed with at a time, in float64."""
 _STEPS = 1000
 """Largest number of steps of the geometric median."""
 
@@ -37,66 +40,53 @@ def fewest(rule: Rule, hostile: int) -> int:
     return 2 * hostile + (3 if rule in ("krum", "multi-krum") else 1)
 
 
-def check_enough(rule: Rule, hostile: int, replies: int) -> None:
-    """Refuse fewer replies than `fewest`.
-
-    Raises:
-        ValueError: there are fewer.
-    """
-    if replies < (least := fewest(rule, hostile)):
-        raise ValueError(
-            f"rule {rule} with hostile={hostile} needs {least} replies or more, but there are {replies}; lower "
-            "--hostile, or ask more clients"
-        )
-
-
-def aggregate(rule: Rule, replies: Sequence[Sent], hostile: int) -> dict[str, Tensor]:
+def aggregate(rule: Rule, replies: Sequence[Sent], hostile: int, parameters: Set[str]) -> dict[str, Tensor]:
     """The rule's mean of the clients' models, name by name, in float64.
 
     Args:
         rule: how the models are combined.
-        replies: the models, of which `_NUMBERS` numbers are in memory at a time.
+        replies: `fewest` models or more, of which `_NUMBERS` numbers are in memory at a time.
         hostile: number of replies that may be hostile (f).
-
-    Raises:
-        ValueError: there are fewer replies than `fewest`.
+        parameters: names of the tensors that are parameters. The others, buffers, have the median of each entry by
+            the rules that go by distances: batch statistics of unlike clients lie so far from each other that a hostile
+            client with the statistics of an honest one could have any parameters.
     """
-    check_enough(rule, hostile, len(replies))
-    if rule == "median":
-        return _by_entry(replies, (len(replies) - 1) // 2)
-    if rule == "trimmed-mean":
-        return _by_entry(replies, hostile)
-    squared = squared_distances(replies)
+    assert len(replies) >= fewest(rule, hostile), f"{rule} with hostile={hostile} of {len(replies)} replies"
+    middle = (len(replies) - 1) // 2
+    if rule in ("median", "trimmed-mean"):
+        return _by_entry(replies, middle if rule == "median" else hostile, set(replies[0].weights))
+    squared = squared_distances(replies, parameters)
     if rule == "geometric-median":
         weights = geometric_median(squared)
     else:
-        chosen = len(replies) - hostile if rule == "multi-krum" else 1
-        weights = krum(squared, hostile, chosen)
+        weights = krum(squared, hostile, len(replies) - hostile if rule == "multi-krum" else 1)
     used = [i for i, weight in enumerate(weights.tolist()) if weight]
-    return weighted_mean((float(weights[i]), replies[i].weights) for i in used)
+    mean = weighted_mean((float(weights[i]), _only(replies[i].weights, parameters)) for i in used)
+    return mean | _by_entry(replies, middle, replies[0].weights.keys() - parameters)
 
 
-def _by_entry(replies: Sequence[Sent], cut: int) -> dict[str, Tensor]:
+def _only(weights: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
+    return {name: value for name, value in weights.items() if name in names}
+
+
+def _by_entry(replies: Sequence[Sent], cut: int, names: Set[str]) -> dict[str, Tensor]:
     """The mean of each entry without its ``cut`` smallest and its ``cut`` largest values (Yin et al. 2018).
 
     Without all but the middle one or two values it is the median.
     """
     found: dict[str, list[Tensor]] = {}
-    for name, rows in _blocks(replies):
-        kept = rows.sort(0).values[cut : len(rows) - cut]
-        found.setdefault(name, []).append(kept.mean(0))
+    for name, rows in _parts(replies, names):
+        found.setdefault(name, []).append(rows.sort(0).values[cut : len(rows) - cut].mean(0))
     shapes = {name: value.shape for name, value in replies[0].weights.items()}
     return {name: torch.cat(parts).reshape(shapes[name]) for name, parts in found.items()}
 
 
-def squared_distances(replies: Sequence[Sent]) -> Float64[Tensor, "k k"]:
-    """Squared Euclidean distances between the models, over all their floating-point tensors."""
+def squared_distances(replies: Sequence[Sent], names: Set[str]) -> Float64[Tensor, "k k"]:
+    """Squared Euclidean distances between the models, over the tensors ``names``."""
     gram = torch.zeros(len(replies), len(replies), dtype=torch.float64)
-    counted = {name for name, value in replies[0].weights.items() if value.is_floating_point()}
-    for name, rows in _blocks(replies):
-        if name in counted:
-            centred = rows - rows.mean(0)  # distances stay, and small ones keep their digits
-            gram += centred @ centred.T
+    for _, rows in _parts(replies, names):
+        centred = rows - rows.median(0).values  # distances stay; those of honest models keep their digits
+        gram += centred @ centred.T
     lengths = gram.diagonal()
     return (lengths[:, None] + lengths - 2 * gram).clamp_(min=0).fill_diagonal_(0)
 
@@ -117,13 +107,15 @@ def krum(squared: Float64[Tensor, "k k"], hostile: int, chosen: int) -> Float64[
 def geometric_median(squared: Float64[Tensor, "k k"], *, smooth: float = 1e-9) -> Float64[Tensor, " k"]:
     """Weights whose mean has the smallest sum of distances to the models.
 
-    Smoothed Weiszfeld steps from the plain mean (Pillutla, Kakade, Harchaoui 2022, arXiv:1912.13445, Algorithm 2): the
-    mean z = sum_i b_i x_i has ||z - x_k||^2 = (D b)_k - b^T D b / 2 with the squared distances D, so the steps need no
-    model. ``smooth`` is the shortest distance, as a share of the longest one between two models.
+    Smoothed Weiszfeld steps (Pillutla, Kakade, Harchaoui 2022, arXiv:1912.13445, Algorithm 2), from the mean of the
+    half of the models with the smallest median distance to the others. The mean z = sum_i b_i x_i has ||z - x_k||^2 =
+    (D b)_k - b^T D b / 2 with the squared distances D, so the steps need no model. ``smooth`` is the shortest distance,
+    as a share of the longest one between two models.
     """
-    count = len(squared)
+    half = math.ceil(len(squared) / 2)
     shortest = smooth * float(squared.max().sqrt())
-    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    weights = torch.zeros(len(squared), dtype=torch.float64)
+    weights[squared.median(1).values.sort(stable=True).indices[:half]] = 1 / half
     for _ in range(_STEPS if shortest else 0):
         far = squared @ weights
         distances = (far - weights @ far / 2).clamp_(min=0).sqrt_().clamp_(min=shortest)
@@ -136,35 +128,41 @@ def geometric_median(squared: Float64[Tensor, "k k"], *, smooth: float = 1e-9) -
     return weights
 
 
-def _blocks(replies: Sequence[Sent]) -> Iterator[tuple[str, Float64[Tensor, "k numbers"]]]:
-    """Parts of the tensors of all clients, as rows: the name, and each client's numbers, in their order.
+def _parts(replies: Sequence[Sent], names: Set[str]) -> Iterator[tuple[str, Float64[Tensor, "k numbers"]]]:
+    """Parts of the tensors ``names`` of all clients, as rows: the name, and each client's numbers, in their order.
 
     A reply is read once for each set of parts that fits the memory, not once for each tensor.
     """
     width = max(1, _NUMBERS // len(replies))
-    parts = [
+    pieces = [
         (name, start, min(start + width, value.numel()))
         for name, value in replies[0].weights.items()
         for start in range(0, value.numel(), width)
+        if name in names
     ]
-    for group in _groups(parts, width):
-        rows = [torch.empty(len(replies), end - start, dtype=torch.float64) for _, start, end in group]
+    for group in _groups(pieces, width):
+        rows: list[Tensor] = []
         for client, reply in enumerate(replies):
-            for (name, start, end), row in zip(group, rows, strict=True):
-                row[client] = reply.weights[name].flatten()[start:end]
-        yield from zip((name for name, _, _ in group), rows, strict=True)
+            weights = reply.weights
+            for place, (name, start, end) in enumerate(group):
+                if not client:
+                    rows.append(torch.empty(len(replies), end - start, dtype=weights[name].dtype))
+                rows[place][client] = weights[name].flatten()[start:end]
+        for (name, _, _), row in zip(group, rows, strict=True):
+            for part in torch.split(row, max(1, _CHUNK // len(replies)), 1):
+                yield name, part.double()
 
 
-def _groups(parts: Sequence[tuple[str, int, int]], width: int) -> Iterator[list[tuple[str, int, int]]]:
-    """The parts in their order, as many at a time as have ``width`` numbers."""
+def _groups(pieces: Sequence[tuple[str, int, int]], width: int) -> Iterator[list[tuple[str, int, int]]]:
+    """The pieces in their order, as many at a time as have ``width`` numbers."""
     group: list[tuple[str, int, int]] = []
     size = 0
-    for part in parts:
-        numbers = part[2] - part[1]
+    for piece in pieces:
+        numbers = piece[2] - piece[1]
         if group and size + numbers > width:
             yield group
             group, size = [], 0
-        group.append(part)
+        group.append(piece)
         size += numbers
     if group:
         yield group

@@ -1,10 +1,10 @@
 """Accuracy against what it costs, one point for each row of runs: the Pareto fronts, as a table and as figures."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -17,8 +17,6 @@ from fedstill.report.words import accuracy_words, human_bytes, plain
 
 _APART = ("model", "models")
 """Settings of a task in which the points of a picture may differ."""
-_VECTORS = "features"
-"""Stands for the fingerprint of ``--features``, which is not that of the images they are made from."""
 HEADINGS = ("method", "accuracy, %", "up/client", "epsilon", "seconds", "on the front of")
 
 
@@ -68,6 +66,13 @@ class Picture:
         return found
 
 
+class _Source(NamedTuple):
+    """Records: their backbone, or None, and their fingerprint, which is that of vectors where there is a backbone."""
+
+    features: str | None
+    fingerprint: str
+
+
 COSTS: dict[str, Callable[[Point], float]] = {
     "bytes": lambda point: point.up,
     "epsilon": lambda point: point.epsilon,
@@ -98,23 +103,27 @@ def front(points: Iterable[Point], cost: Callable[[Point], float]) -> list[Point
 
 def pictures(records: Iterable[RunRecord]) -> list[Picture]:
     """A picture of each data set, partition and number of clients with at least two finished rows of runs."""
-    rows: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    rows: dict[tuple[str, ...], dict[_Source, list[Row]]] = {}
     for task in group(record for record in records if record.finished):
         for row in task.ranked:
-            shared, fingerprint = _key(row.runs[0])
-            rows.setdefault(shared, {}).setdefault(fingerprint, []).append(row)
-    for found in rows.values():
-        if len(found) == 2 and _VECTORS in found:  # of images and of their features
-            vectors = found.pop(_VECTORS)
-            next(iter(found.values())).extend(vectors)
-    return [_picture(some) for found in rows.values() for some in found.values() if len(some) > 1]
+            shared, source = _key(row.runs[0])
+            rows.setdefault(shared, {}).setdefault(source, []).append(row)
+    return [_picture(some) for found in rows.values() for some in _together(found) if len(some) > 1]
 
 
-def _key(record: RunRecord) -> tuple[tuple[str, ...], str]:
-    """What runs in a picture share, and the fingerprint of their records, or `_VECTORS` for those of features."""
+def _together(found: Mapping[_Source, list[Row]]) -> list[list[Row]]:
+    """The rows with those of images and of their features as one, unless some records have changed between runs."""
+    names = [source.features for source in found]
+    if len(set(names)) == len(names):  # each backbone, and the images, have one fingerprint
+        return [[row for some in found.values() for row in some]]
+    return list(found.values())
+
+
+def _key(record: RunRecord) -> tuple[tuple[str, ...], _Source]:
+    """What runs in a picture share, and the source of their records."""
     facts = settings.task_settings(record)
     shared = tuple(f"{key}={facts[key]}" for key in settings.TASK if key not in _APART)
-    return shared, _VECTORS if facts.get("features") else str(record.config.get("fingerprint"))
+    return shared, _Source(facts.get("features"), str(record.config.get("fingerprint")))
 
 
 def _picture(rows: Sequence[Row]) -> Picture:

@@ -113,14 +113,14 @@ def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], list[f
     height = _HEIGHT - _TOP - _BOTTOM
     if high >= _LOGARITHMIC:
         errors = [100 - value for value in values if value < 100]
-        least = min(errors, default=1.0) / 1.25
+        least = min(errors, default=1.0) / (4 if high == 100 else 1.25)  # 100 has no logarithm: it is the upper edge
         most = min(max(100 - low, 2 * least) * 1.15, 100.0)
         span = math.log(most / least)
 
         def place(value: float) -> float:
             return _TOP + math.log(max(100 - value, least) / least) / span * height
 
-        ticks = [level for level in _LEVELS if least <= 100 - level <= most]
+        ticks = _levels(100 - most, 100 - least) + ([100.0] if high == 100 else [])
         return place, ticks, "accuracy, % (log of the error)"
     step = next((s for s in (0.5, 1, 2, 5, 10, 20) if (high - low) / s <= 8), 20)
     bottom = math.floor((low - 0.1 * step) / step) * step
@@ -131,6 +131,18 @@ def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], list[f
 
     levels = [bottom + i * step for i in range(round((top - bottom) / step) + 1)]
     return place_linearly, levels, "accuracy, %"
+
+
+def _levels(low: float, high: float) -> list[float]:
+    """Accuracies for an axis of errors: round errors, or steps of equal size where fewer than three of them fit."""
+    found = [level for level in _LEVELS if low <= level <= high]
+    for digits in range(5):
+        for step in (5, 2, 1):
+            if len(found) >= 3:
+                return found
+            size = step / 10**digits
+            found = [round(i * size, digits) for i in range(math.ceil(low / size), math.floor(high / size) + 1)]
+    return found
 
 
 def _marker(dot: Dot, x: float, y: float, colour: str, symbol: str) -> str:
