@@ -24,6 +24,7 @@ LAYERS = [
         "lookup",
         "extras",
         "seeds",
+        "ticks",
         "records",
         "files",
         "settings",
