@@ -142,6 +142,11 @@ def test_bars_in_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cell("fedavg, seed 0") as cell:
         cell.reused("runs/first")
         cell.asked("update", 3, 2)
+        cell._drawn -= 1
+        cell.working(2, "matching", 7, 300)
+        assert "<progress value='7' max='300'></progress> client 2, matching: 7 of 300" in pages[-1]
+        cell.arrived(None)
+    assert "matching" not in pages[-1]
     assert "2 of 3 replies are those of runs/first" in pages[-1]
 
 

@@ -179,6 +179,21 @@ def test_a_terminal_keeps_finished_bars_and_has_none_without_a_name(tmp_path: Pa
     assert "━" not in screen.getvalue() and "nothing to do" in screen.getvalue()
 
 
+def test_a_terminal_shows_the_work_inside_a_step_until_its_reply_arrives() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
+    with watch(console, "fedgm, seed 0") as watcher:
+        assert isinstance(watcher, Bars)
+        watcher.asked("distil", 2, 0)
+        watcher.working(1, "matching", 120, 300)
+        watcher._progress.refresh()
+        watcher.arrived(None)
+        assert [task.visible for task in watcher._progress.tasks] == [True, False]
+        watcher.working(0, "training", 1, 2)
+        assert [task.visible for task in watcher._progress.tasks] == [True, True]
+    assert re.search(r"fedgm, seed 0: client 1, matching +[━╸╺ ]+ 120/300", screen.getvalue())
+
+
 def test_quiet_is_a_watcher_that_says_nothing() -> None:
     with watch(Console(file=io.StringIO()), "x", quiet=True) as watcher:
         assert type(watcher) is Watcher

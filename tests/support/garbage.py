@@ -231,8 +231,8 @@ class Vandal:
         self._site = make_site()
         self._kinds = kinds or tuple(KINDS.values())
 
-    def answer(self, client: int, request: bytes) -> bytes:
-        reply = self._site.answer(client, request)
+    def answer(self, client: int, request: bytes, tell: Any = None) -> bytes:
+        reply = self._site.answer(client, request, tell)
         return self._kinds[exchange(request)](reply) if client == CLIENT else reply
 
 

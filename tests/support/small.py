@@ -195,9 +195,9 @@ class SeveralSites:
     def __init__(self, make_sites: dict[str, Callable[[], Site]]) -> None:
         self._make_sites = make_sites
 
-    def answer(self, client: int, request: bytes) -> bytes:
+    def answer(self, client: int, request: bytes, tell: Any = None) -> bytes:
         name, _, rest = request.partition(b"\0")
-        return self._make_sites[name.decode()]().answer(client, rest)
+        return self._make_sites[name.decode()]().answer(client, rest, tell)
 
 
 class Addressed:
