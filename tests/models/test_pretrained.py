@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedstill import seeds
-from fedstill.data import backbones
+from fedstill.data import backbones, features
 from fedstill.data import public as public_data
 from fedstill.data.features import rows_of
 from fedstill.models import pretrained
@@ -125,6 +125,42 @@ def test_a_record_s_vector_has_the_same_bits_whatever_the_others_are(tmp_path, k
     assert not np.array_equal(rows_of(backbone, mixed)[~kept], rows[~kept])
     assert np.array_equal(rows_of(backbone, records[7:]), rows[7:])
     assert np.array_equal(rows_of(backbone, records[40:41]), rows[40:41])
+
+
+@slow
+@pytest.mark.parametrize("kind", [*tiny_backbones.KINDS, "texts"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_in_bfloat16_vectors_are_those_of_float32_but_for_rounding(tmp_path, kind, device, monkeypatch):
+    """A GPU computes in bfloat16, which a processor does here too when it is told to."""
+    pytest.importorskip("transformers")
+    if kind == "texts":
+        backbone = pretrained.load(f"hf:{tiny_backbones.save_texts(tmp_path)}", ())
+        records = tiny_backbones.reviews(60)[0]
+    else:
+        backbone = pretrained.load(f"hf:{tiny_backbones.save_images(kind, tmp_path)}", (3, 9, 9))
+        records = pictures(60, 3, 9, 9)
+    whole = rows_of(backbone, records)
+    assert features._is_half(backbone, "cuda") and not features._is_half(backbone, "cpu")
+    monkeypatch.setattr(features, "_is_half", lambda *_: True)
+    half = rows_of(backbone, records, device=device)
+    assert half.dtype == np.float32 and not np.array_equal(half, whole)
+    assert np.abs(half - whole).max() < 0.05 * np.abs(whole).max()  # 8 bits in each of a few layers
+    kept = rows_of(backbone, records[:30], device=device)
+    assert np.array_equal(kept, half[:30])  # the same bits whatever the others are
+    monkeypatch.undo()
+    assert np.array_equal(rows_of(backbone, records), whole)  # the caller's network is as it was
 
 
 @slow

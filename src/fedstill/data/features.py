@@ -3,11 +3,13 @@
 A record's vector does not depend on the other records, to the last bit (`fedstill.privacy.rowwise`).
 """
 
+import copy
 import hashlib
 import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +67,10 @@ def rows_of(
     kind = "images" if isinstance(records, Tensor) else "texts"
     if kind != backbone.takes:
         raise ValueError(f"the backbone {backbone.name!r} takes {backbone.takes}, but the records are {kind}")
-    net = backbone.net.to(device)
-    half = torch.device(device).type == "cuda" and backbone.name.startswith("hf:")
-    if half:
-        net = net.to(torch.bfloat16)
+    half = _is_half(backbone, device)
+    if half or torch.device(device).type != "cpu":  # a copy, as the caller's network stays where and what it is
+        net = copy.deepcopy(backbone.net).to(device, torch.bfloat16 if half else None)
+        backbone = replace(backbone, net=net)
     store = VectorFile(file, _groups(backbone, records))
     done = kept = store.count
     start, said = time.monotonic(), time.monotonic()
@@ -94,6 +96,11 @@ def rows_of(
                 _log.info("%s: %d of %d records, %.1f records/s", backbone.name, done, len(records), speed)
     store.note()
     return store.rows()
+
+
+def _is_half(backbone: Backbone, device: str) -> bool:
+    """Whether the backbone computes in bfloat16."""
+    return torch.device(device).type == "cuda" and backbone.name.startswith("hf:")
 
 
 def _groups(backbone: Backbone, records: Sequence[str] | Tensor) -> list[list[int]]:
