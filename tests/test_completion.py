@@ -26,7 +26,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("fedstill ", {*COMMANDS}),
         ("fedstill pub", {"publish"}),
-        ("fedstill run fedav", {"fedavg", "fedavg-ft", "fedavg-p"}),
+        ("fedstill run fedav", {"fedavg", "fedavg-robust", "fedavg-ft", "fedavg-p"}),
         ("fedstill run fedgm --ip", {"--ipc"}),
         ("fedstill run fedavg --engine ", {"inprocess", "flower"}),
         ("fedstill run fedavg --data digits --roun", {"--rounds"}),
@@ -53,7 +53,7 @@ def test_bash_completes(line: str, expected: set[str], bash: Path) -> None:
 LINES = [
     ("fedstill pub", {"publish"}),
     ("fedstill --install-completion f", {"fish"}),
-    ("fedstill run fedav", {"fedavg", "fedavg-ft", "fedavg-p"}),
+    ("fedstill run fedav", {"fedavg", "fedavg-robust", "fedavg-ft", "fedavg-p"}),
     ("fedstill run fedgm --ip", {"--ipc"}),
     ("fedstill run fedavg --engine ", {"inprocess", "flower"}),
     ("fedstill compare fedavg fedrd-", {"fedrd-records"}),  # a second word
