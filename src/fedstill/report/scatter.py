@@ -46,7 +46,7 @@ def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[flo
     """
     place_x, ticks = _horizontal([dot.x for dot in dots], tick_words)
     place_y, levels, y_words = _vertical([dot.y for dot in dots])
-    look = figures.styles(dict.fromkeys(dot.kind for dot in dots))
+    look = figures.styles(sorted({dot.kind for dot in dots}))  # the same in all pictures of the same methods
     title = f"Accuracy against {x_words}"
     parts = [
         f'<text x="{_LEFT}" y="16" font-weight="bold">{escape(title)}</text>',
