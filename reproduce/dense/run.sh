@@ -8,7 +8,9 @@ case $DATA in
     mnist) MODEL=dense-mnist PUBLIC=fashion_mnist ;;
     fashion_mnist) MODEL=dense-mnist PUBLIC=mnist ;;
     cifar10) MODEL=dense-cnn2 PUBLIC=cifar100 ;;
+    svhn) MODEL=dense-cnn2 PUBLIC=cifar10 ;;
     cifar100) MODEL=dense-cnn2:width=256 PUBLIC=cifar10 ;;
+    tiny_imagenet) MODEL=resnet18 PUBLIC=cifar100 ;; # neither the paper nor its code names a network
     *) echo "there is no recipe for '$DATA' here" >&2; exit 2 ;;
 esac
 [ -z "$MODELS" ] || MODEL=resnet18
