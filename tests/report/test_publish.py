@@ -6,14 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_backbones
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from fedstill import RunRecord, load_data, run, seeds
 from fedstill.cli import main
+from fedstill.data import backbones
 from fedstill.experiment.trained import Trained
 from fedstill.models.build import build
-from fedstill.records import Normalisation
+from fedstill.records import AS_THEY_ARE, Normalisation
+from fedstill.report import program
 from fedstill.report import publish as publishing
 
 TASK = {"data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -66,12 +70,108 @@ def test_a_program_takes_any_number_of_records(spec: str, shape: tuple[int, ...]
         if buffer.is_floating_point() and not buffer.any():
             buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(1)))
     model = Trained(network, shape, tuple("0123456789"), Normalisation((0.5,), (0.25,)))
-    publishing._export(model, tmp_path / "model.pt2")
+    program.write(model, shape, tmp_path / "model.pt2")
     records = torch.rand(33, *shape, generator=torch.Generator().manual_seed(2))
     found = torch.export.load(tmp_path / "model.pt2").module()(records)
     expected = model(records)
     assert expected.std() > 1e-3  # logits that are all the same would prove nothing
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "size"), [("vit", (12, 20)), ("vit", (40, 40)), ("vit", (16, 16)), ("clip", (16, 16))]
+)  # enlarged, made smaller, as it is
+def test_a_program_begins_with_the_pretrained_backbone(kind: str, size: tuple[int, int], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder = tiny_backbones.save_images(kind, tmp_path / kind)
+    name, shape = f"hf:{folder}", (1, *size)
+    torch.manual_seed(0)
+    digest = backbones.load(name, shape).digest
+    model = Trained(nn.Linear(16, 3), (16,), ("a", "b", "c"), AS_THEY_ARE, (name, digest))
+    onnx = tmp_path / "model.onnx" if size == (16, 16) else None
+    if onnx is None:
+        with pytest.raises(ValueError, match="which ONNX rounds in another way; .* --shape 1 16 16"):
+            program.write(model, shape, tmp_path / "model.pt2", tmp_path / "model.onnx")
+    program.write(model, shape, tmp_path / "model.pt2", onnx)
+    images = torch.randint(256, (33, *shape), generator=torch.Generator().manual_seed(2))
+    expected = model(images.byte())
+    assert expected.std(0).min() > 1e-3
+    found = torch.export.load(tmp_path / "model.pt2").module()(images / 255)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    if onnx is None:
+        return
+    session = onnxruntime.InferenceSession(onnx)
+    found = torch.from_numpy(session.run(["logits"], {"records": (images / 255).numpy()})[0])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_model_of_a_run_on_features_is_one_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    task = {**TASK, "features": "patches:centroids=16,public=noise=60", "model": "linear"}
+    trained = run("fedavg", **task, rounds=1, out=tmp_path / "run")  # type: ignore[arg-type]
+    capfd.readouterr()
+    main(["publish", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--onnx", "--json"])
+    shown = capfd.readouterr()
+    assert not shown.err  # torch's exporter warns and prints
+    told = json.loads(shown.out)
+    assert told["files"] == ["README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors"]
+    assert told["shape"] == [1, 8, 8] and told["backbone"] == task["features"]
+    images = load_data("digits").test.images[:40]
+    torch.save(images / 255, tmp_path / "images")
+    words = [sys.executable, "-W", "error", "-c", PLAIN, str(tmp_path / "out" / "model.pt2"), str(tmp_path / "images")]
+    subprocess.run([*words, str(tmp_path / "logits")], check=True, cwd=tmp_path)
+    torch.testing.assert_close(torch.load(tmp_path / "logits"), trained.load_model()(images), rtol=1e-5, atol=1e-5)
+    card = " ".join((tmp_path / "out" / "README.md").read_text().split())
+    assert "features of the public network patches:centroids=16,public=noise=60 (SHA-256" in card
+    assert "images (n, 1, 8, 8), floats in [0, 1]" in card and 'InferenceSession("model.onnx")' in card
+
+
+@pytest.mark.slow
+def test_images_of_a_shape_that_is_given_need_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    task = {**TASK, "features": "scattering", "model": "linear", "out": tmp_path / "run"}
+    run("fedavg", **task, rounds=1)  # type: ignore[arg-type]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["experiment"]["data"] = "./gone.npz"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    words = ["publish", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    for more, sentence in (
+        ([], "'./gone.npz', which can't be read here"),
+        (["--shape", "8", "8"], "give channels, height and width of an image"),
+        (["--shape", "1", "16", "16"], "has the SHA-256"),
+        (["--shape", "1", "8", "8", "--onnx"], "ONNX cannot express"),  # it has no Fourier transform of torch's kind
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and sentence in said and said.count("\n") == 1
+        assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+    main([*words, "--shape", "1", "8", "8"])
+    assert (tmp_path / "out" / "model.pt2").exists()
+
+
+@pytest.mark.slow
+def test_a_model_of_texts_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    encoder = f"hf:{tiny_backbones.save_texts(tmp_path / 'encoder')}"
+    features = (encoder, backbones.load(encoder, ()).digest)
+    model = Trained(nn.Linear(32, 2), (32,), ("a", "b"), AS_THEY_ARE, features)
+    with pytest.raises(ValueError, match="takes texts; a tokenizer is no program"):
+        program.write(model, (), tmp_path / "model.pt2")
+
+
+def test_a_shape_is_for_a_run_on_features(finished: RunRecord, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--shape is \(3, 8, 8\), but the model takes \(1, 8, 8\); leave it out"):
+        publishing.publish(finished.folder, tmp_path / "out", shape=(3, 8, 8))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_card_of_a_classifier_of_vectors_names_no_images(finished: RunRecord) -> None:

@@ -102,6 +102,11 @@ class Published(Settings):
     """New folder of the files; published/RUN by default."""
     hub: str | None = None
     """Upload them to the Hugging Face hub too, as OWNER/NAME."""
+    onnx: bool = False
+    """Write model.onnx too, for ONNX Runtime."""
+    shape: tuple[int, ...] = ()
+    """Channels, height and width of the images that the program takes, for a run on --features; those of its data by
+    default."""
 
 
 class Watching(Settings):

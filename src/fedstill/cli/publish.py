@@ -21,7 +21,7 @@ def publish(words: list[str]) -> None:
 
     add_working_folder()
     out = target.out or Path("published") / run.resolve().name
-    done = publishing.publish(run, out)
+    done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx)
     if target.hub is not None:
         done["hub"] = publishing.upload(out, target.hub)
     if form.json_:

@@ -85,17 +85,29 @@ class Trained(nn.Module):
         return logits
 
     def _vectors(self, records: Tensor | Sequence[str]) -> Float[Tensor, "n d"]:
-        assert self.features is not None
         if isinstance(records, Tensor) and (records.dtype != torch.uint8 or records.ndim != 4):
             raise ValueError(
                 f"images are {records.dtype} of shape {tuple(records.shape)}; a backbone takes uint8 (n, c, h, w)"
             )
+        shape = tuple(records.shape[1:]) if isinstance(records, Tensor) else ()
+        return torch.from_numpy(features.rows_of(self.backbone(shape), records))
+
+    def backbone(self, shape: tuple[int, ...]) -> Backbone:
+        """The backbone of a run on `features`; it is loaded once.
+
+        Args:
+            shape: channels, height and width of an image; empty for texts.
+
+        Raises:
+            ValueError: it can't be loaded or has changed; one sentence.
+        """
         if self._backbone is None:
+            assert self.features is not None, "not a run on features"
             name, expected = self.features
-            found = backbones.load(name, tuple(records.shape[1:]) if isinstance(records, Tensor) else ())
+            found = backbones.load(name, shape)
             features.check_digest(found, expected)
             self._backbone = found
-        return torch.from_numpy(features.rows_of(self._backbone, records))
+        return self._backbone
 
 
 def _in_range(images: Tensor) -> bool:

@@ -78,16 +78,20 @@ class Preprocessing:
         return found
 
     def __call__(self, image: UInt8[Tensor, "c h w"]) -> Float[Tensor, "1 c h w"]:
-        """The input of one image; each of the two passes of resizing rounds pixels to 8 bits, as Pillow's."""
-        x = image[None]
-        if (size := self._target(*image.shape[1:])) != tuple(image.shape[1:]):
+        """The input of one image."""
+        return self.batch(image[None])
+
+    def batch(self, x: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        """The inputs of images of one size; each of the two passes of resizing rounds to 8 bits, as Pillow's."""
+        if (size := self.resized(*x.shape[2:])) != tuple(x.shape[2:]):
             x = interpolate(x, size, mode=_MODES[self.resample], antialias=self.resample != 0)
         if self.crop:
             x = _central(x, *self.crop)
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (x / 255 - mean) / std  # three means make three channels of one
 
-    def _target(self, height: int, width: int) -> tuple[int, ...]:
+    def resized(self, height: int, width: int) -> tuple[int, ...]:
+        """Height and width of an image after resizing, before the crop."""
         if self.size:
             return self.size
         if not self.shortest:

@@ -4,52 +4,79 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.export import Dim
 
 import fedstill
 from fedstill import files
+from fedstill.data import sources
 from fedstill.experiment.trained import Trained, load_model
-from fedstill.report import guarantees
+from fedstill.report import guarantees, program
 from fedstill.report.record import RunRecord, read_run
 from fedstill.report.words import accuracy_words, human_bytes
 from fedstill.weights import state
 
-PROGRAM, WEIGHTS, CARD, FACTS = "model.pt2", "model.safetensors", "README.md", "config.json"
-TOLERANCE = 1e-5
-"""Largest difference of a logit, relative to the largest, between the run's model and the published one."""
+PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
 
 
-def publish(run: Path, out: Path) -> dict[str, Any]:
+def publish(run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = False) -> dict[str, Any]:
     """Write the model of the finished run ``run`` to the new folder ``out``.
 
     ``model.pt2`` is a program of `torch.export`: it takes images ``(n, c, h, w)``, floats in [0, 1], or vectors
-    ``(n, d)``, and returns logits ``(n, classes)``. ``model.safetensors`` has the network's weights, ``config.json``
-    shape, classes and normalisation, ``README.md`` what the model is and what its guarantee rests on.
+    ``(n, d)``, and returns logits ``(n, classes)``; that of a run on features begins with the backbone.
+    ``model.safetensors`` has the network's weights, ``config.json`` shape, classes and normalisation, ``README.md``
+    what the model is and what its guarantee rests on.
+
+    Args:
+        run: folder of the run.
+        out: folder of the files.
+        shape: for a run on features of images, channels, height and width of the images that the program takes; by
+            default those of the run's data, which are read for that.
+        onnx: whether to write ``model.onnx`` too, for ONNX Runtime.
 
     Returns:
         The folder, the files and the number of parameters.
 
     Raises:
-        ValueError: there is no finished run or no model for all, ``out`` has files, or torch cannot export the model;
-            one sentence.
+        ValueError: there is no finished run or no model for all, ``out`` has files, ``shape`` does not fit, or torch or
+            ONNX cannot write the model; one sentence. No file is left then.
     """
     record, model = read_run(run), load_model(run)
-    if model.features is not None:
-        raise ValueError(f"{run} works on vectors of {model.features[0]!r}, which can't be published with it")
+    taken = _shape(record, model, shape)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
     out.mkdir(parents=True, exist_ok=True)
-    _export(model, out / PROGRAM)
-    weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
-    save_file(weights, out / WEIGHTS)
-    facts = _facts(record, model)
-    files.write_bytes(out / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
-    files.write_bytes(out / CARD, _card(record, facts).encode())
+    try:
+        program.write(model, taken, out / PROGRAM, out / ONNX if onnx else None)
+        weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
+        save_file(weights, out / WEIGHTS)
+        facts = _facts(record, model, taken)
+        files.write_bytes(out / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
+        files.write_bytes(out / CARD, _card(record, facts, onnx=onnx).encode())
+    except BaseException:
+        for path in out.iterdir():
+            path.unlink()
+        raise
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
+
+
+def _shape(record: RunRecord, model: Trained, given: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the records that the program takes."""
+    if model.features is None:
+        if given not in ((), model.shape):
+            raise ValueError(f"--shape is {given}, but the model takes {model.shape}; leave it out")
+        return model.shape
+    if given:
+        if len(given) != 3 or min(given) < 1:
+            raise ValueError(f"--shape is {given}; give channels, height and width of an image: --shape 3 224 224")
+        return given
+    experiment = record.config["experiment"]
+    try:
+        return sources.load_raw(experiment["data"], size=experiment.get("size")).shape
+    except ValueError as error:
+        raise ValueError(
+            f"the shape of the images is that of {experiment['data']!r}, which can't be read here ({error}); give it: "
+            "--shape 3 224 224"
+        ) from error
 
 
 def upload(folder: Path, name: str) -> str:
@@ -72,43 +99,14 @@ def upload(folder: Path, name: str) -> str:
         ) from error
 
 
-class _Plain(nn.Module):
-    """The normalisation and the network, without the checks of values, which `torch.export` cannot write."""
-
-    def __init__(self, model: Trained) -> None:
-        super().__init__()
-        self.network, self._normalisation = model.network, model.normalisation
-        self.eval()
-
-    def forward(self, images: Float[Tensor, "n ..."]) -> Float[Tensor, "n classes"]:
-        logits: Tensor = self.network(self._normalisation.apply(images))
-        return logits
-
-
-def _export(model: Trained, path: Path) -> None:
-    """Write the model as a program for batches of any size, and compare it with the model."""
-    images = torch.rand(4, *model.shape, generator=torch.Generator().manual_seed(0))
-    try:
-        program = torch.export.export(_Plain(model), (images,), dynamic_shapes=({0: Dim("n", min=1)},))
-        torch.export.save(program, path)
-    except Exception as error:  # torch has no common class for what it cannot trace
-        why = str(error).strip().split("\n")[0]
-        raise ValueError(f"torch.export cannot write {type(model.network).__name__}: {why}") from error
-    written = torch.export.load(path).module()
-    for count in (1, 4, 40):  # networks that take images in parts have at most 32 in one
-        some = torch.rand(count, *model.shape, generator=torch.Generator().manual_seed(count))
-        with torch.no_grad():
-            expected, found = model(some), written(some)
-        if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
-            raise ValueError(f"the exported {type(model.network).__name__} computes other logits than the run's model")
-
-
-def _facts(record: RunRecord, model: Trained) -> dict[str, Any]:
-    """What a program needs to use the model."""
+def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a program needs to use the model; mean and standard deviation are of its input, or of the features."""
+    behind = {} if model.features is None else dict(zip(("backbone", "backbone_sha256"), model.features, strict=True))
     return {
         "architecture": record.config["experiment"]["model"],
+        **behind,
         "num_parameters": sum(weight.numel() for weight in model.network.parameters()),
-        "shape": list(model.shape),
+        "shape": list(shape),
         "class_names": list(model.class_names),
         "mean": list(model.normalisation.mean),
         "std": list(model.normalisation.std),
@@ -116,7 +114,7 @@ def _facts(record: RunRecord, model: Trained) -> dict[str, Any]:
     }
 
 
-def _card(record: RunRecord, facts: dict[str, Any]) -> str:
+def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False) -> str:
     """The model card, with the header that the hub reads."""
     summary, promised = record.summary, record.guarantee
     shape = ", ".join(map(str, facts["shape"]))
@@ -125,6 +123,13 @@ def _card(record: RunRecord, facts: dict[str, Any]) -> str:
         if len(facts["shape"]) == 1
         else ("images", "image", "floats in [0, 1], not normalised")
     )
+    classes, behind = ", ".join(map(_plain, facts["class_names"])), ""
+    if "backbone" in facts:
+        behind = (
+            f"\nIt works on the features of the public network {_plain(facts['backbone'])} (SHA-256 "
+            f"{facts['backbone_sha256'][:16]}...), which no\nclient trained. `{PROGRAM}` contains that network, under "
+            "its own licence.\n"
+        )
     privacy = [f"* {guarantees.words(promised)}"]
     privacy += [f"* {sentence}" for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)]
     if guarantees.is_finite(promised):
@@ -141,7 +146,7 @@ tags: [federated-learning, fedstill]
 
 A classifier of {kind} ({_plain(facts["architecture"])}, {facts["num_parameters"]:,} parameters) that
 {summary["clients"]} clients trained with fedstill's method {_plain(summary["method"])}, without pooling their {kind}.
-
+{behind}
 | | |
 |---|---|
 | accuracy on {_plain(summary["judged_on"])} | {accuracy_words(summary["accuracy"], None)} % |
@@ -160,7 +165,7 @@ model = torch.export.load("{PROGRAM}").module()
 logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 ```
 
-Classes, in the order of the logits: {", ".join(map(_plain, facts["class_names"]))}.
+{_onnx(facts["shape"]) if onnx else ""}Classes, in the order of the logits: {classes}.
 `{WEIGHTS}` has the network's weights alone.
 
 ## Privacy
@@ -168,6 +173,20 @@ Classes, in the order of the logits: {", ".join(map(_plain, facts["class_names"]
 {chr(10).join(privacy)}
 
 {_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
+"""
+
+
+def _onnx(shape: list[int]) -> str:
+    return f"""With ONNX Runtime:
+
+```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{ONNX}")
+logits = session.run(["logits"], {{"records": np.random.rand(1, {", ".join(map(str, shape))}).astype(np.float32)}})[0]
+```
+
 """
 
 
