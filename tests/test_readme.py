@@ -75,6 +75,7 @@ def small(words: list[str], out: Path) -> list[str]:
         model = "mlp:hidden=8" if "./cancer.parquet" in words else model
         words += ["--limit", "400", "--workers", "0", "--model", model]
         words += ["--clients", "10"] * ("100" in words)
+        words += ["--data", "digits"] * ("--data" not in words and ".yaml" not in words[1])
         words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
     if "--updates" in words:
         words += ["--inversion.steps", "2"]
@@ -115,7 +116,10 @@ class Parsed(Exception):
     """The moment at which a run would begin."""
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.split()[1] in ("run", "compare")], ids=readable)
+NEW = [c for c in commands() if c.split()[1] in ("run", "compare") and "--replies" not in c]
+
+
+@pytest.mark.parametrize("command", NEW, ids=readable)
 def test_it_is_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands in the document, up to its first run."""
 
@@ -158,6 +162,12 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     elif words[1] in ("attack", "publish"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
+    if "--replies" in words:  # of a run of the same method, whose clients do the same work
+        run, name = words[3:5]
+        main(small(["fedstill", "run", name], tmp_path / run))
+        monkeypatch.chdir(tmp_path)
+        main([*words[1:], *flags(name)])
+        return
     if words[1] == "sweep":
         monkeypatch.setattr("fedstill.processes.pool", lambda *_: ThreadPoolExecutor(1))
         words[2] = str(small_sweep(ROOT / words[2], tmp_path))

@@ -25,6 +25,7 @@ commands:
   run METHOD [flags]          run one method on one task
   run FILE.yaml [flags]       run an experiment file
   run --extend RUN [flags]    ask the clients whose reply a one-shot run lacks
+  run --replies RUN METHOD    another method on the replies of a finished run
   compare METHOD ... [flags]  run several methods on the same clients
   sweep FILE.yaml [flags]     tune several methods, each with as many tries
   report RUN ...              write a table and a page of finished runs

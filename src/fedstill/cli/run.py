@@ -24,8 +24,8 @@ def run_one(words: list[str]) -> None:
     from fedstill.experiment import config
     from fedstill.lookup import add_working_folder
 
-    if words and words[0] in ("--extend", "--without"):
-        (_extend if words[0] == "--extend" else _without)(words[1:])
+    if words and words[0] in _REUSING:
+        _REUSING[words[0]](words[1:])
         return
     names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
     text = (
@@ -157,6 +157,46 @@ def _without(words: list[str]) -> None:
         raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
     job = extend.leave_out(run, client, changed)
     _make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+def _replies(words: list[str]) -> None:
+    from fedstill.cli import flags
+    from fedstill.experiment import extend
+    from fedstill.lookup import add_working_folder
+    from fedstill.runs.folder import RunFolder
+
+    text = (
+        "usage: fedstill run --replies RUN METHOD [--out FOLDER] [flags]\n\n"
+        "Another method, or other settings of the server, on the replies to the first request of\n"
+        "the finished run RUN. The clients' settings and the task are those of RUN; no client is\n"
+        "asked for these replies again.\n"
+        "The flags are those of the method: fedstill run METHOD --help\n"
+        "example: fedstill run --replies runs/feddf-digits-0 dense --epochs 40"
+    )
+    if asks_help(words[:1]):
+        print(text)
+        return
+    if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
+        raise Bad("--replies needs a finished run and a method: fedstill run --replies RUN METHOD [--out FOLDER]")
+    add_working_folder()
+    run, name = Path(words[0]), words[1]
+    before = extend.read_job(run, run.with_name(f"{run.name}-{_slug_of(name)}"), line_of(["run", "--replies", *words]))
+    method = before.method if name == before.name else flags.method_of(name, words[2:])
+    method = extend.with_client_settings(method, before.method)
+    parsed = flags.parse_run(f"fedstill run --replies {run} {name}", words[2:], before.experiment, method)
+    _refuse_dry_run(parsed.output)
+    job = before.replace(
+        experiment=parsed.experiment, name=name, method=parsed.method, label="", out=parsed.output.out or before.out
+    )
+    job = extend.repeat(run, job)
+    _make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+_REUSING: Mapping[str, Callable[[list[str]], None]] = {
+    "--extend": _extend,
+    "--without": _without,
+    "--replies": _replies,
+}
 
 
 def _refuse_dry_run(output: "RunOutput") -> None:

@@ -20,6 +20,7 @@ from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.journal import Journal, Refusal
+from fedstill.protocol import Method
 from fedstill.runs.folder import RunFolder
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
@@ -134,6 +135,69 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     description = {**job.description(), **facts, "answers": str(run)}
     lay_out(run, job.out, description, more, without=client, refusal=refusal)
     return job
+
+
+def repeat(run: Path, job: Job) -> Job:
+    """Prepare ``job.out`` for other work of the server on the replies to the first request of ``run``.
+
+    A folder that has been prepared before stays unchanged, and so does ``run``. The replies' bytes and releases count
+    in the new run as in ``run``.
+
+    Args:
+        run: a finished run.
+        job: the new run: the task of ``run``, with a method whose clients do the same work (`with_client_settings`).
+
+    Returns:
+        The job to run.
+
+    Raises:
+        ValueError: its clients would do other work, or ``run`` has no reply left; one sentence.
+    """
+    folder, out = RunFolder(run), RunFolder(job.out)
+    before, described = read_job(run, job.out, job.command), job.description()
+    if other := config.difference({**described, "experiment": before.experiment.model_dump(mode="json")}, described):
+        raise ValueError(f"{run} has {other}; its replies are of that task")
+    if (wanted := job.method.first_reply) is None or wanted != before.method.first_reply:
+        same = _same_work(before.method)
+        raise ValueError(
+            f"the clients of {job.name} with these settings do other work than those of {run} did ({before.name}); "
+            + (
+                f"its replies suit {', '.join(same)} with the clients' settings of {before.name}"
+                if same
+                else f"the replies of {before.name} suit no other run"
+            )
+        )
+    if out.config.exists():
+        if out.read_config().answers != str(run):
+            raise ValueError(f"{job.out} has another run; choose another folder with --out")
+        return job
+    if job.out.exists() and any(job.out.iterdir()):
+        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
+    if not any(folder.journal.glob(_FILES[0])):
+        raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
+    facts = folder.read_config().model_dump(include={"version", "fingerprint", "run"})
+    more = f"{folder.journal.name}/000000-*/*.refused"
+    lay_out(run, job.out, {**described, **facts, "answers": str(run)}, more)
+    return job
+
+
+def with_client_settings(method: Method, other: Method) -> Method:
+    """``method`` with those settings of ``other`` on which its clients' first replies depend."""
+    for name in type(method).model_fields.keys() & type(other).model_fields.keys():
+        try:
+            changed = type(method)(**{**dict(method), name: getattr(other, name)})
+        except ValidationError:  # a setting of the same name and another type
+            continue
+        if changed.first_reply != method.first_reply:
+            method = changed
+    return method
+
+
+def _same_work(method: Method) -> list[str]:
+    """Names of the methods whose clients can do the work of those of ``method``."""
+    found = ((name, methods.find(name)()) for name in methods.TABLE)
+    wanted = method.first_reply
+    return [name for name, other in found if wanted and with_client_settings(other, method).first_reply == wanted]
 
 
 class Nobody(Transport):

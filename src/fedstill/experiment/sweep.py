@@ -20,7 +20,7 @@ from typing import Any
 from fedstill import files, processes
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import config
+from fedstill.experiment import config, extend
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -205,7 +205,9 @@ def _begin() -> None:
 def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | str:
     """The accuracy of a run, or the reason why there is none."""
     job = Job(experiment, entry.name, entry.method(point), folder, label=entry.label, command=command)
+    others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
     try:
+        extend.reuse(job, sorted(others))  # tries of the server's settings ask the clients once
         accuracy = run(job)["accuracy"]
     except (ValueError, TooFewReplies) as error:
         return str(error)

@@ -10,7 +10,7 @@ Differs from the paper (docs/methods/fedaux.md has the whole list):
 * negatives and distillation images are disjoint; all predictions are in eval mode; buffers are averaged like weights.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float32
@@ -79,6 +79,11 @@ class FedAUX(HeadDistillation, PrivateHeads, Method):
             self.distillation.distil(model, images, ensemble.targets(), fed.rng("distillation", round.number))
             round.log(accuracy=fed.evaluate(model))
         return model
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        return *self.head_settings, self.scores, self.negatives
 
     @step
     def train_score(self, client: Client, features: PublicFeatures) -> Score:

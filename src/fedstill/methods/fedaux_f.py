@@ -8,7 +8,7 @@ are sent without protection, so the guarantee is "none" whatever the scores cost
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float32
 from torch import Tensor, nn
@@ -60,6 +60,11 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
             certainty = (x @ reply.score.value.to(x)).sigmoid() + FLOOR  # s_k(x)
             ensemble.add(x @ reply.head.to(x).T, certainty)  # f_k(x)
         return distil_student(fed, student, images, x, ensemble.targets(), self.distillation)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        return *self.head_settings, self.local, self.scores, self.negatives
 
     @step
     def train_open(self, client: Client, features: PublicFeatures) -> OpenHead:

@@ -14,6 +14,7 @@ Differs from the paper (docs/methods/fedauxfdp.md has the whole list):
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from jaxtyping import Float32
 from torch import Tensor, nn
@@ -60,6 +61,11 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
             ensemble.add(x @ reply.head.value.to(x).T, certainty)  # f_k(x)
         targets = ensemble.targets()  # softmax(sum_k s_k(x) f_k(x) / sum_k s_k(x))
         return distil_student(fed, student, images, x, targets, self.distillation)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        return *self.head_settings, self.scores, self.negatives
 
     @step
     def train_heads(self, client: Client, features: PublicFeatures) -> TwoHeads:

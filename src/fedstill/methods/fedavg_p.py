@@ -10,6 +10,7 @@ Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -27,6 +28,11 @@ class FedAvgP(PrivateHeads, Method):
         features = public_features(fed, public_images(fed.public, "fedavg-p"), self)  # h_0
         replies = fed.ask(self.train_head, exactly=features.exactly, features=features)  # beta_k
         return head_model(fed, features, mean_head(r.head.value for r in replies), self)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        return self.head_settings
 
     @step
     def train_head(self, client: Client, features: PublicFeatures) -> Head:

@@ -60,6 +60,12 @@ class FedD3(VectorUpload, Method):
         self.training.fit(model, images, fed.rng("training"), on_epoch=progress, checkpoint=fed.epochs)
         return model
 
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        """Settings of the clients' images, on which their replies depend."""
+        return type(self), self.images, self.instance, self.kip, self.coreset, self.pixels, self.vectors
+
     @step
     def distil(self, client: Client) -> ImageSet:
         """Fit the client's images and round them to 8 bits."""

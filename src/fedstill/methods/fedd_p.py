@@ -8,6 +8,7 @@ starts from the mean of the heads unless ``student="fresh"``.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -34,6 +35,11 @@ class FedDP(HeadDistillation, PrivateHeads, Method):
         for reply in replies:
             ensemble.add(x @ reply.head.value.to(x).T)  # f_k(x)
         return distil_student(fed, student, images, x, ensemble.targets(), self.distillation)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        return self.head_settings
 
     @step
     def train_head(self, client: Client, features: PublicFeatures) -> Head:

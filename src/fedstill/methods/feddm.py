@@ -68,6 +68,12 @@ class FedDM(VectorUpload, Method):
             round.log(accuracy=fed.evaluate(model))
         return model
 
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        """Settings of the clients' fit, on which their replies to the first weights, w_0, depend."""
+        return type(self), self.ipc, self.matching, self.pixels, self.vectors
+
     @step
     def distil(self, client: Client, weights: State) -> ImageSet:
         """Fit S_k at networks near w_r and round it to 8 bits."""

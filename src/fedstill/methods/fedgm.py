@@ -71,6 +71,12 @@ class FedGM(VectorUpload, Method):
         used = unfolded(images, self.matching.formation) if isinstance(images, Records) else images
         return train_on(fed, used, self.training)
 
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        """Settings of the clients' synthesis, on which their replies depend."""
+        return type(self), self.ipc, self.matching, self.vectors, self.teacher if self.soft_labels else None
+
     @step
     def distil(self, client: Client) -> ImageSet:
         """Fit S_k by gradient matching, from the client's records alone."""

@@ -11,6 +11,8 @@ Differs from the paper (docs/methods/fedgm-records.md has the whole list):
 * every class has a row and ``ipc`` images, whatever classes a client has; no image starts from a real one.
 """
 
+from typing import Any
+
 from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
@@ -41,6 +43,12 @@ class FedGMRecords(Summing, Method):
         images = self.fitting.fit(nets, means, self.ipc, fed.like, fed.rng("images"), fed.progress("fitting images"))
         fed.show("synthetic", images)
         return train_on(fed, images, self.training)
+
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        """Settings of the released sums."""
+        return type(self), self.epsilon, self.nets, self.count_share
 
     @step
     def sum_up(self, client: Client, centre: Centre, radius: float) -> Embedding:

@@ -5,7 +5,7 @@ Settings of a head's training and the mechanisms that they define; public featur
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -75,6 +75,11 @@ class PrivateHeads(Settings):
     """Map of the features to the heads' inputs."""
     head: HeadTraining = HeadTraining()
     """A client's training of its class head."""
+
+    @property
+    def head_settings(self) -> tuple[Any, ...]:
+        """The method, and the settings on which a client's features and its class head depend."""
+        return type(self), self.epsilon, self.privacy, self.extractor, self.space, self.head
 
     @property
     def sound(self) -> bool:

@@ -35,6 +35,12 @@ class Real(VectorUpload, Method):
         images = collect(fed, fed.ask(select, at_most={"n": self.ipc * fed.num_classes}), "real images sent")
         return train_on(fed, images, self.training)
 
+    @property
+    @override
+    def first_reply(self) -> tuple[Any, ...]:
+        """Settings of the clients' choice, on which their replies depend."""
+        return type(self), self.ipc, self.choice, self.vectors
+
     @step
     def select(self, client: Client) -> ImageSet:
         """Choose ``ipc`` records of every class."""

@@ -1,0 +1,183 @@
+"""Other work of the server on the replies of a finished run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import method_settings
+import pytest
+
+from fedstill import methods
+from fedstill.cli import main
+from fedstill.engines.site import Site
+from fedstill.experiment import extend
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.job import Job
+from fedstill.experiment.run import run
+
+TASK = {"data": "digits", "clients": 2, "limit": 80, "model": "convnet:width=8,depth=2", "workers": 0}
+SERVER: dict[str, dict[str, Any]] = {
+    "afl": {"ridge": 3.0},
+    "co-boosting": {"epochs": 1},
+    "dense": {"epochs": 1},
+    "fafi": {},
+    "fed-adi": {"epochs": 1},
+    "fed-dafl": {"epochs": 1},
+    "fedaux": {"rounds": 1},
+    "fedaux-f": {"student": "fresh"},
+    "fedauxfdp": {"student": "fresh"},
+    "fedavg-p": {},
+    "fedcvae": {"images": 40},
+    "fedd-p": {"student": "fresh"},
+    "fedd3": {"training": {"epochs": 1}},
+    "feddf": {"distillation": {"epochs": 1}},
+    "feddm": {"training": {"epochs": 1}},
+    "fedgm": {"training": {"epochs": 1}},
+    "fedgm-records": {"training": {"epochs": 1}, "ipc": 3},
+    "fedsd2c": {"training": {"epochs": 1}},
+    "real": {"training": {"epochs": 1}},
+}
+"""Settings of the server, which change no first reply."""
+
+
+def job(name: str, out: Path, **settings: Any) -> Job:
+    public = {"public": "noise=40"} if methods.find(name).needs_public else {}
+    both = {**method_settings.SMALL[name], **({"rounds": 1} if name == "feddm" else {}), **settings}
+    if "epsilon" in methods.find(name).model_fields:
+        both["epsilon"] = None  # noise is never the same again
+    return Job(Experiment(**TASK, **public), name, methods.find(name)(**both), out)
+
+
+def first_replies(folder: Path) -> dict[str, bytes]:
+    return {place.name: place.read_bytes() for place in folder.glob("journal/000000-*/*.reply")}
+
+
+def test_all_methods_that_say_so_are_here() -> None:
+    saying = [name for name in methods.TABLE if methods.find(name)().first_reply is not None]
+    sums = {"fedcgs", "fedcgs-p", "fedpft", "gh-ofl", "safle", "dense-published"}  # test_moments.py, and DENSE's
+    assert set(saying) - sums == set(SERVER)
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_first_replies_depend_on_the_settings_that_are_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that reads any other setting would make a reused reply a wrong one."""
+    kind, read, inside = methods.find(name), set[str](), list[int]()
+    answer, get = Site.answer, kind.__getattribute__
+
+    def listening(self: Site, *rest: Any, **more: Any) -> Any:
+        inside.append(1)
+        try:
+            return answer(self, *rest, **more)
+        finally:
+            inside.pop()
+
+    def noting(self: Any, attribute: str) -> Any:
+        if inside and attribute in kind.model_fields:
+            read.add(attribute)
+        return get(self, attribute)
+
+    monkeypatch.setattr(Site, "answer", listening)
+    monkeypatch.setattr(kind, "__getattribute__", noting)
+    run(job(name, tmp_path / "run", **({"rounds": 1} if "rounds" in kind.model_fields else {})))
+    monkeypatch.undo()
+    assert read
+    plain, named = kind(), set[str]()
+    for field in kind.model_fields:
+
+        class Other:
+            """Equal to nothing else."""
+
+        changed = plain.model_copy(update={field: Other()})
+        if changed.first_reply != plain.first_reply:
+            named.add(field)
+    assert read - named <= ({"local"} if name == "fedaux" else set())  # which a later step reads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, settings in SERVER.items() if settings])
+def test_reused_replies_make_the_model_that_new_ones_would(name: str, tmp_path: Path) -> None:
+    first, other = job(name, tmp_path / "first"), job(name, tmp_path / "alone", **SERVER[name])
+    run(first)
+    alone = run(other)
+    reusing = extend.repeat(first.out, other.replace(out=tmp_path / "reused"))
+    for place in (tmp_path / "reused" / "journal").glob("000000-*/*.reply"):
+        assert place.samefile(next((tmp_path / "first" / "journal").glob(f"000000-*/{place.name}")))
+    reused = run(reusing)
+    assert first_replies(tmp_path / "reused") == first_replies(tmp_path / "alone")
+    models = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("first", "alone", "reused")]
+    assert models[0] != models[1] == models[2]
+    counted = ("accuracy", "bytes_up", "bytes_down", "refused", "guarantee", "rounds")
+    assert [alone[key] for key in counted] == [reused[key] for key in counted]
+
+
+def test_the_command_takes_the_clients_settings_from_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "runs" / "first"
+    local = {"local": {"lr": 0.03, "epochs": 1}, "local_norm": "frozen-after-first", "epochs": 1}
+    run(job("dense", first, **local))
+    monkeypatch.setattr(Site, "answer", lambda *rest, **more: pytest.fail("a client was asked"))
+    more = ["--epochs", "1", "--inversion.steps", "2", "--quiet"]
+    main(["run", "--replies", str(first), "fed-adi", *more])
+    again = first.with_name("first-fed-adi")
+    config = json.loads((again / "config.json").read_text())
+    assert config["method"]["local"]["lr"] == 0.03 and config["method"]["local_norm"] == "frozen-after-first"
+    assert config["method"]["inversion"]["steps"] == 2 and config["answers"] == str(first)
+    assert first_replies(again) == first_replies(first)
+    capsys.readouterr()
+    for words, told in (
+        ([str(first), "fed-adi", "--local.lr", "0.1"], "do other work than those of"),
+        ([str(first), "fedgm"], "its replies suit feddf, dense, dense-published, co-boosting, fed-dafl, fed-adi with"),
+        ([str(first), "fed-adi", "--seed", "1"], "its replies are of that task"),
+        ([str(first), "fed-adi", "--epochs", "2"], "has a run with"),
+        ([str(first)], "--replies needs a finished run and a method"),
+        ([str(first), "feddfs"], "feddf"),
+        ([str(tmp_path / "none"), "feddf"], "none"),
+        ([str(first), "fed-adi", "--dry-run"], "--dry-run estimates a new run"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--replies", *words])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and told in said and said.count("\n") == 1, said
+
+
+def test_the_replies_of_real_sites_serve_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tmp_path / "first"
+    run(job("fedgm", first))
+    (first / "partition.json").unlink()  # as after a deployment
+    monkeypatch.setattr(Site, "answer", lambda *rest, **more: pytest.fail("a client was asked"))
+    main(
+        ["run", "--replies", str(first), "fedgm", "--training.epochs", "1", "--out", str(tmp_path / "again"), "--json"]
+    )
+    assert json.loads((tmp_path / "again" / "summary.json").read_text())["bytes_up"] > 0
+
+
+def test_a_run_of_several_rounds_has_its_first_replies_no_more(tmp_path: Path) -> None:
+    run(job("feddm", tmp_path / "first", rounds=2))
+    other = job("feddm", tmp_path / "other", rounds=2, training={"epochs": 1})
+    with pytest.raises(ValueError, match="has no reply to its first request any more"):
+        extend.repeat(tmp_path / "first", other)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_over_the_server_s_settings_asks_the_clients_once(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        """
+data: digits
+clients: 2
+limit: 80
+model: convnet:width=8,depth=2
+validation: 0.2
+methods:
+  fedgm:
+    ipc: 2
+    matching: {nets: 2, batch_size: 16}
+    try: {training.epochs: [1, 2, 3]}
+"""
+    )
+    main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out"), "--parallel", "1"])
+    replies = {place.stat().st_ino for place in (tmp_path / "out").rglob("00000.reply")}
+    assert len(list((tmp_path / "out").rglob("00000.reply"))) == 3 and len(replies) == 1
