@@ -222,14 +222,21 @@ def test_whitened_public_rows_have_unit_covariance(few: DataSet, tmp_path: Path,
     assert torch.equal(as_they_are.rows(model, fed.public), models.features(model.eval(), fed.public.inputs()))
 
 
-def test_fewer_public_images_than_directions_and_equal_images_work(few: DataSet, tmp_path: Path) -> None:
-    for count, flat in ((2, False), (9, False), (9, True)):
+def test_there_may_be_fewer_public_images_than_directions(few: DataSet, tmp_path: Path) -> None:
+    for count in (2, 9):
         public = small.noise_images(few, count)()
-        if flat:
-            public = replace(public, images=torch.full_like(public.images, 7))
         method = make("fedauxfdp", space={"dims": 512})
-        model = method.server(set_up(method, few, tmp_path / f"{count}{flat}", public=lambda p=public: p))
+        model = method.server(set_up(method, few, tmp_path / f"{count}", public=lambda p=public: p))
         assert all(torch.isfinite(value).all() for value in state(model).values())
+
+
+def test_equal_public_images_are_refused_before_a_release(few: DataSet, tmp_path: Path) -> None:
+    public = small.noise_images(few, 9)()
+    public = replace(public, images=torch.full_like(public.images, 7))
+    method = make("fedauxfdp")
+    with pytest.raises(ValueError, match="all public images have the same features"):
+        method.server(set_up(method, few, tmp_path, public=lambda: public))
+    assert not list(tmp_path.rglob("ledger.jsonl")) and not list(tmp_path.rglob("*.reply"))
 
 
 def test_the_model_says_what_the_heads_say(few: DataSet, tmp_path: Path) -> None:

@@ -30,7 +30,21 @@ def test_random_sequences_cost_what_dp_accounting_says(part: int) -> None:
             one = dp_accounting.GaussianDpEvent(noise)
             theirs.compose(one if sampling == 1 else dp_accounting.PoissonSampledDpEvent(sampling, one), count)
         delta = float(10 ** -rng.uniform(2, 8))
-        assert accounting.epsilon(events, delta, "record") == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
+        ours, expected = accounting.epsilon(events, delta, "record"), theirs.get_epsilon(delta)
+        if all(event.sampling == 1 for event in events):  # exact; theirs is rounded up
+            assert expected * (1 - 1e-6) <= ours <= expected * (1 + 1e-12)
+        else:
+            assert ours == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-4, 1e-3, 0.01, 1.0, 8.0])
+@pytest.mark.parametrize("share", [1 / 6, 0.5])
+def test_the_shares_of_a_budget_cost_the_budget(epsilon: float, share: float) -> None:
+    """At small epsilons the discretised composition costs up to 4.5 times as much."""
+    noises = [accounting.release_noise(epsilon, 1e-5, precision_share=part) for part in (share, 1 - share)]
+    events = [Gaussian(noise_multiplier=noise) for noise in noises if noise is not None]
+    assert accounting.epsilon(events, 1e-5, "record") == pytest.approx(epsilon, rel=1e-4)
+    assert accounting.epsilon(events, 1e-5, "record") <= epsilon * (1 + 1e-9)
 
 
 def test_full_gaussians_compose_to_one_gaussian() -> None:
@@ -48,7 +62,7 @@ def test_calibrated_noise_gives_back_its_epsilon(epsilon: float, delta: float) -
     event = Gaussian(noise_multiplier=noise)
     assert accounting.gaussian_delta(noise, epsilon) <= delta
     assert accounting.gaussian_delta(noise * 0.999, epsilon) > delta
-    assert accounting.gaussian_epsilon(noise, delta) == pytest.approx(epsilon, rel=1e-6)
+    assert accounting.gaussian_epsilon(noise, delta) == pytest.approx(epsilon, rel=1e-4)
     assert accounting.epsilon([event], delta, "record") == pytest.approx(epsilon, rel=1e-3)
     split = [Gaussian(noise_multiplier=accounting.release_noise(epsilon, delta, share)) for share in (0.25, 0.75)]
     assert accounting.epsilon(split, delta, "record") == pytest.approx(epsilon, rel=1e-3)

@@ -101,7 +101,13 @@ def predict(
 
     k = kernel(support, support)
     ridge = settings.ridge * k.diagonal().mean()
-    factor = torch.linalg.cholesky(k + ridge * torch.eye(len(support), dtype=k.dtype, device=k.device))
+    try:
+        factor = torch.linalg.cholesky(k + ridge * torch.eye(len(support), dtype=k.dtype, device=k.device))
+    except RuntimeError as error:  # torch's LinAlgError
+        raise ValueError(
+            "the kernel of the client's records has no Cholesky factor; scale records that are very large (--mean, "
+            "--std), or raise --kip.ridge"
+        ) from error
     return kernel(target, support) @ torch.cholesky_solve(values, factor)
 
 

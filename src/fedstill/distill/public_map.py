@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _LARGE = 100 * 10**6
 """Bytes from which a map's size is logged."""
+_ALIKE = 1e-6
+"""Largest difference of features, relative to the largest, that is rounding."""
 _BATCH = 500
 """Public records whose features are computed at a time."""
 _COLUMNS = 8
@@ -114,6 +116,8 @@ class PublicMap(Settings):
         rows = torch.cat(outputs(model, public[some], _BATCH, of=partial(models.features, model))).double()
         if not torch.isfinite(rows).all():
             raise ValueError("some public images have features that are not finite; choose another model or extractor")
+        if float((rows - rows[:1]).abs().max()) <= _ALIKE * float(rows.abs().max()):
+            raise ValueError("all public images have the same features, which say nothing; name others with --public")
         if self.whiten:
             mean, projection = self._whitening(rows)
             if projection.shape[1] < self.dims != type(self).model_fields["dims"].default:

@@ -20,6 +20,8 @@ def with_labels(records: Records, labels: Int64[Tensor, " n"]) -> Records:
 
 def predicted_prior(model: nn.Module, records: Records, temperature: float) -> Float[Tensor, "n classes"]:
     """Softmax of the model's logits divided by ``temperature``, for each record."""
+    if not len(records):
+        return torch.zeros(0, records.num_classes, dtype=torch.float64, device=records.labels.device)
     logits = torch.cat(outputs(model, records, 500))
     return (logits.double() / temperature).softmax(1)
 

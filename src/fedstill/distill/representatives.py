@@ -55,6 +55,11 @@ def representatives(
         return torch.arange(n, device=features.device)
     features = features - features.mean(0)
     squares = features.square().sum(1)
+    if not squares.isfinite().all():
+        raise ValueError(
+            "some records are so large that squared distances between them overflow; scale them (--mean, --std), or "
+            "look for wrong values"
+        )
     centres = features[torch.randperm(n, generator=rng)[:count].to(features.device)]
     for _ in range(iterations):
         distances, nearest = _assign(features, squares, centres)

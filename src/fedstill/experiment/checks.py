@@ -82,12 +82,17 @@ def _check_features(job: Job) -> None:
 
 
 def check_records(job: Job, task: Task) -> None:
-    """Refuse vectors for a method that makes images, and a scale from private records where privacy is claimed.
+    """Refuse what the records do not allow, before a client is asked.
+
+    That is: clients without test records that are to evaluate, vectors for a method that makes images, and a scale from
+    private records where privacy is claimed.
 
     Raises:
         ValueError: the records are of this kind; one sentence.
     """
     kind = type(job.method)
+    if job.experiment.local_test and task.parts and not any(len(test) for _, test in task.parts):
+        raise ValueError("no client has a test record; raise --local-test, or lower --clients")
     if task.train.are_vectors and kind.images_only:
         raise ValueError(
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"

@@ -29,6 +29,7 @@ from fedstill.methods.private_rounds import (
     public_scores,
     schedule,
 )
+from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, load, parameters, step
 from fedstill.train.feedback import PublicLoss
 
@@ -55,6 +56,7 @@ class AdapDPFL(PrivateRounds, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()
+        check_alone(model)
         public, sigma = PublicLoss(self.rounds), schedule(self.rounds, self.noise_multiplier)
         public.record(0, **public_scores(fed, model, self))
         for round in fed.rounds(self.rounds, model, public.tensors, {"sigma": sigma}):

@@ -20,7 +20,7 @@ from fedstill.distill.ensemble import distillation_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.methods import uploads
-from fedstill.methods.datafree import DataFreeSettings, ensemble, latest_of_each_class
+from fedstill.methods.datafree import DataFreeSettings, check_images, ensemble, latest_of_each_class
 from fedstill.methods.uploads import Upload, UploadSettings
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
 from fedstill.train.augment import VIEWS
@@ -51,6 +51,7 @@ class CoBoosting(DataFreeSettings, UploadSettings, Method):
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, then alternate between images, weights and student."""
         uploads.check_architectures(fed, self.rounds)
+        check_images(fed)
         student, like = fed.new_model(), fed.like.to(fed.device)  # theta_S
         for round in fed.rounds(self.rounds, student):
             replies = fed.ask(self.train) if round.number == 1 else fed.ask(self.train_on, weights=state(student))

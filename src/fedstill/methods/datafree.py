@@ -11,6 +11,7 @@ from fedstill.distill.ensemble import Temperature, distillation_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Average, Teachers
 from fedstill.methods.uploads import Models
+from fedstill.models.generator import quarter_of
 from fedstill.protocol import Federation, Records, Settings
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.loop import Diverged, Loss
@@ -36,6 +37,11 @@ class DataFreeSettings(Settings):
     """Augmentation of the student's images; the teachers see the same augmented images."""
     pool: PositiveInt = 20
     """Number of latest epochs whose images the student is trained on in every epoch."""
+
+
+def check_images(fed: Federation) -> None:
+    """Refuse images that a generator can't make, before a client is asked."""
+    quarter_of(fed.like.shape)
 
 
 def ensemble(fed: Federation, models: Models, settings: DataFreeSettings, weights: Tensor | None = None) -> Teachers:

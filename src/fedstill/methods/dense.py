@@ -17,7 +17,7 @@ from typing_extensions import override
 from fedstill.distill.generator import Generation
 from fedstill.distill.pool import Pool
 from fedstill.methods import uploads
-from fedstill.methods.datafree import DataFreeSettings, ensemble, latest_of_each_class, train_student
+from fedstill.methods.datafree import DataFreeSettings, check_images, ensemble, latest_of_each_class, train_student
 from fedstill.methods.uploads import Upload, UploadSettings
 from fedstill.protocol import Client, Federation, Method, State, state, step
 
@@ -32,6 +32,7 @@ class Dense(DataFreeSettings, UploadSettings, Method):
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, then alternate between images and student; later rounds start from the student."""
         uploads.check_architectures(fed, self.rounds)
+        check_images(fed)
         student, like = fed.new_model(), fed.like.to(fed.device)  # theta_S
         for round in fed.rounds(self.rounds, student):
             replies = fed.ask(self.train) if round.number == 1 else fed.ask(self.train_on, weights=state(student))

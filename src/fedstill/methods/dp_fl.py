@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from fedstill.methods.averaging import sample, weighted_mean
 from fedstill.methods.private_rounds import PrivateRounds, Trained, claimed, end_early
+from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, load, parameters, step
 
 
@@ -21,6 +22,7 @@ class DPFL(PrivateRounds, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model, noise = fed.new_model(), self.noise_multiplier  # w_0, sigma
+        check_alone(model)
         event = self.local.event(noise)
         for round in fed.rounds(self.rounds, model):
             able = fed.able(event)

@@ -29,6 +29,10 @@ class Embedding(Reply):
     sums: Released[Float32[Tensor, "classes dims"]]
 
 
+_ALIKE = 1e-6
+"""Largest difference of rows, relative to the longest, that is rounding."""
+
+
 class Summing(Settings):
     """Settings of the sums of features and their release."""
 
@@ -48,7 +52,10 @@ def public_ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tens
         return torch.zeros(1), 1.0
     rows = embed(nets, public[:5000])
     centre = rows.mean(0)
-    return centre.cpu(), float((rows - centre).norm(dim=1).quantile(0.9))
+    radius = float((rows - centre).norm(dim=1).quantile(0.9))
+    if radius <= _ALIKE * float(rows.norm(dim=1).max()):
+        raise ValueError("all public images have the same features, which bound no row; name others with --public")
+    return centre.cpu(), radius
 
 
 def row_size(fed: Federation, nets: Sequence[nn.Module]) -> dict[str, int]:

@@ -33,6 +33,7 @@ from fedstill.methods.private_rounds import (
 )
 from fedstill.privacy.batch_clipping import UNBOUNDED, BatchClippedSGD
 from fedstill.privacy.events import Event
+from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, parameters, step
 from fedstill.train.feedback import Feedback, PublicLoss
 
@@ -49,6 +50,7 @@ class FedKADP(PrivateRounds, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
+        check_alone(model)
         public = PublicLoss(self.rounds)
         public.record(0, change=0.0, **public_scores(fed, model, self))
         sigma, rho = schedule(self.rounds, self.noise_multiplier), schedule(self.rounds, self.feedback.coldest)

@@ -23,6 +23,7 @@ from typing_extensions import override
 from fedstill.distill.low_rank import LowRank, compress, expand, matrices
 from fedstill.methods.averaging import sample, weighted_sum
 from fedstill.methods.private_rounds import PrivateRounds, claimed, end_early
+from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 
 Energy = Annotated[float, Gt(0), Lt(1)]
@@ -49,6 +50,7 @@ class FedKD(PrivateRounds, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model, noise = fed.new_model(), self.noise_multiplier  # the mentee
+        check_alone(model)
         event = self.local.event(noise)
         for round in fed.rounds(self.rounds, model):
             able = fed.able(event)

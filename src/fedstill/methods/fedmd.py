@@ -99,22 +99,18 @@ class FedMD(Method):
     @step
     def begin(self, client: Client) -> Trained:
         """Transfer learning: train f_k on the public D_0 and then on the client's D_k."""
-        model = self.personal_model(client, {})
-        if self.pretrain == "labels":
-            learn_public_classes(model, public_images(client.public, "fedmd"), self.transfer, client.rng("transfer"))
-        self.local.fit(model, client.train, client.rng("local"))
-        return self._stored(client, model)
+        return self._stored(client, self._first(client))
 
     @step
     def communicate(self, client: Client, draw: Draw) -> Scores:
         """Compute the class scores f_k(x_i^0) of the round's public images."""
-        model = self.personal_model(client, {})
+        model = self._current(client)
         return Scores(logits=torch.cat(outputs(model, self._chosen(client, draw))))
 
     @step
     def learn(self, client: Client, draw: Draw, consensus: Float32[Tensor, "images classes"]) -> Trained:
         """Digest: train f_k towards the consensus. Revisit: train f_k on D_k."""
-        model = self.personal_model(client, {})
+        model = self._current(client)
         targets = Examples(self._chosen(client, draw), consensus.to(client.device))
         self.digest.fit(model, targets, client.rng("digest"), loss=score_distance)
         self.revisit.fit(model, client.train, client.rng("revisit"))
@@ -125,6 +121,19 @@ class FedMD(Method):
         model = client.new_model(draw=1 + client.id, architecture=client.architecture)
         load_own(self, model, client.state)
         return model
+
+    def _first(self, client: Client) -> nn.Module:
+        model = self.personal_model(client, {})
+        if self.pretrain == "labels":
+            learn_public_classes(model, public_images(client.public, "fedmd"), self.transfer, client.rng("transfer"))
+        self.local.fit(model, client.train, client.rng("local"))
+        return model
+
+    def _current(self, client: Client) -> nn.Module:
+        """The client's model; one that missed the beginning is trained now, as a random one would spoil the mean."""
+        if not client.state:
+            self._stored(client, self._first(client))
+        return self.personal_model(client, {})
 
     def _stored(self, client: Client, model: nn.Module) -> Trained:
         client.state |= own_part(self, model)
@@ -138,7 +147,10 @@ class FedMD(Method):
 
 def mean_logits(replies: Iterable[Scores]) -> Float32[Tensor, "images classes"]:
     """The plain mean of the clients' logits: the consensus with c_k = 1/m."""
-    return torch.stack([reply.logits for reply in replies]).double().mean(0).float()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for reply in replies:
+        total, count = total + reply.logits, count + 1
+    return (total / count).float()
 
 
 def score_distance(logits: Tensor, x: Tensor, targets: Tensor) -> Tensor:

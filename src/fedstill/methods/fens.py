@@ -10,11 +10,11 @@ Differs from the paper (docs/methods/fens.md has the whole list):
 * all clients have the run's architecture.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float32
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.uploads import ensemble_accuracies
-from fedstill.protocol import Client, Count, Federation, Method, Reply, State, load, state, step
+from fedstill.protocol import Client, Count, Federation, Method, Public, Reply, State, load, state, step
 from fedstill.records import Examples
 from fedstill.seeds import draw_seed, isolated
 from fedstill.settings import Share
@@ -37,9 +37,13 @@ class Trained(Reply):
     weights: State
 
 
-class Prepared(Reply):
-    """Number of a client's records for the aggregator."""
+Number = Annotated[NonNegativeInt, Public()]
 
+
+class Prepared(Reply):
+    """A client that has the models' logits for its records of the aggregator, and the number of these records."""
+
+    client: Number
     num_records: Count
 
 
@@ -76,19 +80,24 @@ class FENS(Method):
 
     @override
     def server(self, fed: Federation) -> nn.Module:
-        networks = []
+        networks, size = [], 4 * len(fed.clients) * len(flattened(fed.new_model()))
+        if size > fed.max_bytes:
+            raise ValueError(
+                f"each client would receive {size / 1e6:.0f} MB, the models of {len(fed.clients)} clients, but the "
+                f"limit is {fed.max_bytes / 1e6:.0f} MB; use a smaller --model or a larger --max-message-mb"
+            )
         for reply in fed.ask(self.train):  # phase 1: one upload of every client's model
             networks.append(fed.new_model())
             load(networks[-1], reply.weights)
         with isolated(draw_seed(fed.rng("aggregator"))):
             head = aggregator(len(networks), fed.num_classes, self.hidden).to(fed.device)
         stack = torch.stack([flattened(network) for network in networks])
-        fed.ask(self.prepare, models=stack)
+        ready = sorted(reply.client for reply in fed.ask(self.prepare, models=stack))
         weights = state(head)  # live tensors of the aggregator
         moments = first_moments(weights)
         sizes = {"inputs": len(networks) * fed.num_classes, "units": len(networks) * self.hidden}
         for round in fed.rounds(self.rounds, head, moments):  # phase 2: FedAdam on the aggregator alone
-            replies = fed.ask(self.improve, exactly=sizes, head=Head(**_fields(weights)))
+            replies = fed.ask(self.improve, ready, exactly=sizes, head=Head(**_fields(weights)))
             change = weighted_mean((reply.num_records, _named(reply)) for reply in replies)
             self.optimiser.step(weights, moments, change)
             if round.number == self.rounds:
@@ -99,17 +108,16 @@ class FENS(Method):
     @step
     def train(self, client: Client) -> Trained:
         """Set a random share of the records aside, and train a model on the others."""
-        order = torch.randperm(len(client.train), generator=client.rng("proxy")).to(client.train.labels.device)
-        count = max(1, int(self.proxy * len(order)))
-        client.state["proxy"] = order[:count].clone()
+        rest = self._set_aside(client)
         model = client.new_model(draw=1 + client.id)
-        rest = order[count:] if len(order) > count else order  # a single record serves both
         self.local.fit(model, client.train[rest], client.rng("batches"))
         return Trained(weights=state(model))
 
     @step
     def prepare(self, client: Client, models: Float32[Tensor, "models values"]) -> Prepared:
         """Compute the logits of all models for the records set aside."""
+        if "proxy" not in client.state:  # it could not take part in phase 1
+            self._set_aside(client)
         records = client.train[client.state["proxy"]]
         logits = []
         for values in models:
@@ -117,7 +125,7 @@ class FENS(Method):
             load_flat(model, values)
             logits.append(torch.cat(outputs(model, records)))
         client.state["logits"] = torch.cat(logits, 1)
-        return Prepared(num_records=len(records))
+        return Prepared(client=client.id, num_records=len(records))
 
     @step
     def improve(self, client: Client, head: Head) -> HeadUpdate:
@@ -129,6 +137,13 @@ class FENS(Method):
         self.update.fit(model, Examples(logits, records.labels), client.rng("batches"))
         change = {name: value - before[name].to(value) for name, value in state(model).items()}
         return HeadUpdate(**_fields(change), num_records=len(records))
+
+    def _set_aside(self, client: Client) -> Tensor:
+        """Draw the records for the aggregator, and return the positions of the others."""
+        order = torch.randperm(len(client.train), generator=client.rng("proxy")).to(client.train.labels.device)
+        count = max(1, int(self.proxy * len(order)))
+        client.state["proxy"] = order[:count].clone()
+        return order[count:] if len(order) > count else order  # a single record serves both
 
     @override
     def rebuild(self, network: nn.Module, weights: Any) -> nn.Module:

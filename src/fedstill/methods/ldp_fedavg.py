@@ -9,7 +9,8 @@ Differs from the paper (docs/methods/ldp-fedavg.md has the whole list):
 * ``privacy="sound"`` (the default): noise by the analytic Gaussian mechanism for the sensitivity 2S; the rounds share
   the budget. "published" takes the classic formula with sensitivity S; the printed guarantee is that of its noise;
 * clients have equal weights, since their numbers of records would be unprotected;
-* models with BatchNorm are refused, since their running statistics would be unprotected.
+* models with BatchNorm are refused, since their running statistics would be unprotected, and since whether they can
+  be trained depends on the number of a client's records.
 """
 
 from collections.abc import Mapping
@@ -56,9 +57,10 @@ class LDPFedAvg(Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
-        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
+        if any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise ValueError(
-                "ldp-fedavg can't protect BatchNorm's running statistics; take a model without BatchNorm, as convnet"
+                "ldp-fedavg can't protect BatchNorm's running statistics, and a batch of one record has none, which "
+                "would tell how many a client has; take a model without BatchNorm, as convnet"
             )
         for round in fed.rounds(self.rounds, model):
             replies = fed.ask(self.update, weights=parameters(model))

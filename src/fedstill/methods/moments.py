@@ -90,9 +90,21 @@ class Embedding(NamedTuple):
 def sizes(
     fed: Federation, features: PublicFeatures, *, by_class: bool = False, dims: int | None = None
 ) -> dict[str, int]:
-    """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows."""
-    width = (dims or features.projection.shape[1]) + 1
-    return {"groups": fed.num_classes if by_class else 1, "entries": entries(width), "moments": width}
+    """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows.
+
+    Raises:
+        ValueError: the reply would be larger than a message may be; no client has released anything yet.
+    """
+    width, groups = (dims or features.projection.shape[1]) + 1, fed.num_classes if by_class else 1
+    size = 4 * (groups * entries(width) + fed.num_classes * width)
+    if size > fed.max_bytes:
+        raise ValueError(
+            f"each client would send {size / 1e6:.0f} MB, the sums of products of {width - 1} features"
+            + (f" for each of {groups} classes" if by_class else "")
+            + f", but the limit is {fed.max_bytes / 1e6:.0f} MB; use a smaller --space.dims or a larger "
+            "--max-message-mb"
+        )
+    return {"groups": groups, "entries": entries(width), "moments": width}
 
 
 def release_moments(

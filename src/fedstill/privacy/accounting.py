@@ -57,8 +57,10 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
         return math.inf  # with so little noise, the loss distribution takes minutes or does not fit into memory
     whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
     precision = sum(event.count / event.noise_multiplier**2 for event in whole)
+    if whole and len(whole) == len(events) and unit == "record":  # together one Gaussian release of this precision
+        return gaussian_epsilon(precision**-0.5, delta)
     if precision > 1 / _LEAST_NOISE**2:
-        return gaussian_epsilon(precision**-0.5, delta) if len(whole) == len(events) and unit == "record" else math.inf
+        return math.inf
     if any(isinstance(event, Pure) and event.epsilon > _MOST_PURE for event in events):
         return math.inf
     merged = _merged(events)

@@ -1,6 +1,5 @@
 """The training loop of SGD and Adam: epochs of shuffled mini-batches, from one random stream, with checkpoints."""
 
-import math
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal
@@ -67,22 +66,24 @@ def run_epochs(
 ) -> int:
     """Train ``model`` in place for ``number`` epochs; `fedstill.train.sgd.SGD.fit` documents arguments and result.
 
+    Batch norms have no statistics of one record: a last batch of one joins the batch before, and the norms of a model
+    that is trained on a single record take their running statistics.
+
     ``update(loss, epoch)`` changes the weights after each batch. ``tensors`` are the optimiser's live state by name.
     """
     device = trainable(model)[0].device
     inputs, labels = _reader(records, device), records.labels.to(device)
-    steps = 0
+    steps, sizes = 0, _batch_sizes(len(labels), batch_size, model)
     with mode_of(model, training=True), isolated(draw_seed(rng)):
         for epoch in epochs(number, checkpoint, rng, device, model, tensors):
-            if norms == "frozen-after-first" and epoch > 1:
+            if norms == "frozen-after-first" and epoch > 1 or len(labels) == 1:
                 _freeze_norms(model)
-            steps = (epoch - 1) * math.ceil(len(labels) / batch_size)
+            steps = (epoch - 1) * len(sizes)
             steps = steps if max_steps is None else min(steps, max_steps)
             order = torch.randperm(len(labels), generator=rng, device=rng.device).to(device)
-            for start in range(0, len(order), batch_size):
+            for batch in torch.split(order, sizes):
                 if steps == max_steps:
                     break
-                batch = order[start : start + batch_size]
                 x = inputs(batch) if augment is None else augment(inputs(batch), rng)
                 update(loss(model(x), x, labels[batch]), epoch)
                 steps += 1
@@ -94,6 +95,14 @@ def run_epochs(
             f"training with lr={lr:g} left weights that are not finite after {steps} steps; {lower_rate(lr)}"
         )
     return steps
+
+
+def _batch_sizes(count: int, batch_size: int, model: nn.Module) -> list[int]:
+    """Sizes of an epoch's batches; with batch norms, a last record that would be alone joins the batch before."""
+    whole, rest = divmod(count, batch_size)
+    if rest == 1 and whole and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return [batch_size] * (whole - 1) + [batch_size + 1]
+    return [batch_size] * whole + [rest] * (rest > 0)
 
 
 def _freeze_norms(model: nn.Module) -> None:
