@@ -121,3 +121,18 @@ def test_progress_goes_to_stderr_if_wanted(capsys: pytest.CaptureFixture[str]) -
     run("fedavg", **TASK, rounds=1, progress=True)
     out, err = capsys.readouterr()
     assert out == "" and "round 1 of 1" in err
+
+
+@pytest.mark.parametrize("track", ["mlflow", ("mlflow",), iter(["mlflow"])])
+def test_a_tracker_may_be_one_name(track: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import nullcontext
+
+    from fedstill import library
+
+    asked = []
+    monkeypatch.setattr(
+        library, "followed", lambda names, out, watcher: (asked.append(tuple(names)), nullcontext(watcher))[1]
+    )
+    task = {"data": "digits", "clients": 2, "limit": 60, "workers": 0, "model": "convnet:width=4,depth=1"}
+    run("real", **task, ipc=1, training={"epochs": 1}, track=track)
+    assert asked == [("mlflow",)]

@@ -70,14 +70,14 @@ def run(
     task = {"data": source.name if source is not None else data} if data is not None else {}
     if out is not None:
         return _finished(_job(method, {**task, **settings}, Path(out)), source, watcher, progress, names)
-    if "tensorboard" in ((track,) if isinstance(track, str) else track):
+    if "tensorboard" in names:
         raise ValueError(
             "the tracker 'tensorboard' writes into the run's folder, which would be deleted; give out='runs/first'"
         )
     folder = TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True)
     try:
         record = _finished(
-            _job(method, {**task, **settings}, Path(folder.name) / "run"), source, watcher, progress, track
+            _job(method, {**task, **settings}, Path(folder.name) / "run"), source, watcher, progress, names
         )
     except BaseException:
         folder.cleanup()

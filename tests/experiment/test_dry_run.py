@@ -101,3 +101,24 @@ def test_the_default_data_set_is_named_if_a_command_names_none(
         with pytest.raises(Begun):
             main(["run", "fedavg", *words])
         assert ("data: mnist, the default" in capsys.readouterr().out) == expected
+
+
+@pytest.mark.slow
+def test_with_a_part_of_the_clients_in_a_round_epsilon_is_at_most_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "digits", "--limit", "120", "--clients", "6", "--workers", "0", "--rounds", "6"]
+    words += ["--model", "convnet:width=4,depth=2", "--participation", "0.3", "--local.steps", "1"]
+    main(["run", "dp-fl", *words, "--dry-run", "--quiet"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "privacy: at most " in shown and "none releases in all of them" in shown
+    main(["run", "dp-fl", *words, "--dry-run", "--json", "--quiet"])
+    before = json.loads(capsys.readouterr().out)[0]
+    main(["run", "dp-fl", *words, "--quiet", "--json", "--out", str(tmp_path / "run")])
+    spent = json.loads(capsys.readouterr().out)["guarantee"]["epsilon"]
+    assert before["at_most"] and spent < before["guarantee"]["epsilon"]
+    limit = str((spent + before["guarantee"]["epsilon"]) / 2)
+    main(["run", "dp-fl", *words, "--dry-run", "--quiet", "--budget", limit])
+    assert "the budget may end the releases early" in " ".join(capsys.readouterr().out.split())
+    main(["run", "dp-fl", *words, "--participation", "1", "--dry-run", "--quiet"])
+    assert "at most" not in capsys.readouterr().out

@@ -1,6 +1,9 @@
 """Sweeps: equal budgets, a closed test set, resumption, and the same bits with any number of processes."""
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +19,7 @@ from fedstill.cli import main
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import search, sweep
 from fedstill.experiment.sweep_file import Sweep, read_sweep
+from fedstill.runs.lock import Taken
 
 FEDAVG = {"rounds": 1, "try": {"local.lr": [0.01, 0.1]}}
 ONE = {"data": "digits", "methods": {"fedavg": FEDAVG}}
@@ -194,6 +198,64 @@ def test_a_failed_point_is_named_and_the_others_count(
     with pytest.raises(ValueError, match="no run of the sweep worked; fedavg: "):
         methods = {"fedavg": {"rounds": 2, "local": {"lr": 1e-4}}}
         sweep.run_sweep(task(False, methods=methods), tmp_path / "bad", watcher=Watcher())
+
+
+def test_any_error_of_a_try_is_its_own_and_the_test_set_waits_for_it(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "pool", Local)
+    run, broken = sweep.run, [True]
+
+    def breaking(job: Any) -> Any:
+        if job.method.local.lr == 0.3 and broken:
+            raise RuntimeError("out of memory\nand more")
+        return run(job)
+
+    monkeypatch.setattr(sweep, "run", breaking)
+    methods, out = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}, tmp_path / "out"
+    outcome = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
+    assert [one.failure for one in outcome.tries["fedavg"]] == ["", "RuntimeError: out of memory"]
+    with pytest.raises(ValueError, match="local.lr 0.3 failed .* the test set stays closed until that try has worked"):
+        sweep.run_sweep(task(False, methods=methods), out, final=True, watcher=Watcher())
+    assert not (out / "final.json").exists()
+    broken.clear()
+    opened = sweep.run_sweep(task(False, methods=methods), out, final=True, watcher=Watcher())
+    assert opened.tests["fedavg"].point == {"local.lr": 0.3}
+    broken.append(True)  # the point that the test set was opened for stays, whatever fails now
+    shutil.rmtree(opened.tries["fedavg"][1].folders[0])
+    again = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
+    assert again.tests["fedavg"].point == {"local.lr": 0.3}
+
+
+def test_a_sweep_whose_folder_or_run_is_taken_ends_and_chooses_nothing(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "pool", Local)
+    methods, out = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}, tmp_path / "out"
+    holder = "import sys; from fedstill.runs.folder import RunFolder; from pathlib import Path\n" + (
+        "with RunFolder(Path(sys.argv[1])).locked(): print(flush=True); sys.stdin.read()"
+    )
+    first = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
+    folder = first.tries["fedavg"][1].folders[0]
+    (folder / "summary.json").unlink()
+    for place in (out, folder):
+        words = [sys.executable, "-c", holder, str(place)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None and other.stdout.readline()
+            with pytest.raises(Taken, match="another process is writing"):
+                sweep.run_sweep(task(False, methods=methods), out, final=True, watcher=Watcher())
+            assert other.stdin is not None
+            other.stdin.close()
+        assert not (out / "final.json").exists()
+
+
+def test_the_same_point_twice_is_one_run(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "pool", Local)
+    methods = {"fedavg": {"rounds": 1, "try": {"local.lr": [0.3, "3e-1"]}}}  # YAML reads 3e-1 as text
+    one, other = sweep.run_sweep(task(False, methods=methods), tmp_path / "out", watcher=Watcher()).tries["fedavg"]
+    assert one.folders == other.folders and one.accuracies == other.accuracies and one.accuracies is not None
 
 
 @pytest.mark.slow

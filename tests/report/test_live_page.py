@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,3 +222,26 @@ def luminance(colour: str) -> float:
     shares = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("clients", ["0", "Infinity", '"x"'])
+def test_one_run_with_wrong_numbers_does_not_hide_the_others(
+    clients: str, followed: tuple[Path, list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("good", "wrong"):
+        shutil.copytree(followed[0], tmp_path / name)
+    config = tmp_path / "wrong" / "config.json"
+    config.write_text(re.sub(r'"clients": 3', f'"clients": {clients}', config.read_text()))
+    main(["watch", str(tmp_path), "--json"])
+    good, wrong = json.loads(capsys.readouterr().out)
+    assert good["state"] == "finished" and wrong["state"] == "damaged" and wrong["problem"]
+
+
+def test_a_run_that_is_moved_while_it_is_watched_is_no_crash(
+    followed: tuple[Path, list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(followed[0], tmp_path / "all" / "run")
+    with LivePage(tmp_path / "all") as page:
+        (tmp_path / "all" / "run").rename(tmp_path / "elsewhere")
+        assert ask(page, "/state.json")[0] == 503
+    assert "Traceback" not in capsys.readouterr().err

@@ -182,6 +182,17 @@ def test_the_card_of_a_classifier_of_vectors_names_no_images(finished: RunRecord
     assert "images (n, 1, 8, 8), floats in [0, 1]" in publishing._card(finished, {**facts, "shape": [1, 8, 8]})
 
 
+def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord) -> None:
+    facts = {"architecture": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
+    assert "own training, which is not in this model" not in publishing._card(finished, facts)
+    tuned = {**finished.config, "method": {"name": "fedavg-ft"}}
+    card = publishing._card(RunRecord(finished.folder, "x", tuned, finished.summary), facts)
+    assert "after each client's own training, which is not in this model | " in card
+    lost = {**finished.summary, "refused": [{"client": 1, "step": "update", "round": 1, "reason": "late"}] * 2}
+    card = publishing._card(RunRecord(finished.folder, "x", finished.config, lost), facts)
+    assert "2 clients (1 of them without all of their replies) trained" in card and "pooling" not in card
+
+
 def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
     summary = {**finished.summary, "data": "x](http://evil)<script>", "partition": "a\n\n# b"}
     hostile = RunRecord(finished.folder, "`x`|<b>", finished.config, summary)

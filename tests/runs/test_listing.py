@@ -160,3 +160,75 @@ def test_runs_are_compared_by_what_differs(folder: Path, capsys: pytest.CaptureF
 def test_the_list_needs_no_torch(folder: Path) -> None:
     code = "import sys; from fedstill.cli import main; main(['runs', '--json']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_folders_of_other_programs_are_no_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models of transformers and published ones have a ``config.json`` too."""
+    for name, text in (("models/bert", '{"model_type": "bert"}'), ("project", '{"a": 1}'), ("text", "no JSON")):
+        place = folder / "others" / name
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(text)
+        (place / "thesis.tex").touch()
+    assert [entry["state"] for entry in listed(capsys)][3:] == ["damaged"]  # the text may have been a run's
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "remove", "runs/others", "--yes"])
+    assert ended.value.code == 2 and "runs/others has no run" in capsys.readouterr().err
+    main(["runs", "remove", "runs", "--yes"])
+    assert "3 runs removed" in capsys.readouterr().out
+    assert len(list(Path("runs/others").rglob("thesis.tex"))) == 3
+
+
+def test_a_run_that_is_damaged_can_be_removed(folder: Path) -> None:
+    Path("runs/a/config.json").write_text("{")
+    main(["runs", "remove", "runs/a", "--yes"])
+    assert not Path("runs/a").exists()
+
+
+def test_a_run_that_somebody_begins_to_write_stays(folder: Path) -> None:
+    """Between the question and the answer, another process may have begun."""
+    assert listing.removable(Path("runs/a")) == [Path("runs/a")]
+    with RunFolder(Path("runs/a")).locked():
+        program = (
+            "from pathlib import Path; from fedstill.runs import listing; listing.remove(Path('runs/a'), Path('runs'))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "another process is writing runs/a" in done.stderr and Path("runs/a/summary.json").exists()
+    listing.remove(Path("runs/a"), Path("runs"))
+    assert not Path("runs/a").exists()
+
+
+def test_a_link_is_not_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("link").symlink_to(Path("runs/a").absolute())
+    with pytest.raises(SystemExit):
+        main(["runs", "remove", "link", "--yes"])
+    assert "link is a link to" in capsys.readouterr().err
+    assert Path("runs/a/summary.json").exists() and Path("link").is_symlink()
+
+
+def test_all_files_of_a_sweep_and_a_report_go_with_the_last_run(folder: Path) -> None:
+    for name in ("sweep.csv", "final.json", "pareto-bytes.svg", "pareto-epsilon2.svg", "rounds.pdf", "classes-2.svg"):
+        (folder / "c" / name).touch()
+    (folder / "c" / "notes.svg").touch()
+    main(["runs", "remove", "runs/c", "--yes"])
+    assert (folder / "c" / "notes.svg").exists()
+    (folder / "c" / "notes.svg").unlink()
+    run(Job(Experiment(data="digits", clients=2, limit=60, workers=0), "real", "runs/c/real"))
+    main(["runs", "remove", "runs/c", "--yes"])
+    assert not (folder / "c").exists()
+
+
+def test_names_are_no_markup_of_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/a").rename("runs/lr[a]")
+    hostile = RunFolder(Path("runs/b[/c]"))
+    hostile.path.mkdir(parents=True)
+    hostile.write_config({**CONFIG, "label": "x\x1b[2Jy [/bold]"})
+    for words in (["runs"], ["runs", "compare", "runs/lr[a]", "runs/c/fedavg/seed-0"]):
+        main(words)
+        shown = capsys.readouterr().out
+        assert "lr[a]" in shown and "\x1b[2J" not in shown
+    words = ["--data", "digits", "--clients", "2", "--limit", "60", "--workers", "0", "--ipc", "1"]
+    words += ["--model", "convnet:width=4,depth=1", "--training.epochs", "1", "--quiet", "--out", "runs/[/d]"]
+    main(["run", "real", *words])
+    assert "report: runs/[/d]/report.html" in capsys.readouterr().out

@@ -54,6 +54,7 @@ def _as_json(each: "Estimate") -> dict[str, Any]:
         "bytes_judging": each.bytes_judging,
         "guarantee": {name: getattr(promised, name) for name in ("holds", "epsilon", "delta", "unit", "reason")},
         "within_budget": each.within_budget,
+        "at_most": each.at_most,
         "seconds": each.seconds,
         "seconds_clients": each.seconds_clients,
         "seconds_server": each.seconds_server,
@@ -71,7 +72,7 @@ def _show(label: str, each: "Estimate", job: "Job", seeds: int) -> None:
     task = job.experiment
     console = terminal()
     title = f"{label} on {task.data}, {task.partition}, {task.clients} clients" + (f", {seeds} seeds" * (seeds > 1))
-    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    console.print(title, style="bold", highlight=False, soft_wrap=True, markup=False)
     headings = ("step", "requests", "clients", "down, each", "up, each", "seconds, each")
     table = Table(*(Column(heading, no_wrap=True) for heading in headings), box=SIMPLE_HEAD, pad_edge=False)
     for request in each.requests:
@@ -82,9 +83,10 @@ def _show(label: str, each: "Estimate", job: "Job", seeds: int) -> None:
         f"bytes:   {human_bytes(each.bytes_up)} up, {human_bytes(each.bytes_down)} down; of a client "
         f"{human_bytes(each.bytes_up / task.clients)} up, {human_bytes(each.bytes_down / task.clients)} down"
         + (f"; {human_bytes(each.bytes_judging)} for evaluations" if each.bytes_judging else ""),
-        f"privacy: {words(each.guarantee)}"
+        f"privacy: {'at most ' * (each.at_most and each.guarantee.holds)}{words(each.guarantee)}"
         + ("" if each.guarantee.holds else f" ({each.guarantee.reason})")
-        + ("" if each.within_budget else "; the budget ends the releases early, so that bytes and time are at most"),
+        + ("; rounds ask some of the clients, so that none releases in all of them" if each.at_most else "")
+        + ("" if each.within_budget else f"; the budget {'may end' if each.at_most else 'ends'} the releases early"),
         f"time:    about {_clock(each.seconds)} (clients {_clock(each.seconds_clients)}, {each.at_once} at once; "
         f"server {_clock(each.seconds_server)})",
     ]

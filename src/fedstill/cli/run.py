@@ -88,7 +88,7 @@ def _make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> 
     console = terminal()
     print_wide(tables.terminal([record]))
     _print_remarks(console, [record])
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
@@ -265,7 +265,7 @@ def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOu
 
     if not output.quiet:
         console = terminal(stderr=output.json_)
-        console.print(f"{len(jobs)} runs in {out}", soft_wrap=True, highlight=False)
+        console.print(f"{len(jobs)} runs in {out}", soft_wrap=True, highlight=False, markup=False)
     folders: list[Path] = []
     for path, job in jobs.items():
         here = job.replace(out=out / path)
@@ -309,10 +309,12 @@ def _show(
     print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
     _print_remarks(console, records)
     for file in written:
-        console.print(f"table: {file}", soft_wrap=True)
+        console.print(f"table: {file}", soft_wrap=True, markup=False)
     if figures:
-        console.print(f"figures: {drawn[-1]}, {', '.join(file.name for file in drawn[:-1])}", soft_wrap=True)
-    console.print(f"report: {page}", soft_wrap=True)
+        console.print(
+            f"figures: {drawn[-1]}, {', '.join(file.name for file in drawn[:-1])}", soft_wrap=True, markup=False
+        )
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 def report(words: list[str]) -> None:

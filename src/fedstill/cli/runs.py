@@ -81,7 +81,7 @@ def _compare(places: list[Path], *, as_json: bool) -> None:
 
     from fedstill.report import guarantees, settings
     from fedstill.report.record import find_runs, read_run
-    from fedstill.report.words import accuracy_words, human_bytes
+    from fedstill.report.words import accuracy_words, human_bytes, plain
 
     folders = list(dict.fromkeys(run for place in places for run in find_runs(place, unfinished=True)))
     if len(folders) < 2:
@@ -117,10 +117,10 @@ def _compare(places: list[Path], *, as_json: bool) -> None:
             ]
         )
         return
-    columns = (Column(str(folder), overflow="fold") for folder in folders)
+    columns = (Column(plain(str(folder)), overflow="fold") for folder in folders)
     table = Table(Column("", no_wrap=True), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for key in differing:
-        table.add_row(key, *(settings.words(own.get(key)) for own in all_settings))
+        table.add_row(key, *(plain(settings.words(own.get(key))) for own in all_settings))
     table.add_section()
     for key in results[0]:
         table.add_row(key, *(result[key] for result in results))
@@ -132,6 +132,7 @@ def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
     from rich.table import Column, Table
 
     from fedstill.report.guarantees import words
+    from fedstill.report.words import plain
     from fedstill.runs import listing
     from fedstill.runs.folder import runs_below
 
@@ -143,16 +144,14 @@ def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
         print(f"{folder} has no run" + (f" with the tag {tag}" if tag else ""))
         return
     names = [str(entry.folder.relative_to(folder)) for entry in entries]
-    first = Column(f"in {folder}", overflow="fold", min_width=min(max(map(len, names)), _FOLDER))
+    first = Column(plain(f"in {folder}"), overflow="fold", min_width=min(max(map(len, names)), _FOLDER))
     table = Table(first, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     tagged = any(entry.tags for entry in entries)
     for heading in ("method", "data", "acc. %", "guarantee", "state", "when", *["tags"] * tagged):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("acc. %", "state", "when"))
     for name, entry in zip(names, entries, strict=True):
         table.add_row(
-            name,
-            entry.method,
-            entry.data,
+            *(plain(text) for text in (name, entry.method, entry.data)),
             "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}",
             "" if entry.guarantee is None else words(entry.guarantee),
             entry.state,

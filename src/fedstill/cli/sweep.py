@@ -1,5 +1,6 @@
 """``fedstill sweep``."""
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -51,10 +52,14 @@ def sweep(words: list[str]) -> None:
         run = partial(run_sweep, found, out, final=output.final, parallel=output.parallel)
         outcome = run(watcher=watcher, command=command)
     page = tuning.write(outcome, out, command)
+    failed = next((one for one in outcome.tests.values() if one.score is None), None)
     if output.json_:
         folder = {"folder": str(out), "report": str(page)}
         print_json({**folder, "budget": tuning.budget(outcome), "rows": tuning.rows(outcome)})
-        return
-    console = terminal()
-    console.print(tuning.terminal(outcome))
-    console.print(f"every try: {out / 'sweep.csv'}\nreport: {page}", soft_wrap=True)
+    else:
+        console = terminal()
+        console.print(tuning.terminal(outcome))
+        console.print(f"every try: {out / 'sweep.csv'}\nreport: {page}", soft_wrap=True, markup=False)
+    if failed is not None:
+        print(f"fedstill: {failed.entry.label} failed on the test set: {failed.failure}", file=sys.stderr)
+        raise SystemExit(1)

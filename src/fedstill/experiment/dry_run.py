@@ -30,6 +30,7 @@ class Estimate:
         bytes_judging: bytes of evaluations by clients, both ways.
         guarantee: the guarantee of the run, if all clients with fewest records spend most; within the budget.
         within_budget: whether the budget covers all releases; if not, the run asks less than stated here.
+        at_most: whether a round asks some of the clients only, so that none of them releases as often as stated here.
         seconds_clients: time of all clients' steps, side by side where they run so.
         seconds_server: time of the server.
         at_once: number of clients that compute side by side.
@@ -41,6 +42,7 @@ class Estimate:
     bytes_judging: int
     guarantee: Guarantee
     within_budget: bool
+    at_most: bool
     seconds_clients: float
     seconds_server: float
     at_once: int
@@ -102,6 +104,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
         bytes_judging=sum(request.times * request.clients * (request.up + request.down) for request in judged),
         guarantee=guarantee.beside(promised, task.measured, task.held),
         within_budget=within,
+        at_most=any(r.times > 1 and r.clients < experiment.clients for r in sent) and bool(rehearsal.releases),
         seconds_clients=sum(r.times * r.seconds * r.clients / min(at_once, r.clients) for r in rehearsal.requests),
         seconds_server=clock.seconds,
         at_once=at_once,

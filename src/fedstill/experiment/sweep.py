@@ -28,6 +28,7 @@ from fedstill.experiment.search import Point
 from fedstill.experiment.sweep_file import FINAL, Entry, Sweep
 from fedstill.lookup import add_working_folder
 from fedstill.runs import environment
+from fedstill.runs.lock import Taken, locked
 
 _OPENED = "final.json"
 
@@ -49,6 +50,8 @@ class Try:
     folders: tuple[Path, ...]
     accuracies: tuple[float, ...] | None
     failure: str = ""
+    may_pass: bool = False
+    """Whether the failure may not come again: an error of the machine or of code, not of the settings."""
 
     @property
     def score(self) -> float | None:
@@ -89,8 +92,16 @@ def run_sweep(
         command: the command line, for the record.
 
     Raises:
-        ValueError: the test set was opened after other tries; or no run worked, with the reason of the first one.
+        ValueError: the test set was opened after other tries; no run worked, with the reason of the first one; or
+            ``final`` although a try failed for a reason that may pass.
+        Taken: another process runs a sweep in the folder.
     """
+    with locked(out, lambda: any(out.glob("*/*/seed-*"))):
+        return _run_sweep(sweep, out, final, parallel, watcher, command)
+
+
+def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watcher: Watcher, command: str) -> Outcome:
+    """As `run_sweep`, in the locked folder."""
     digest, opened = _digest(sweep), _opened(out)
     if opened is not None and opened["sweep"] != digest:
         raise ValueError(
@@ -111,7 +122,21 @@ def run_sweep(
         if not final and opened is None:
             return outcome
         if opened is None:
-            files.write_json(out / _OPENED, {"sweep": digest, "date": environment.now()})
+            if passing := next((one for found in tries.values() for one in found if one.may_pass), None):
+                raise ValueError(
+                    f"{passing.entry.label} with {words(passing.point)} failed ({passing.failure}); the test set stays "
+                    "closed until that try has worked: repeat the command"
+                )
+            chosen = {label: one.point for label, one in best.items()}
+            files.write_json(out / _OPENED, {"sweep": digest, "date": environment.now(), "chosen": chosen})
+        elif "chosen" in opened:  # what the test set was opened for, whatever has worked since
+            chosen = opened["chosen"]
+            best = {
+                one.entry.label: one
+                for each in tries.values()
+                for one in each
+                if chosen.get(one.entry.label) == one.point
+            }
         experiment, seeds = sweep.experiment.model_copy(update={"validation": 0.0}), sweep.plan.final_seeds or seeds
         runs.expect("test set", len(best) * len(seeds))
         points = [(one.entry, one.point, out / FINAL / label) for label, one in best.items()]
@@ -161,26 +186,27 @@ class _Runs:
         self, label: str, experiment: Experiment, points: Iterable[tuple[Entry, Point, Path]], seeds: Sequence[int]
     ) -> list[Try]:
         """Run points with all seeds, in their folders, on the task."""
-        jobs = []
+        jobs, begun = [], dict[Path, Future[float | _Failed]]()
         for entry, point, place in points:
             folders = tuple(place / f"seed-{seed}" for seed in seeds)
-            futures = []
             for seed, folder in zip(seeds, folders, strict=True):
                 task = experiment.model_copy(update={"seed": seed, "workers": 0})
-                futures.append(self._pool.submit(_run, task, entry, point, folder, self._command))
-            jobs.append((entry, point, folders, futures))
+                if folder not in begun:  # the same point twice is one run
+                    begun[folder] = self._pool.submit(_run, task, entry, point, folder, self._command)
+            jobs.append((entry, point, folders, [begun[folder] for folder in folders]))
         tries = []
         for entry, point, folders, futures in jobs:
             results = [self._result(label, future) for future in futures]
-            failure = next((result for result in results if isinstance(result, str)), "")
-            accuracies = tuple(result for result in results if not isinstance(result, str))
-            tries.append(Try(entry, point, folders, None if failure else accuracies, failure))
-            if failure:
+            failed = [result for result in results if isinstance(result, _Failed)]
+            accuracies = tuple(result for result in results if not isinstance(result, _Failed))
+            failure, may_pass = failed[0].reason if failed else "", any(one.may_pass for one in failed)
+            tries.append(Try(entry, point, folders, None if failed else accuracies, failure, may_pass))
+            if failed:
                 with self._lock:
                     self._watcher.noted(f"{entry.label} with {words(point)} failed: {failure}")
         return tries
 
-    def _result(self, label: str, future: Future[float | str]) -> float | str:
+    def _result(self, label: str, future: "Future[float | _Failed]") -> "float | _Failed":
         try:
             result = future.result()
         except BrokenProcessPool:
@@ -202,16 +228,31 @@ def _begin() -> None:
     add_working_folder()
 
 
-def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | str:
+@dataclass(frozen=True)
+class _Failed:
+    """The reason why a run has no accuracy, and whether it may not come again."""
+
+    reason: str
+    may_pass: bool = False
+
+
+def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | _Failed:
     """The accuracy of a run, or the reason why there is none."""
     job = Job(experiment, entry.name, entry.method(point), folder, label=entry.label, command=command)
     others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
     try:
         extend.reuse(job, sorted(others))  # tries of the server's settings ask the clients once
         accuracy = run(job)["accuracy"]
+    except Taken:  # says nothing about the settings
+        raise
     except (ValueError, TooFewReplies) as error:
-        return str(error)
-    return "the method has no model for all clients, so nothing to evaluate" if accuracy is None else float(accuracy)
+        return _Failed(str(error))
+    except Exception as error:  # of a method of the user's own, or of the machine
+        first = (str(error).strip().splitlines() or [""])[0]
+        return _Failed(f"{type(error).__name__}: {first}", may_pass=True)
+    if accuracy is None:
+        return _Failed("the method has no model for all clients, so nothing to evaluate")
+    return float(accuracy)
 
 
 def words(point: Point) -> str:
@@ -242,13 +283,14 @@ def _plain(values: Any) -> Any:
     return values if isinstance(values, list) else values.model_dump(mode="json")
 
 
-def _opened(out: Path) -> dict[str, str] | None:
-    """When and after which sweep the test set was opened; None if it was not."""
+def _opened(out: Path) -> dict[str, Any] | None:
+    """When, after which sweep and for which points the test set was opened; None if it was not."""
     place = out / _OPENED
     if not place.exists():
         return None
     try:
         content = json.loads(place.read_text("utf-8"))
-        return {key: str(content[key]) for key in ("sweep", "date")}
+        found = {key: str(content[key]) for key in ("sweep", "date")}
+        return {**found, "chosen": dict(content["chosen"])} if "chosen" in content else found  # not in early versions
     except (ValueError, KeyError, TypeError) as error:
         raise files.Damaged(f"{place} is damaged; delete {out} and run again") from error

@@ -92,11 +92,19 @@ def _state(run: Path, place: Path, known: dict[Path, Known]) -> dict[str, Any]:
     name = str(run.relative_to(place)) if run != place else run.name
     try:
         found = live(run, known)
-    except (ValueError, KeyError, TypeError) as error:
-        return {"name": name, "state": "damaged", "problem": str(error), "when": listing.entry(run).when.isoformat()}
-    facts = found._asdict() | {"spent": [each._asdict() for each in found.spent]}
-    facts["promised"] = None if found.promised is None else _promised(found.promised)
-    return {"name": name, **facts, "words": _words(found)}
+        facts = found._asdict() | {"spent": [each._asdict() for each in found.spent]}
+        facts["promised"] = None if found.promised is None else _promised(found.promised)
+        return {"name": name, **facts, "words": _words(found)}
+    except (ValueError, KeyError, TypeError, ArithmeticError, OSError) as error:
+        return {"name": name, "state": "damaged", "problem": str(error) or type(error).__name__, "when": _when(run)}
+
+
+def _when(run: Path) -> str | None:
+    """The time of the run's last sign of work; None if it is gone."""
+    try:
+        return listing.entry(run).when.isoformat()
+    except (OSError, ValueError):
+        return None
 
 
 def _promised(promised: Guarantee) -> dict[str, Any]:
@@ -155,7 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = self.path.partition("?")[0]
         if path == "/state.json":
-            document = {"folder": str(self._place), "runs": self._states.read()}
+            try:
+                document = {"folder": str(self._place), "runs": self._states.read()}
+            except (ValueError, OSError) as error:  # the runs were moved
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "there is no run any more", str(error))
+                return
             body, kind = json.dumps(document, allow_nan=False).encode(), "application/json"
         elif path in _FILES:
             file, kind = _FILES[path]

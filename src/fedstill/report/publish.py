@@ -1,13 +1,14 @@
 """``fedstill publish``: a run's model as files that need no fedstill, with a model card."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 import fedstill
-from fedstill import files
+from fedstill import files, methods
 from fedstill.data import sources
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.report import guarantees, program
@@ -123,6 +124,8 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False) -> st
         if len(facts["shape"]) == 1
         else ("images", "image", "floats in [0, 1], not normalised")
     )
+    tuned = ", after each client's own training, which is not in this model"
+    tuned = tuned if methods.find(str(record.config["method"]["name"])).personal else ""
     classes, behind = ", ".join(map(_plain, facts["class_names"])), ""
     if "backbone" in facts:
         behind = (
@@ -145,14 +148,14 @@ tags: [federated-learning, fedstill]
 # {_plain(record.label)} on {_plain(summary["data"])}
 
 A classifier of {kind} ({_plain(facts["architecture"])}, {facts["num_parameters"]:,} parameters) that
-{summary["clients"]} clients trained with fedstill's method {_plain(summary["method"])}, without pooling their {kind}.
+{_clients(summary)} trained with fedstill's method {_plain(summary["method"])}.
 {behind}
 | | |
 |---|---|
-| accuracy on {_plain(summary["judged_on"])} | {accuracy_words(summary["accuracy"], None)} % |
+| accuracy on {_plain(summary["judged_on"])}{tuned} | {accuracy_words(summary["accuracy"], None)} % |
 | split of the records | {_plain(summary["partition"])} |
-| upload of a client | {human_bytes(summary["bytes_up_per_client"])} |
-| download of a client | {human_bytes(summary["bytes_down_per_client"])} |
+| upload of a client, mean of all | {human_bytes(summary["bytes_up_per_client"])} |
+| download of a client, mean of all | {human_bytes(summary["bytes_down_per_client"])} |
 | rounds | {summary["rounds"]} |
 | seed | {summary["seed"]} |
 
@@ -174,6 +177,12 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 
 {_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
+
+
+def _clients(summary: Mapping[str, Any]) -> str:
+    """How many clients have a part in the model."""
+    without = len({refusal["client"] for refusal in summary["refused"]})
+    return f"{summary['clients']} clients" + (f" ({without} of them without all of their replies)" if without else "")
 
 
 def _onnx(shape: list[int]) -> str:

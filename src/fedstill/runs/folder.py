@@ -66,6 +66,22 @@ def in_natural_order(folders: Iterable[Path]) -> list[Path]:
     return sorted(folders, key=lambda path: [(t.isdigit() and len(t), t) for t in re.split(r"(\d+)", str(path))])
 
 
+def is_run(path: Path, *, certainly: bool = False) -> bool:
+    """Whether a folder with a ``config.json`` is a run's: models of other programs have such a file too.
+
+    A file that is no JSON may be a damaged run's, but not ``certainly``.
+    """
+    folder = RunFolder(path)
+    if folder.journal.is_dir() or folder.environment.is_file():
+        return True  # whatever became of its configuration
+    try:
+        content = json.loads(folder.config.read_bytes())
+    except ValueError:
+        return not certainly
+    keys = content.keys() if isinstance(content, dict) else ()
+    return {"experiment", "method"} <= {*keys} if certainly else "experiment" in keys
+
+
 def runs_below(folder: Path) -> list[Path]:
     """The folders of all runs in ``folder`` or below it, in natural order; runs inside runs (of attacks) do not count.
 
@@ -74,7 +90,7 @@ def runs_below(folder: Path) -> list[Path]:
     """
     runs = []
     for parent, children, names in os.walk(existing(folder)):
-        if RunFolder(Path(parent)).config.name in names:
+        if RunFolder(Path(parent)).config.name in names and is_run(Path(parent)):
             runs.append(Path(parent))
             children.clear()
         children[:] = [name for name in children if not name.startswith(".")]

@@ -1,5 +1,6 @@
 """The runs below a folder, finished or not, and their removal."""
 
+import re
 import shutil
 from datetime import datetime
 from pathlib import Path
@@ -7,12 +8,16 @@ from typing import Literal, NamedTuple
 
 from fedstill import files
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.runs.folder import RunFolder, runs_below
-from fedstill.runs.lock import is_locked
+from fedstill.runs.folder import RunFolder, is_run, runs_below
+from fedstill.runs.lock import empty, is_locked
 from fedstill.runs.tags import read_tags
 
-COMPARISON = ("report.html", "runs.csv", "table.json", "table.csv", "table.tex", "table.md")
-"""Files of a comparison beside its runs."""
+COMPARISON = (
+    *("report.html", "runs.csv", "table.json", "table.csv", "table.tex", "table.md", "figures.tex"),
+    *("pareto.csv", "pareto.md", "sweep.json", "sweep.csv", "final.json", ".lock"),
+)
+"""Files of a comparison or a sweep beside its runs; its figures are `_FIGURES`."""
+_FIGURES = re.compile(r"(pareto-\w+|(sweep|bytes|rounds|course|partition|bubbles|classes|confusion)(-\d+)?)\.(svg|pdf)")
 
 
 class Entry(NamedTuple):
@@ -68,9 +73,11 @@ def removable(place: Path) -> list[Path]:
     """The runs in ``place``, for `remove`.
 
     Raises:
-        ValueError: ``place`` is not the folder of a run or of runs, or a process is writing one of them.
+        ValueError: ``place`` is not the folder of a run or of runs, or a link, or a process is writing one of them.
     """
-    if not (runs := runs_below(place)):
+    if place.is_symlink():
+        raise ValueError(f"{place} is a link to {place.resolve()}; name that folder to remove it")
+    if not (runs := [run for run in runs_below(place) if is_run(run, certainly=True)]):
         raise ValueError(f"{place} has no run; give the folder of a run or of a comparison (fedstill runs)")
     if busy := next((run for run in runs if is_locked(run)), None):
         raise ValueError(f"another process is writing {busy}; stop it before you remove the run")
@@ -78,11 +85,20 @@ def removable(place: Path) -> list[Path]:
 
 
 def remove(run: Path, place: Path) -> None:
-    """Remove a run below ``place``, and each folder up to ``place`` that then has only tables of these runs."""
+    """Remove a run below ``place``, and each folder up to ``place`` that then has only tables of these runs.
+
+    Raises:
+        Taken: a process is writing it.
+    """
     if not run.exists():  # it is in two of the places to remove
         return
+    empty(run)
     shutil.rmtree(run)
     for parent in run.parents:
-        if not parent.is_relative_to(place) or not {child.name for child in parent.iterdir()} <= {*COMPARISON}:
+        if not parent.is_relative_to(place) or not all(map(_is_of_comparison, parent.iterdir())):
             return
         shutil.rmtree(parent)
+
+
+def _is_of_comparison(place: Path) -> bool:
+    return place.name in COMPARISON or bool(_FIGURES.fullmatch(place.name))

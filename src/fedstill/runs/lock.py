@@ -37,18 +37,39 @@ def locked(path: Path, has_run: Callable[[], bool]) -> Iterator[None]:
     """
     made = [place for place in (path, *path.parents) if not place.exists()]
     path.mkdir(parents=True, exist_ok=True)
+    with _held(path):
+        new = first_other(path) is None
+        try:
+            yield
+        except BaseException:
+            if new and not has_run():
+                _clear(path, made)
+            raise
+
+
+def empty(path: Path) -> None:
+    """Delete all files of the folder except its lock, which no other process can take meanwhile.
+
+    Raises:
+        Taken: another process holds the lock.
+    """
+    with _held(path):
+        for place in path.iterdir():
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            elif place.name != LOCK:
+                place.unlink()
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
     lock = FileLock(path / LOCK)
     try:
         lock.acquire(timeout=_PATIENCE, poll_interval=0.05)
     except Timeout as error:
         raise Taken(f"another process is writing {path}; wait for it, or choose another --out") from error
-    new = first_other(path) is None
     try:
         yield
-    except BaseException:
-        if new and not has_run():
-            _clear(path, made)
-        raise
     finally:
         lock.release()
 
