@@ -181,3 +181,15 @@ methods:
     main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out"), "--parallel", "1"])
     replies = {place.stat().st_ino for place in (tmp_path / "out").rglob("00000.reply")}
     assert len(list((tmp_path / "out").rglob("00000.reply"))) == 3 and len(replies) == 1
+
+
+def test_a_private_reply_is_not_released_again(tmp_path: Path) -> None:
+    task = {**TASK, "public": "noise=40", "mean": (0.5,), "std": (0.25,), "num_classes": 10, "budget": 1.0}
+    small = {**method_settings.SMALL["fedd-p"], "epsilon": 1.0}
+    kind = methods.find("fedd-p")
+    first = run(Job(Experiment(**task), "fedd-p", kind(**small), tmp_path / "first"))
+    other = Job(Experiment(**task), "fedd-p", kind(**small, student="fresh"), tmp_path / "other")
+    second = run(extend.repeat(tmp_path / "first", other))
+    assert first["guarantee"] == second["guarantee"] and first["guarantee"]["holds"]
+    assert first_replies(tmp_path / "first") == first_replies(tmp_path / "other")  # the noise is the same too
+    assert not list((tmp_path / "other").rglob("ledger.jsonl"))
