@@ -136,3 +136,21 @@ def test_a_tracker_may_be_one_name(track: Any, monkeypatch: pytest.MonkeyPatch) 
     task = {"data": "digits", "clients": 2, "limit": 60, "workers": 0, "model": "convnet:width=4,depth=1"}
     run("real", **task, ipc=1, training={"epochs": 1}, track=track)
     assert asked == [("mlflow",)]
+
+
+def test_another_method_takes_the_replies_of_a_run(tmp_path: Path) -> None:
+    task = {**TASK, "public": "noise=40"}
+    first = run("feddf", **task, local={"epochs": 1}, distillation={"epochs": 1}, out=tmp_path / "first")
+    small = {"epochs": 1, "generation": {"steps": 1, "batch_size": 16, "ngf": 8}}
+    for replies, out in ((first, None), (tmp_path / "first", tmp_path / "second")):
+        second = run("dense", replies=replies, **small, out=out)
+        assert second.config["method"]["local"]["epochs"] == 1 and second.config["answers"] == str(tmp_path / "first")
+        assert second["bytes_up"] == first["bytes_up"]
+    with pytest.raises(ValueError, match="the task is that of .*; leave clients out"):
+        run("dense", replies=first, clients=3)
+    with pytest.raises(ValueError, match="do other work than those of"):
+        run("dense", replies=first, local={"epochs": 2})
+    with pytest.raises(ValueError, match="its replies suit feddf, dense"):
+        run("fedgm", replies=first)
+    with pytest.raises(ValueError, match="give the method's name in its place"):
+        run(Job(Experiment(), "dense", tmp_path / "x"), replies=first)

@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ from fedstill import methods
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.errors import front_door
+from fedstill.experiment import extend
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment, sentence
 from fedstill.experiment.job import Job
@@ -21,6 +23,7 @@ from fedstill.experiment.progress import watch
 from fedstill.lookup import suggestion
 from fedstill.protocol import Method
 from fedstill.report.record import RunRecord, read_run
+from fedstill.runs.folder import RunFolder
 from fedstill.tracking.follow import followed
 from fedstill.tracking.names import TrackerName
 
@@ -31,6 +34,7 @@ def run(
     *,
     data: str | DataSet | None = None,
     out: str | Path | None = None,
+    replies: RunRecord | str | Path | None = None,
     watcher: Watcher | None = None,
     progress: bool | None = None,
     track: TrackerName | Sequence[TrackerName] = (),
@@ -46,6 +50,8 @@ def run(
         method: the method's name, class or object; or a `Job`, which has its own settings and folder.
         data: a data set by name or path, or the object; "mnist" by default.
         out: the run's folder. Without it, the files of the run are deleted together with the returned object.
+        replies: a finished run, whose replies to its first request serve this method too; no client is asked for them
+            again. The task and the clients' settings are those of that run, the server's may be given.
         watcher: observes the progress. An exception that one of its methods raises ends the run; with ``out``, the
             same call resumes it.
         progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
@@ -54,31 +60,36 @@ def run(
         settings: settings of the task and of the method.
 
     Raises:
-        ValueError: a setting is unknown or out of its range, the folder has another run, the data cannot be used, or
-            the package of a tracker is missing; one sentence.
+        ValueError: a setting is unknown or out of its range, the folder has another run, the data cannot be used, the
+            clients of ``replies`` did other work, or the package of a tracker is missing; one sentence.
         TooFewReplies: too few clients gave a usable reply.
     """
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):
+        if replies is not None:
+            raise ValueError("a Job has its own task and clients' settings; give the method's name in its place")
         own = {**settings, **({} if out is None else {"out": out}), **({"data": data} if isinstance(data, str) else {})}
         if own:
             raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(own)} out")
         return _finished(method, source, watcher, progress, names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
-    task = {"data": source.name if source is not None else data} if data is not None else {}
+    if replies is None:
+        task = {"data": source.name if source is not None else data} if data is not None else {}
+        make = partial(_job, method, {**task, **settings})
+    else:
+        earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
+        make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **settings})
     if out is not None:
-        return _finished(_job(method, {**task, **settings}, Path(out)), source, watcher, progress, names)
+        return _finished(make(Path(out)), source, watcher, progress, names)
     if "tensorboard" in names:
         raise ValueError(
             "the tracker 'tensorboard' writes into the run's folder, which would be deleted; give out='runs/first'"
         )
     folder = TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True)
     try:
-        record = _finished(
-            _job(method, {**task, **settings}, Path(folder.name) / "run"), source, watcher, progress, names
-        )
+        record = _finished(make(Path(folder.name) / "run"), source, watcher, progress, names)
     except BaseException:
         folder.cleanup()
         raise
@@ -94,8 +105,31 @@ def _finished(
     with watch(console, job.title, quiet=not shown) as bars:
         both = bars if watcher is None else Watchers(bars, watcher)
         with followed(track, job.out, both) as followers:
-            engine.run(job, data=data, watcher=followers)
+            sites = (lambda _: extend.Nobody()) if _asked_sites(job) else None
+            engine.run(job, data=data, watcher=followers, sites=sites)
     return read_run(job.out)
+
+
+def _asked_sites(job: Job) -> bool:
+    """Whether the replies of the job are those of real sites, none of which is asked."""
+    folder = RunFolder(job.out)
+    earlier = folder.read_config().answers if folder.config.exists() else None
+    return earlier is not None and RunFolder(Path(earlier)).asked_sites
+
+
+def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
+    """The job of a method with ``settings`` of the server on the replies of a finished run."""
+    before = extend.read_job(run, out, "")
+    if unknown := [key for key in settings if key in Experiment.model_fields]:
+        raise ValueError(f"the task is that of {run}, as its replies are; leave {', '.join(unknown)} out")
+    if not isinstance(method, Method):
+        kind = methods.find(method) if isinstance(method, str) else method
+        start = before.method if kind is type(before.method) else kind()
+        clients = dict(extend.with_client_settings(start, before.method))
+        made = _job(method, {**clients, **settings}, out)
+    else:
+        made = _job(method, settings, out)
+    return extend.repeat(run, made.replace(experiment=before.experiment))
 
 
 def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
