@@ -9,7 +9,8 @@ from fedstill.cli.common import Bad
 from fedstill.cli.deploy import deployment
 from fedstill.cli.inspect import attack, data, list_methods, privacy
 from fedstill.cli.publish import publish
-from fedstill.cli.run import compare, report, run_one
+from fedstill.cli.reuse import run
+from fedstill.cli.run import compare, report
 from fedstill.cli.runs import runs
 from fedstill.cli.server import server
 from fedstill.cli.site import site
@@ -118,7 +119,7 @@ def _dispatch(words: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "run": run_one,
+    "run": run,
     "compare": compare,
     "report": report,
     "methods": list_methods,
