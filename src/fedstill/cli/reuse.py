@@ -1,4 +1,4 @@
-"""``fedstill run``, with ``--extend``, ``--without`` and ``--replies``: runs that take the replies of a finished run."""
+"""``fedstill run``, also with ``--extend``, ``--without`` and ``--replies``: runs on the replies of a finished run."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
