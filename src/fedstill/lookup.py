@@ -45,6 +45,11 @@ def import_own(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def is_own(code: Callable[..., Any]) -> bool:
+    """Whether a class or function is the user's own, not one of fedstill."""
+    return code.__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
 @cache  # what Python has imported stays as it is when the file changes
 def source_digest(code: Callable[..., Any]) -> str | None:
     """SHA-256 of the source file of a class or function; None for fedstill's own and for code without a file."""

@@ -227,6 +227,18 @@ def test_any_error_of_a_try_is_its_own_and_the_test_set_waits_for_it(
     assert again.tests["fedavg"].point == {"local.lr": 0.3}
 
 
+def test_a_damaged_run_keeps_the_test_set_closed(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "pool", Local)
+    methods, out = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}, tmp_path / "out"
+    first = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
+    (first.tries["fedavg"][1].folders[0] / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match="the test set stays closed until that try has worked"):
+        sweep.run_sweep(task(False, methods=methods), out, final=True, watcher=Watcher())
+    assert not (out / "final.json").exists()
+
+
 def test_a_sweep_whose_folder_or_run_is_taken_ends_and_chooses_nothing(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

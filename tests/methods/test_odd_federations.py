@@ -110,6 +110,17 @@ def test_sums_too_large_for_a_message_are_refused_before_a_release(
     assert not list(tmp_path.rglob("ledger.jsonl")) and not list(tmp_path.rglob("spent.jsonl"))
 
 
+@pytest.mark.parametrize(("precision", "refused"), [("half", False), ("single", True), ("double", True)])
+def test_the_size_of_sums_is_that_of_their_precision(precision: str, refused: bool, tmp_path: Path) -> None:
+    settings = {"extractor": {"pretrain": "none"}, "space": {"dims": 240}, "classifier": "qda", "precision": precision}
+    task = {**PUBLIC, "public": "noise=400", "model": "convnet:width=64,depth=2", "max_message_mb": 1, "clients": 2}
+    if refused:
+        with pytest.raises(ValueError, match="the limit is 1 MB"):
+            go("gh-ofl", tmp_path / "run", {**settings, "epsilon": None}, **task)
+    else:
+        assert not go("gh-ofl", tmp_path / "run", {**settings, "epsilon": None}, **task)["refused"]
+
+
 def test_fens_compares_all_models_with_a_message_before_they_are_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"receive 1 MB, the models of 30 clients, but the limit is 1 MB"):
         go("fens", tmp_path / "run", FAST, clients=30, model="convnet:width=32,depth=2", max_message_mb=1)
@@ -154,7 +165,7 @@ def test_a_client_that_missed_a_phase_of_fens_stays_out(tmp_path: Path) -> None:
 def test_the_mean_of_fedmd_needs_no_memory_for_each_client() -> None:
     scores = [torch.randn(5, 3, generator=stream(k)) for k in range(4)]
     expected = torch.stack(scores).double().mean(0).float()
-    assert torch.allclose(mean_logits(Scores(logits=s) for s in scores), expected, rtol=1e-6)
+    assert torch.equal(mean_logits(Scores(logits=s) for s in scores), expected)  # summed in double
 
 
 # Values ----------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_images_of_a_shape_that_is_given_need_no_data(
     for more, sentence in (
         ([], "'./gone.npz', which can't be read here"),
         (["--shape", "8", "8"], "give channels, height and width of an image"),
-        (["--shape", "1", "16", "16"], "has the SHA-256"),
+        (["--shape", "1", "16", "16"], "is made for one shape of images; leave --shape out"),
         (["--shape", "1", "8", "8", "--onnx"], "ONNX cannot express"),  # it has no Fourier transform of torch's kind
     ):
         with pytest.raises(SystemExit) as ended:

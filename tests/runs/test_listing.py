@@ -166,9 +166,10 @@ def test_folders_of_other_programs_are_no_runs(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models of transformers and published ones have a ``config.json`` too."""
+    (folder / "others" / "project" / "journal").mkdir(parents=True)
     for name, text in (("models/bert", '{"model_type": "bert"}'), ("project", '{"a": 1}'), ("text", "no JSON")):
         place = folder / "others" / name
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         (place / "config.json").write_text(text)
         (place / "thesis.tex").touch()
     assert [entry["state"] for entry in listed(capsys)][3:] == ["damaged"]  # the text may have been a run's

@@ -6,21 +6,23 @@ The new run's folder is prepared like that of a run interrupted after the replie
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from typing_extensions import override
 
 import fedstill
-from fedstill import files, methods
+from fedstill import files, lookup, methods
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.journal import Journal, Refusal
 from fedstill.protocol import Method
+from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
@@ -154,10 +156,12 @@ def repeat(run: Path, job: Job) -> Job:
         ValueError: its clients would do other work, or ``run`` has no reply left; one sentence.
     """
     folder, out = RunFolder(run), RunFolder(job.out)
-    before, described = read_job(run, job.out, job.command), job.description()
-    if other := config.difference({**described, "experiment": before.experiment.model_dump(mode="json")}, described):
+    before, content = read_job(run, job.out, job.command), folder.read_config()
+    if other := _other_task(job, before, content):
         raise ValueError(f"{run} has {other}; its replies are of that task")
-    if (wanted := job.method.first_reply) is None or wanted != before.method.first_reply:
+    if content.version != fedstill.__version__:
+        raise ValueError(f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; repeat it first")
+    if (wanted := _work(job)) is None or wanted != _work(before):
         same = _same_work(before.method)
         raise ValueError(
             f"the clients of {job.name} with these settings do other work than those of {run} did ({before.name}); "
@@ -167,6 +171,11 @@ def repeat(run: Path, job: Job) -> Job:
                 else f"the replies of {before.name} suit no other run"
             )
         )
+    if folder.asked_sites:
+        if job.experiment.local_test:
+            raise ValueError(f"the sites of {run} evaluate the model (--local-test), and none of them is asked here")
+        if (rounds := getattr(job.method, "rounds", 1)) != 1 and before.method != job.method:
+            raise ValueError(f"{job.name} asks in {rounds} rounds, and no site of {run} is asked here; take --rounds 1")
     if out.config.exists():
         if out.read_config().answers != str(run):
             raise ValueError(f"{job.out} has another run; choose another folder with --out")
@@ -175,22 +184,57 @@ def repeat(run: Path, job: Job) -> Job:
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     if not any(folder.journal.glob(_FILES[0])):
         raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
-    facts = folder.read_config().model_dump(include={"version", "fingerprint", "run"})
+    facts = content.model_dump(include={"version", "fingerprint", "run"})
     more = f"{folder.journal.name}/000000-*/*.refused"
-    lay_out(run, job.out, {**described, **facts, "answers": str(run)}, more)
+    having = _clients_of(folder, "reply") | _clients_of(folder, "refused")
+    lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, more, having=having)
     return job
 
 
 def with_client_settings(method: Method, other: Method) -> Method:
     """``method`` with those settings of ``other`` on which its clients' first replies depend."""
-    for name in type(method).model_fields.keys() & type(other).model_fields.keys():
+    kind, fields = type(method), type(other).model_fields
+    shared = [name for name, field in kind.model_fields.items() if name in fields and _alike(field, fields[name])]
+    try:
+        found = kind(**{**dict(method), **{name: getattr(other, name) for name in shared}})
+    except ValidationError:
+        return method
+    for name in shared:  # the server's settings remain those of ``method``
         try:
-            changed = type(method)(**{**dict(method), name: getattr(other, name)})
-        except ValidationError:  # a setting of the same name and another type
+            back = kind(**{**dict(found), name: getattr(method, name)})
+        except ValidationError:
             continue
-        if changed.first_reply != method.first_reply:
-            method = changed
-    return method
+        if back.first_reply == found.first_reply:
+            found = back
+    return found
+
+
+def _alike(one: FieldInfo, other: FieldInfo) -> bool:
+    return one.annotation == other.annotation
+
+
+def _work(job: Job) -> tuple[Any, ...] | None:
+    """What the replies to the first request of ``job`` depend on, beside its task; None if they can't be reused.
+
+    Steps of a method of the user's own may be other than those of the class that it is derived from, and release again
+    under a budget, of which the clients of a new run know nothing yet.
+    """
+    own, first = lookup.is_own(type(job.method)), job.method.first_reply
+    if first is None or (own and job.experiment.budget is not None):
+        return None
+    return first, type(job.method) if own else None
+
+
+def _other_task(job: Job, before: Job, content: Config) -> str | None:
+    """What makes the task or the code of ``before`` another than that of ``job``, in words."""
+    described = job.description()
+    earlier = {**described, "experiment": before.experiment.model_dump(mode="json"), "code": content.code}
+    return config.difference(earlier, described)
+
+
+def _clients_of(folder: RunFolder, kind: str) -> set[int]:
+    """The clients with a file of this kind for the first request."""
+    return {int(place.stem) for place in folder.journal.glob(f"000000-*/*.{kind}")}
 
 
 def _same_work(method: Method) -> list[str]:
@@ -218,20 +262,20 @@ def reuse(job: Job, earlier: Iterable[Path]) -> None:
         job: the new run; nothing happens if it has been started before.
         earlier: folders of finished runs, the likeliest last.
     """
-    wanted = job.method.first_reply
+    wanted = _work(job)
     if wanted is None or (job.out.exists() and any(job.out.iterdir())):
         return
-    described = job.description()
     for run in reversed(list(earlier)):
-        other = read_job(run, job.out, job.command)
-        if other.method.first_reply != wanted or config.difference(
-            {**described, "experiment": other.experiment.model_dump(mode="json")}, described
-        ):
+        try:
+            other, content = read_job(run, job.out, job.command), RunFolder(run).read_config()
+        except ValueError:  # damaged, or not finished
             continue
-        content = RunFolder(run).read_config()
+        having = _clients_of(RunFolder(run), "reply")
+        if _work(other) != wanted or _other_task(job, other, content) or not having:
+            continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
             facts = {"version": content.version, "fingerprint": content.fingerprint, "run": secrets.token_hex(16)}
-            lay_out(run, job.out, {**described, **facts, "answers": str(run)})
+            lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having)
             return
 
 
@@ -242,6 +286,7 @@ def lay_out(
     *more: str,
     without: int | None = None,
     refusal: Refusal | None = None,
+    having: Collection[int] | None = None,
 ) -> None:
     """Make ``out`` the folder of a run interrupted after the replies to its first request.
 
@@ -254,6 +299,7 @@ def lay_out(
         *more: patterns of other files of ``run`` to copy.
         without: a client whose reply is not copied.
         refusal: the reason to note for it, so that it is not asked.
+        having: the clients whose bytes and releases count; None for all.
     """
     part, left_out = out.with_name(f".{out.name}{files.PART}"), f"{-1 if without is None else without:05d}.reply"
     journal, copy = RunFolder(run).journal, RunFolder(part)
@@ -265,6 +311,7 @@ def lay_out(
     for name in ("meter.jsonl", "spent.jsonl"):
         lines = files.read_json_lines(journal / name)
         first = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]
+        first = [line for line in first if having is None or line.get("client") in having]
         if first:
             files.write_bytes(copy.journal / name, files.chained(first))
     copy.write_config(description)

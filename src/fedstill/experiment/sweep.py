@@ -245,6 +245,8 @@ def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, comma
         accuracy = run(job)["accuracy"]
     except Taken:  # says nothing about the settings
         raise
+    except files.Damaged as error:  # nor does this
+        return _Failed(str(error), may_pass=True)
     except (ValueError, TooFewReplies) as error:
         return _Failed(str(error))
     except Exception as error:  # of a method of the user's own, or of the machine

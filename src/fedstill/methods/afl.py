@@ -46,7 +46,7 @@ class AFL(MomentSums, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "afl")
-        replies = fed.ask(self.sum_up, exactly=sizes(fed, features), features=features)  # C_k, X_k^T Y_k
+        replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
         total = add_up(replies, self, fed.delta, fed.device)
         return moment_model(fed, features, self.head(total), self)
 

@@ -48,7 +48,7 @@ class FedCGS(MomentSums, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedcgs")
-        replies = fed.ask(self.sum_up, exactly=sizes(fed, features), features=features)  # A_k, B_k, N_k
+        replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, B_k, N_k
         total = add_up(replies, self, fed.delta, fed.device)
         return moment_model(fed, features, self.head(total), self)
 

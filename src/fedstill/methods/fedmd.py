@@ -149,7 +149,7 @@ def mean_logits(replies: Iterable[Scores]) -> Float32[Tensor, "images classes"]:
     """The plain mean of the clients' logits: the consensus with c_k = 1/m."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     for reply in replies:
-        total, count = total + reply.logits, count + 1
+        total, count = total + reply.logits.double(), count + 1
     return (total / count).float()
 
 

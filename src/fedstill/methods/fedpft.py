@@ -87,7 +87,7 @@ class FedPFT(MomentSums, Method):
             noisy = fed.ask(self.add_noise, exactly=exactly, at_most=most, features=features)
             examples = self.drawn((each for reply in noisy for each in reply.fitted(radius)), rng)
         else:
-            exactly = sizes(fed, features, by_class=True)
+            exactly = sizes(fed, features, self, by_class=True)
             total = add_up(fed.ask(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
             examples = self.drawn_of(total, radius, rng)
         with isolated(0):  # the start is 0

@@ -54,7 +54,7 @@ class GHOFL(MomentSums, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features, by_class = public_features(fed, self, "gh-ofl"), self.classifier == "qda"
-        exactly = sizes(fed, features, by_class=by_class)
+        exactly = sizes(fed, features, self, by_class=by_class)
         replies = fed.ask(self.sum_up, exactly=exactly, features=features)  # A_k, N_k, B_k or S_k
         total = add_up(replies, self, fed.delta, fed.device)
         if self.classifier != "qda":

@@ -88,7 +88,12 @@ class Embedding(NamedTuple):
 
 
 def sizes(
-    fed: Federation, features: PublicFeatures, *, by_class: bool = False, dims: int | None = None
+    fed: Federation,
+    features: PublicFeatures,
+    settings: MomentSums,
+    *,
+    by_class: bool = False,
+    dims: int | None = None,
 ) -> dict[str, int]:
     """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows.
 
@@ -96,7 +101,7 @@ def sizes(
         ValueError: the reply would be larger than a message may be; no client has released anything yet.
     """
     width, groups = (dims or features.projection.shape[1]) + 1, fed.num_classes if by_class else 1
-    size = 4 * (groups * entries(width) + fed.num_classes * width)
+    size = DTYPES[settings.precision].itemsize * (groups * entries(width) + fed.num_classes * width)
     if size > fed.max_bytes:
         raise ValueError(
             f"each client would send {size / 1e6:.0f} MB, the sums of products of {width - 1} features"

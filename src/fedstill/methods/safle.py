@@ -56,7 +56,7 @@ class SAFLe(MomentSums, Method):
         dims = features.projection.shape[1]
         thresholds = self.buckets.quantiles(self._public_rows(fed, features)).cpu()
         order = torch.randperm(dims * self.buckets.thresholds, generator=fed.rng("shuffle"))
-        exactly = sizes(fed, features, dims=self.buckets.width(dims))
+        exactly = sizes(fed, features, self, dims=self.buckets.width(dims))
         replies = fed.ask(self.sum_up, exactly=exactly, features=features, thresholds=thresholds, order=order)
         total = add_up(replies, self, fed.delta, fed.device)
         embeddings, bias = self.embeddings(total)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fedstill import extras
+from fedstill.data import backbones
+from fedstill.data.features import OF_SHAPE
 from fedstill.experiment.trained import Trained
 from fedstill.models.preprocessing import Preprocessing
 
@@ -39,7 +41,16 @@ class _OnFeatures(_Plain):
 
     def __init__(self, model: Trained, shape: tuple[int, ...]) -> None:
         super().__init__(model)
-        backbone = model.backbone(shape)
+        assert model.features is not None
+        name = model.features[0]
+        try:
+            backbone = model.backbone(shape)
+        except ValueError as error:
+            if name.startswith(OF_SHAPE) and backbones.load(name, shape).digest != model.features[1]:
+                raise ValueError(
+                    f"{name!r} is made for one shape of images; leave --shape out, or give that of the run's images"
+                ) from error
+            raise
         if not isinstance(backbone.image_input, Preprocessing):
             raise ValueError(f"the backbone {backbone.name!r} takes texts; a tokenizer is no program")
         self.backbone, self._rows, self._prepare = backbone.net, backbone.rows, backbone.image_input

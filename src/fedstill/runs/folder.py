@@ -72,7 +72,7 @@ def is_run(path: Path, *, certainly: bool = False) -> bool:
     A file that is no JSON may be a damaged run's, but not ``certainly``.
     """
     folder = RunFolder(path)
-    if folder.journal.is_dir() or folder.environment.is_file():
+    if (folder.journal / "meter.jsonl").is_file() or folder.environment.is_file():
         return True  # whatever became of its configuration
     try:
         content = json.loads(folder.config.read_bytes())
