@@ -109,8 +109,8 @@ class Method(Settings, ABC):
     def first_reply(self) -> tuple[Any, ...] | None:
         """The settings that replies to the first request depend on, or None if replies can't be reused.
 
-        Runs of one task in which it is equal get the same replies, so a comparison of methods asks the clients once. The
-        first step must keep nothing in ``client.state``. A class of the user's own shares replies with itself only.
+        Runs of one task in which it is equal get the same replies, so a comparison of methods asks the clients once.
+        The first step must keep nothing in ``client.state``. A class of the user's own shares replies with itself only.
         """
         return None
 
