@@ -1,6 +1,7 @@
 """`fedstill.run`: keyword arguments in, results out."""
 
 import gc
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from small import Probe
 
-from fedstill import Experiment, FedAvg, Job, RunRecord, Watcher, load_data, run
+from fedstill import Experiment, FedAvg, Job, Real, RunRecord, Watcher, load_data, run
+from fedstill.experiment import extend
 from fedstill.protocol import Method
 
 TASK: dict[str, Any] = {
@@ -154,3 +156,12 @@ def test_another_method_takes_the_replies_of_a_run(tmp_path: Path) -> None:
         run("fedgm", replies=first)
     with pytest.raises(ValueError, match="give the method's name in its place"):
         run(Job(Experiment(), "dense", tmp_path / "x"), replies=first)
+
+
+def test_a_run_whose_replies_came_from_a_run_that_is_gone_still_asks_its_clients(tmp_path: Path) -> None:
+    task = Experiment(**TASK, local_test=0.2)
+    first, second = (Job(task, "real", Real(ipc=1, training={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
+    run(first)
+    extend.reuse(second, [first.out])
+    shutil.rmtree(first.out)
+    assert run(second)["accuracy"] is not None  # the clients evaluate the model

@@ -75,21 +75,23 @@ def run(
         return _finished(method, source, watcher, progress, names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
+    nobody = False
     if replies is None:
         task = {"data": source.name if source is not None else data} if data is not None else {}
         make = partial(_job, method, {**task, **settings})
     else:
         earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
+        nobody = RunFolder(earlier).asked_sites
         make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **settings})
     if out is not None:
-        return _finished(make(Path(out)), source, watcher, progress, names)
+        return _finished(make(Path(out)), source, watcher, progress, names, nobody=nobody)
     if "tensorboard" in names:
         raise ValueError(
             "the tracker 'tensorboard' writes into the run's folder, which would be deleted; give out='runs/first'"
         )
     folder = TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True)
     try:
-        record = _finished(make(Path(folder.name) / "run"), source, watcher, progress, names)
+        record = _finished(make(Path(folder.name) / "run"), source, watcher, progress, names, nobody=nobody)
     except BaseException:
         folder.cleanup()
         raise
@@ -98,23 +100,23 @@ def run(
 
 
 def _finished(
-    job: Job, data: DataSet | None, watcher: Watcher | None, progress: bool | None, track: Sequence[str]
+    job: Job,
+    data: DataSet | None,
+    watcher: Watcher | None,
+    progress: bool | None,
+    track: Sequence[str],
+    *,
+    nobody: bool = False,
 ) -> RunRecord:
+    """Run ``job`` and read its results; with ``nobody`` its clients are real sites, none of which is asked."""
     console = Console(file=sys.stderr)
     shown = console.is_interactive or console.is_jupyter if progress is None else progress
     with watch(console, job.title, quiet=not shown) as bars:
         both = bars if watcher is None else Watchers(bars, watcher)
         with followed(track, job.out, both) as followers:
-            sites = (lambda _: extend.Nobody()) if _asked_sites(job) else None
+            sites = (lambda _: extend.Nobody()) if nobody else None
             engine.run(job, data=data, watcher=followers, sites=sites)
     return read_run(job.out)
-
-
-def _asked_sites(job: Job) -> bool:
-    """Whether the replies of the job are those of real sites, none of which is asked."""
-    folder = RunFolder(job.out)
-    earlier = folder.read_config().answers if folder.config.exists() else None
-    return earlier is not None and RunFolder(Path(earlier)).asked_sites
 
 
 def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
