@@ -53,7 +53,7 @@ def is_own(code: Callable[..., Any]) -> bool:
 @cache  # what Python has imported stays as it is when the file changes
 def source_digest(code: Callable[..., Any]) -> str | None:
     """SHA-256 of the source file of a class or function; None for fedstill's own and for code without a file."""
-    if code.__module__.partition(".")[0] == __name__.partition(".")[0]:
+    if not is_own(code):
         return None
     try:
         file = inspect.getsourcefile(code)

@@ -113,15 +113,11 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
         ValueError: the run has more than one request, the client's reply is not there, it is the only one, or the
             clients evaluate the model; one sentence.
     """
-    folder, out = RunFolder(run), RunFolder(job.out)
+    folder = RunFolder(run)
     content = folder.read_config()
     job = job.replace(experiment=job.experiment.model_copy(update={"min_clients": 1}))
-    if out.config.exists():
-        if out.read_config().answers != str(run):
-            raise ValueError(f"{job.out} has another run; choose another folder with --out")
+    if _is_prepared(run, job):
         return job
-    if job.out.exists() and any(job.out.iterdir()):
-        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     _check_asked_once(folder, "repeated without a client")
     if job.experiment.local_test:
         raise ValueError(f"the clients of {folder} evaluate its model (--local-test), so it needs them all")
@@ -155,7 +151,7 @@ def repeat(run: Path, job: Job) -> Job:
     Raises:
         ValueError: its clients would do other work, or ``run`` has no reply left; one sentence.
     """
-    folder, out = RunFolder(run), RunFolder(job.out)
+    folder = RunFolder(run)
     before, content = read_job(run, job.out, job.command), folder.read_config()
     if other := _other_task(job, before, content):
         raise ValueError(f"{run} has {other}; its replies are of that task")
@@ -176,19 +172,31 @@ def repeat(run: Path, job: Job) -> Job:
             raise ValueError(f"the sites of {run} evaluate the model (--local-test), and none of them is asked here")
         if (rounds := getattr(job.method, "rounds", 1)) != 1 and before.method != job.method:
             raise ValueError(f"{job.name} asks in {rounds} rounds, and no site of {run} is asked here; take --rounds 1")
-    if out.config.exists():
-        if out.read_config().answers != str(run):
-            raise ValueError(f"{job.out} has another run; choose another folder with --out")
+    if _is_prepared(run, job):
         return job
-    if job.out.exists() and any(job.out.iterdir()):
-        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
-    if not any(folder.journal.glob(_FILES[0])):
+    if not (having := _clients_of(folder, "reply")):
         raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
     facts = content.model_dump(include={"version", "fingerprint", "run"})
     more = f"{folder.journal.name}/000000-*/*.refused"
-    having = _clients_of(folder, "reply") | _clients_of(folder, "refused")
+    having |= _clients_of(folder, "refused")
     lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, more, having=having)
     return job
+
+
+def _is_prepared(run: Path, job: Job) -> bool:
+    """Whether ``job.out`` has the replies of ``run`` already.
+
+    Raises:
+        ValueError: it has another run, or other files.
+    """
+    out = RunFolder(job.out)
+    if out.config.exists():
+        if out.read_config().answers != str(run):
+            raise ValueError(f"{job.out} has another run; choose another folder with --out")
+        return True
+    if job.out.exists() and any(job.out.iterdir()):
+        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
+    return False
 
 
 def with_client_settings(method: Method, other: Method) -> Method:
