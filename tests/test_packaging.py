@@ -83,8 +83,9 @@ def python(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def outside() -> dict[str, str]:
-    """The environment without the checkout."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """The environment without the checkout; the programs of what fedstill needs are in the present one's folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return kept | {"PATH": os.pathsep.join([kept["PATH"], sysconfig.get_path("scripts")])}
 
 
 @pytest.mark.slow
@@ -125,6 +126,7 @@ def test_the_wheel_works_outside_of_the_checkout(packages: tuple[Path, Path], py
 def test_the_commands_of_the_documents_run_from_the_wheel(packages: tuple[Path, Path], python: Path) -> None:
     shutil.rmtree(packages[0] / "src")
     words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_readme.py", "tests/test_cli.py"]
+    words += ["-k", "not links_lead_somewhere"]  # into the sources
     done = subprocess.run(words, cwd=packages[0], env=outside(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
 
