@@ -10,7 +10,7 @@ import pytest
 from small import Probe
 
 from fedstill import Experiment, FedAvg, Job, Real, RunRecord, Watcher, load_data, run
-from fedstill.experiment import extend
+from fedstill.experiment import reuse
 from fedstill.protocol import Method
 
 TASK: dict[str, Any] = {
@@ -162,6 +162,6 @@ def test_a_run_whose_replies_came_from_a_run_that_is_gone_still_asks_its_clients
     task = Experiment(**TASK, local_test=0.2)
     first, second = (Job(task, "real", Real(ipc=1, training={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
     run(first)
-    extend.reuse(second, [first.out])
+    reuse.prepare(second, [first.out])
     shutil.rmtree(first.out)
     assert run(second)["accuracy"] is not None  # the clients evaluate the model

@@ -15,7 +15,7 @@ from fedstill import methods
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.errors import front_door
-from fedstill.experiment import extend
+from fedstill.experiment import extend, reuse
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment, sentence
 from fedstill.experiment.job import Job
@@ -127,11 +127,11 @@ def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[st
     if not isinstance(method, Method):
         kind = methods.find(method) if isinstance(method, str) else method
         start = before.method if kind is type(before.method) else kind()
-        clients = dict(extend.with_client_settings(start, before.method))
+        clients = dict(reuse.with_client_settings(start, before.method))
         made = _job(method, {**clients, **settings}, out)
     else:
         made = _job(method, settings, out)
-    return extend.repeat(run, made.replace(experiment=before.experiment))
+    return reuse.repeat(run, made.replace(experiment=before.experiment))
 
 
 def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:

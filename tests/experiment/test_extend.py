@@ -7,7 +7,7 @@ import late
 import pytest
 
 from fedstill.cli import main
-from fedstill.experiment import extend
+from fedstill.experiment import extend, reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -176,10 +176,10 @@ def test_other_questions_are_asked_anew(tmp_path: Path, change: dict[str, Any] |
     if change == "begun":
         out.mkdir()
         (out / "config.json").touch()
-    extend.reuse(Job(Experiment(**task, seed=int(change == "seed")), name, method, out), [first.out])
+    reuse.prepare(Job(Experiment(**task, seed=int(change == "seed")), name, method, out), [first.out])
     assert not (out / "journal").exists()
     if change == "seed":  # all else was equal
-        extend.reuse(first.replace(method=method, out=out), [first.out])
+        reuse.prepare(first.replace(method=method, out=out), [first.out])
         assert len(list((out / "journal" / "000000-train").glob("*.reply"))) == 3
 
 

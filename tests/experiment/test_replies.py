@@ -10,7 +10,7 @@ import pytest
 from fedstill import methods
 from fedstill.cli import main
 from fedstill.engines.site import Site
-from fedstill.experiment import extend
+from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -101,7 +101,7 @@ def test_reused_replies_make_the_model_that_new_ones_would(name: str, tmp_path: 
     first, other = job(name, tmp_path / "first"), job(name, tmp_path / "alone", **SERVER[name])
     run(first)
     alone = run(other)
-    reusing = extend.repeat(first.out, other.replace(out=tmp_path / "reused"))
+    reusing = reuse.repeat(first.out, other.replace(out=tmp_path / "reused"))
     for place in (tmp_path / "reused" / "journal").glob("000000-*/*.reply"):
         assert place.samefile(next((tmp_path / "first" / "journal").glob(f"000000-*/{place.name}")))
     reused = run(reusing)
@@ -158,7 +158,7 @@ def test_a_run_of_several_rounds_has_its_first_replies_no_more(tmp_path: Path) -
     run(job("feddm", tmp_path / "first", rounds=2))
     other = job("feddm", tmp_path / "other", rounds=2, training={"epochs": 1})
     with pytest.raises(ValueError, match="has no reply to its first request any more"):
-        extend.repeat(tmp_path / "first", other)
+        reuse.repeat(tmp_path / "first", other)
     assert not (tmp_path / "other").exists()
 
 
@@ -189,7 +189,7 @@ def test_a_private_reply_is_not_released_again(tmp_path: Path) -> None:
     kind = methods.find("fedd-p")
     first = run(Job(Experiment(**task), "fedd-p", kind(**small), tmp_path / "first"))
     other = Job(Experiment(**task), "fedd-p", kind(**small, student="fresh"), tmp_path / "other")
-    second = run(extend.repeat(tmp_path / "first", other))
+    second = run(reuse.repeat(tmp_path / "first", other))
     assert first["guarantee"] == second["guarantee"] and first["guarantee"]["holds"]
     assert first_replies(tmp_path / "first") == first_replies(tmp_path / "other")  # the noise is the same too
     assert not list((tmp_path / "other").rglob("ledger.jsonl"))
@@ -226,16 +226,16 @@ def test_a_class_derived_from_a_method_has_clients_of_its_own(tmp_path: Path, mo
     first, own = job("feddf", tmp_path / "first"), own_job("derived_method.py:Mine", tmp_path / "own")
     run(first)
     assert own.method.first_reply == first.method.first_reply
-    extend.reuse(own, [first.out])
+    reuse.prepare(own, [first.out])
     assert not own.out.exists()
     with pytest.raises(ValueError, match="do other work than those of"):
-        extend.repeat(first.out, own)
+        reuse.repeat(first.out, own)
     run(own)
     again = own_job("derived_method.py:Mine", tmp_path / "again")
     again = again.replace(method=again.method.model_copy(update={"start": "fresh"}))
-    assert first_replies(run_of(extend.repeat(own.out, again))) == first_replies(own.out)
-    assert extend._work(own) is not None  # with a budget it may release again, of which no ledger would know
-    assert extend._work(own_job("derived_method.py:Mine", tmp_path / "x", budget=1.0)) is None
+    assert first_replies(run_of(reuse.repeat(own.out, again))) == first_replies(own.out)
+    assert reuse._work(own) is not None  # with a budget it may release again, of which no ledger would know
+    assert reuse._work(own_job("derived_method.py:Mine", tmp_path / "x", budget=1.0)) is None
 
 
 def run_of(job: Job) -> Path:
@@ -250,28 +250,28 @@ def test_changed_code_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run(first)
     other = own_job("changing_method.py:Mine", tmp_path / "other")
     monkeypatch.setattr(Job, "own_code", lambda self: {"changing_method.py:Mine": "of other code"})
-    extend.reuse(other, [first.out])
+    reuse.prepare(other, [first.out])
     assert not other.out.exists()
     with pytest.raises(ValueError, match="another version of the code of changing_method.py:Mine"):
-        extend.repeat(first.out, other)
+        reuse.repeat(first.out, other)
 
 
 def test_a_run_of_several_rounds_is_not_reused_and_no_byte_counts_twice(tmp_path: Path) -> None:
     first = job("feddm", tmp_path / "first", rounds=2)
     run(first)
     other = job("feddm", tmp_path / "other", rounds=2, training={"epochs": 1})
-    extend.reuse(other, [first.out])
+    reuse.prepare(other, [first.out])
     assert not other.out.exists()
     task = {**TASK, "clients": 5, "drop": 0.4, "min_clients": 1}
     real = methods.find("real")
     one = Job(Experiment(**task), "real", real(**method_settings.SMALL["real"]), tmp_path / "one")
     two = one.replace(method=real(**{**method_settings.SMALL["real"], "training": {"epochs": 1}}), out=tmp_path / "two")
     before = run(one)
-    extend.reuse(two, [one.out])
+    reuse.prepare(two, [one.out])
     assert before["refused"] and two.out.exists()
     assert run(two)["bytes_down"] == before["bytes_down"]
     three = two.replace(out=tmp_path / "three")
-    after = run(extend.repeat(one.out, three))
+    after = run(reuse.repeat(one.out, three))
     assert (after["bytes_down"], after["refused"]) == (before["bytes_down"], before["refused"])
 
 
@@ -279,7 +279,7 @@ def test_a_damaged_neighbour_is_passed_over(tmp_path: Path) -> None:
     first = job("real", tmp_path / "first")
     run(first)
     (first.out / "config.json").write_text("{")
-    extend.reuse(job("real", tmp_path / "other", training={"epochs": 1}), [first.out])
+    reuse.prepare(job("real", tmp_path / "other", training={"epochs": 1}), [first.out])
     assert not (tmp_path / "other").exists()
 
 
@@ -296,7 +296,7 @@ def test_what_would_ask_real_sites_again_is_refused_before_it_begins(
     (tmp_path / "first" / "partition.json").unlink()
     other = Job(Experiment(**task), "dense", kind(**{**small, "rounds": 1 if changes else 2}), tmp_path / "other")
     with pytest.raises(ValueError, match=sentence):
-        extend.repeat(tmp_path / "first", other)
+        reuse.repeat(tmp_path / "first", other)
     assert not (tmp_path / "other").exists()
 
 
@@ -306,15 +306,15 @@ def test_replies_of_another_version_are_refused(tmp_path: Path) -> None:
     config = json.loads((first.out / "config.json").read_text())
     (first.out / "config.json").write_text(json.dumps({**config, "version": "0.0.1"}))
     with pytest.raises(ValueError, match="is of fedstill 0.0.1, and this is"):
-        extend.repeat(first.out, job("real", tmp_path / "other", training={"epochs": 1}))
+        reuse.repeat(first.out, job("real", tmp_path / "other", training={"epochs": 1}))
 
 
 def test_settings_that_are_valid_together_only_are_taken_together() -> None:
     """A teacher is for soft labels, and FedPFT's epsilon for one component."""
     kind = methods.find("fedgm")
     soft = kind(soft_labels=True, teacher={"epochs": 2}, ipc=3)
-    taken = extend.with_client_settings(kind(training={"epochs": 7}), soft)
+    taken = reuse.with_client_settings(kind(training={"epochs": 7}), soft)
     assert taken == soft.model_copy(update={"training": taken.training}) and taken.training.epochs == 7
     sums = methods.find("gh-ofl")(classifier="qda", epsilon=2.0, space={"dims": 9})
-    pft = extend.with_client_settings(methods.find("fedpft")(), sums)
+    pft = reuse.with_client_settings(methods.find("fedpft")(), sums)
     assert (pft.first_reply == sums.first_reply) == (pft.epsilon == 2.0)

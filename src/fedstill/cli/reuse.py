@@ -85,7 +85,7 @@ def _without_client(words: list[str]) -> None:
 def _on_replies(words: list[str]) -> None:
     """``fedstill run --replies``."""
     from fedstill.cli import flags
-    from fedstill.experiment import extend
+    from fedstill.experiment import extend, reuse
     from fedstill.lookup import add_working_folder
     from fedstill.runs.folder import RunFolder
 
@@ -106,13 +106,13 @@ def _on_replies(words: list[str]) -> None:
     run, name = Path(words[0]), words[1]
     before = extend.read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), line_of(["run", "--replies", *words]))
     method = before.method if name == before.name else flags.method_of(name, words[2:])
-    method = extend.with_client_settings(method, before.method)
+    method = reuse.with_client_settings(method, before.method)
     parsed = flags.parse_run(f"fedstill run --replies {run} {name}", words[2:], before.experiment, method)
     _refuse_dry_run(parsed.output)
     job = before.replace(
         experiment=parsed.experiment, name=name, method=parsed.method, label="", out=parsed.output.out or before.out
     )
-    job = extend.repeat(run, job)
+    job = reuse.repeat(run, job)
     make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
 
 

@@ -152,7 +152,7 @@ def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
 
 
 def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOutput") -> None:
-    from fedstill.experiment import extend
+    from fedstill.experiment import reuse
     from fedstill.report.record import read_run
 
     if not output.quiet:
@@ -161,7 +161,7 @@ def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOu
     folders: list[Path] = []
     for path, job in jobs.items():
         here = job.replace(out=out / path)
-        extend.reuse(here, folders)
+        reuse.prepare(here, folders)
         _make(here, output)
         folders.append(here.out)
     _show([read_run(folder) for folder in folders], out, command, as_json=output.json_)

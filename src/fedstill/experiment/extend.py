@@ -1,28 +1,23 @@
-"""Reuse of a finished run's replies: to ask missing clients, leave one out, or repeat the server's part differently.
+"""A run on a finished run's replies: to ask the missing clients, or to leave one out.
 
 The new run's folder is prepared like that of a run interrupted after the replies arrived; running it resumes there.
 """
 
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from typing_extensions import override
 
-import fedstill
-from fedstill import files, lookup, methods
+from fedstill import files, methods
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.journal import Journal, Refusal
-from fedstill.protocol import Method
-from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
@@ -116,7 +111,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     folder = RunFolder(run)
     content = folder.read_config()
     job = job.replace(experiment=job.experiment.model_copy(update={"min_clients": 1}))
-    if _is_prepared(run, job):
+    if is_prepared(run, job):
         return job
     _check_asked_once(folder, "repeated without a client")
     if job.experiment.local_test:
@@ -135,55 +130,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     return job
 
 
-def repeat(run: Path, job: Job) -> Job:
-    """Prepare ``job.out`` for other work of the server on the replies to the first request of ``run``.
-
-    A folder that has been prepared before stays unchanged, and so does ``run``. The replies' bytes and releases count
-    in the new run as in ``run``.
-
-    Args:
-        run: a finished run.
-        job: the new run: the task of ``run``, with a method whose clients do the same work (`with_client_settings`).
-
-    Returns:
-        The job to run.
-
-    Raises:
-        ValueError: its clients would do other work, or ``run`` has no reply left; one sentence.
-    """
-    folder = RunFolder(run)
-    before, content = read_job(run, job.out, job.command), folder.read_config()
-    if other := _other_task(job, before, content):
-        raise ValueError(f"{run} has {other}; its replies are of that task")
-    if content.version != fedstill.__version__:
-        raise ValueError(f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; repeat it first")
-    if (wanted := _work(job)) is None or wanted != _work(before):
-        same = _same_work(before.method)
-        raise ValueError(
-            f"the clients of {job.name} with these settings do other work than those of {run} did ({before.name}); "
-            + (
-                f"its replies suit {', '.join(same)} with the clients' settings of {before.name}"
-                if same
-                else f"the replies of {before.name} suit no other run"
-            )
-        )
-    if folder.asked_sites:
-        if job.experiment.local_test:
-            raise ValueError(f"the sites of {run} evaluate the model (--local-test), and none of them is asked here")
-        if (rounds := getattr(job.method, "rounds", 1)) != 1 and before.method != job.method:
-            raise ValueError(f"{job.name} asks in {rounds} rounds, and no site of {run} is asked here; take --rounds 1")
-    if _is_prepared(run, job):
-        return job
-    if not (having := _clients_of(folder, "reply")):
-        raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
-    facts = content.model_dump(include={"version", "fingerprint", "run"})
-    more = f"{folder.journal.name}/000000-*/*.refused"
-    having |= _clients_of(folder, "refused")
-    lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, more, having=having)
-    return job
-
-
-def _is_prepared(run: Path, job: Job) -> bool:
+def is_prepared(run: Path, job: Job) -> bool:
     """Whether ``job.out`` has the replies of ``run`` already.
 
     Raises:
@@ -199,57 +146,9 @@ def _is_prepared(run: Path, job: Job) -> bool:
     return False
 
 
-def with_client_settings(method: Method, other: Method) -> Method:
-    """``method`` with those settings of ``other`` on which its clients' first replies depend."""
-    kind, fields = type(method), type(other).model_fields
-    shared = [name for name, field in kind.model_fields.items() if name in fields and _alike(field, fields[name])]
-    try:
-        found = kind(**{**dict(method), **{name: getattr(other, name) for name in shared}})
-    except ValidationError:
-        return method
-    for name in shared:  # the server's settings remain those of ``method``
-        try:
-            back = kind(**{**dict(found), name: getattr(method, name)})
-        except ValidationError:
-            continue
-        if back.first_reply == found.first_reply:
-            found = back
-    return found
-
-
-def _alike(one: FieldInfo, other: FieldInfo) -> bool:
-    return one.annotation == other.annotation
-
-
-def _work(job: Job) -> tuple[Any, ...] | None:
-    """What the replies to the first request of ``job`` depend on, beside its task; None if they can't be reused.
-
-    Steps of a method of the user's own may be other than those of the class that it is derived from, and release again
-    under a budget, of which the clients of a new run know nothing yet.
-    """
-    own, first = lookup.is_own(type(job.method)), job.method.first_reply
-    if first is None or (own and job.experiment.budget is not None):
-        return None
-    return first, type(job.method) if own else None
-
-
-def _other_task(job: Job, before: Job, content: Config) -> str | None:
-    """What makes the task or the code of ``before`` another than that of ``job``, in words."""
-    described = job.description()
-    earlier = {**described, "experiment": before.experiment.model_dump(mode="json"), "code": content.code}
-    return config.difference(earlier, described)
-
-
-def _clients_of(folder: RunFolder, kind: str) -> set[int]:
+def clients_of(folder: RunFolder, kind: str) -> set[int]:
     """The clients with a file of this kind for the first request."""
     return {int(place.stem) for place in folder.journal.glob(f"000000-*/*.{kind}")}
-
-
-def _same_work(method: Method) -> list[str]:
-    """Names of the methods whose clients can do the work of those of ``method``."""
-    found = ((name, methods.find(name)()) for name in methods.TABLE)
-    wanted = method.first_reply
-    return [name for name, other in found if wanted and with_client_settings(other, method).first_reply == wanted]
 
 
 class Nobody(Transport):
@@ -258,33 +157,6 @@ class Nobody(Transport):
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         return (Arrival(client, b"", "it is not asked again") for client in clients)
-
-
-def reuse(job: Job, earlier: Iterable[Path]) -> None:
-    """Prepare ``job.out`` with the replies to its first request, if a finished run has the same replies.
-
-    `fedstill.protocol.Method.first_reply` gives the settings on which those replies depend. The first request's bytes
-    and seconds count in the new run too.
-
-    Args:
-        job: the new run; nothing happens if it has been started before.
-        earlier: folders of finished runs, the likeliest last.
-    """
-    wanted = _work(job)
-    if wanted is None or (job.out.exists() and any(job.out.iterdir())):
-        return
-    for run in reversed(list(earlier)):
-        try:
-            other, content = read_job(run, job.out, job.command), RunFolder(run).read_config()
-        except ValueError:  # damaged, or not finished
-            continue
-        having = _clients_of(RunFolder(run), "reply")
-        if _work(other) != wanted or _other_task(job, other, content) or not having:
-            continue
-        if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
-            facts = {"version": content.version, "fingerprint": content.fingerprint, "run": secrets.token_hex(16)}
-            lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having)
-            return
 
 
 def lay_out(

@@ -20,7 +20,7 @@ from typing import Any
 from fedstill import files, processes
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import config, extend
+from fedstill.experiment import config, reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -241,7 +241,7 @@ def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, comma
     job = Job(experiment, entry.name, entry.method(point), folder, label=entry.label, command=command)
     others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
     try:
-        extend.reuse(job, sorted(others))  # tries of the server's settings ask the clients once
+        reuse.prepare(job, sorted(others))  # tries of the server's settings ask the clients once
         accuracy = run(job)["accuracy"]
     except Taken:  # says nothing about the settings
         raise
