@@ -10,6 +10,7 @@ import pytest
 from small import Probe
 
 from fedstill import Experiment, FedAvg, Job, Real, RunRecord, Watcher, load_data, run
+from fedstill.engines.site import Site
 from fedstill.experiment import reuse
 from fedstill.protocol import Method
 
@@ -39,6 +40,22 @@ def test_without_a_folder_the_files_live_as_long_as_the_results() -> None:
     del record
     gc.collect()
     assert not folder.parent.exists()
+
+
+def test_a_run_that_is_over_holds_no_records() -> None:
+    """Nor would they be freed late: sweeps run one after another in a process, and Python counts objects, not bytes."""
+
+    def sites() -> int:
+        return sum(type(each) is Site for each in gc.get_objects())
+
+    gc.collect()
+    before = sites()
+    gc.disable()
+    try:
+        run("fedavg", **TASK, rounds=1)
+        assert sites() == before
+    finally:
+        gc.enable()
 
 
 def test_what_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,12 +60,14 @@ class Site:
         self.folder = folder
         self.device = torch.device(device)
         self.threads = threads
-        self._open_ledger = open_ledger or self._ledger
+        self._open_ledger = open_ledger
         self._logged: set[str] = set()
         self._results: dict[tuple[bytes, str], Any] = {}
         self._steps = steps_of(spec.method)
 
     def _ledger(self, folder: Path) -> Ledger:
+        if self._open_ledger is not None:
+            return self._open_ledger(folder)
         return open_ledger(
             folder / "ledger.jsonl",
             delta=self.spec.delta,
@@ -120,7 +122,7 @@ class Site:
         if not self.spec.simulated_noise and (earlier := copy.read()) is not None:
             return earlier
         states = StateFiles(folder)
-        ledger = self._open_ledger(folder)
+        ledger = self._ledger(folder)
         state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
         actor = SiteClient(self.spec, client, exchange, step.name, self.data, state, ledger, self.device, common)
         seed = seeds.derive(self.spec.seed, "client", client, exchange, "torch")
@@ -141,7 +143,7 @@ class Site:
     def spent(self, client: int, exchange: int) -> dict[str, object]:
         """The releases for one request, for the header of an error message; nothing without a readable ledger."""
         try:
-            return _spent(self._open_ledger(self._folder(client)), exchange)
+            return _spent(self._ledger(self._folder(client)), exchange)
         except files.Damaged:
             return {}
 
