@@ -78,9 +78,11 @@ def seeds_in_words(rows: Sequence[Row]) -> str:
 def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     """The most accurate method of a group and whether its lead is decided.
 
-    It is if both have three seeds and the margin is above twice its standard error: seeds give the same splits to all,
-    so the error is that of the mean difference seed by seed.
+    It is if every row of the board has its runs there, with all seeds, and the margin is above twice its standard
+    error: seeds give the same splits to all, so the error is that of the mean difference seed by seed.
     """
+    there = [row for row in rows if (row["data"], row["split"], row["clients"]) == place]  # failed ones too
+    seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in plan.methods()}
     labels = {row["label"] for row in of(rows, place) if GROUPS[group](row)}
     ranked = sorted(labels, key=lambda label: -mean(row["accuracy"] for row in of(rows, place, label)))
     if not ranked:
@@ -90,10 +92,15 @@ def lead(rows: Sequence[Row], place: Place, group: str) -> str:
         return f"{ranked[0]} {mean(first.values()):.1f}"
     second = {row["seed"]: 100 * row["accuracy"] for row in of(rows, place, ranked[1])}
     both = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
-    decided = len(both) == len(plan.SEEDS) and mean(both) > 2 * stdev(both) / math.sqrt(len(both))
+    complete = all(found == {*plan.SEEDS} for found in seeds.values())
+    decided = complete and len(both) == len(plan.SEEDS) and mean(both) > 2 * stdev(both) / math.sqrt(len(both))
     margin = mean(first.values()) - mean(second.values())
     words = f"{ranked[0]} {mean(first.values()):.1f}, {margin:.1f} before {ranked[1]}"
-    return f"**{words}**" if decided else f"{words}: undecided ({seeds_in_words(of(rows, place, ranked[0]))})"
+    if decided:
+        return f"**{words}**"
+    number = sum(map(bool, seeds.values()))
+    few = f"; {number} of {len(seeds)} methods" * (number < len(seeds))
+    return f"{words}: undecided ({seeds_in_words(of(rows, place, ranked[0]))}{few})"
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -259,16 +266,16 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
 * **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
   {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, and a
   number without ± is one seed.
-* **Decided**: {leads} of {questions} questions "which method is the most accurate here". The others have less than
-  three seeds, or a margin within twice its standard error.
+* **Decided**: {leads} of {questions} questions "which method is the most accurate here". The others lack methods or
+  seeds, or have a margin within twice its standard error.
 * **Tuning**: {tries} tries for each row and data set, on validation records of {tuned} with ten clients and another
   seed; [methods.json](../benchmarks/board/methods.json) has them all. Tries of private methods cost no epsilon here; in
   earnest they would.
 
 """
 LEADS = """\
-The most accurate method, its mean accuracy over the seeds that were run and its lead over the second. Bold: three
-seeds, and a margin above twice its standard error.
+The most accurate method, its mean accuracy over the seeds that were run and its lead over the second. Bold: all
+methods with three seeds, and a margin above twice its standard error.
 """
 CHOSEN = """\
 Validation accuracy of each row's tries in the order of [methods.json](../benchmarks/board/methods.json); bold is the

@@ -68,6 +68,24 @@ def test_the_readme_shows_the_first_cell_that_has_all_methods(board: ModuleType)
     assert "board-fashion_mnist-classes-1-10-bytes.svg" in page.pictures(rows)
 
 
+def test_a_lead_is_decided_when_every_method_has_run_with_every_seed(board: ModuleType) -> None:
+    page, labels, place = importlib.import_module("page"), list(board.plan.methods()), ("mnist", "iid", 10)
+    task = dict(zip(("data", "split", "clients"), place, strict=True))
+    rows = [
+        {"label": label, "accuracy": 0.5 + 0.1 * (label == "fedgm") + 0.01 * seed, "seed": seed, **task}
+        for label in labels
+        for seed in board.plan.SEEDS
+    ]
+    assert page.lead(rows, place, "no guarantee").startswith("**fedgm 61.0, 10.0 before ")
+    failed = [{**row, **({"failed": "why", "accuracy": None} if row["label"] == "dense" else {})} for row in rows]
+    assert page.lead(failed, place, "no guarantee").startswith("**fedgm")
+    one_short = [row for row in rows if (row["label"], row["seed"]) != ("dense", 2)]
+    assert page.lead(one_short, place, "no guarantee").endswith("undecided (seeds 0, 1, 2)")
+    few = [row for row in rows if row["label"] in ("fedgm", "real")]
+    words = page.lead(few, place, "no guarantee")
+    assert words == f"fedgm 61.0, 10.0 before real: undecided (seeds 0, 1, 2; 2 of {len(labels)} methods)"
+
+
 def test_every_row_has_a_digest_or_a_reason_and_a_commit(board: ModuleType) -> None:
     every = [*board.rows(), *board.read(board.TRIES)]
     assert every
