@@ -129,12 +129,12 @@ def test_what_was_spent_is_the_largest_epsilon_and_no_number_without_noise(digit
 
 
 class Boasts(Inline):
-    """The first client lists releases that have no accountant."""
+    """The first client lists releases that cost more than is added up."""
 
     def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
         for arrival in super().exchange(request, clients, sent):
             tensors, header = wire.unpack(arrival.reply)
-            made_up = [{**header["spent"][0], "event": event.model_dump()} for event in (Pure(epsilon=1.0), EVENT)]
+            made_up = [{**header["spent"][0], "event": event.model_dump()} for event in (Pure(epsilon=600.0), EVENT)]
             if arrival.client == 0:
                 header["spent"] = made_up
             yield arrival._replace(reply=wire.pack(tensors, header))
@@ -143,7 +143,5 @@ class Boasts(Inline):
 def test_releases_that_a_client_makes_up_end_nobody_s_run(digits: Any, tmp_path: Path) -> None:
     fed = census(digits, tmp_path, kind=Boasts, budget=TWICE * 1.0001)
     assert ask(fed, [0, 1]) == [0, 1]
-    with pytest.raises(ValueError, match="no accountant"):
-        accounting.epsilon([Pure(epsilon=1.0), EVENT], DELTA, "record")
     assert fed.able(EVENT) == [1, 2, 3]
     assert fed.spent() is None

@@ -114,10 +114,21 @@ def test_a_site_s_budget_is_smaller_by_the_history(tmp_path: Path, capsys: pytes
 
     assert "has this history already; it is charged once" in refused()
     # a history that the rest of the budget does not cover, though it alone would fit
-    limit = accounting.rdp_filter(5.0, 1e-5)
+    limit = accounting.rdp_filter(5.0, 1e-5, read(place)[0][0])
     most = max(k for k in range(1, 100) if limit.allows(read(place)[0] * k))
     place.write_text(json.dumps(state([(noise, rate, most * steps) for noise, rate, steps in history])))
     assert limit.allows(read(place)[0])
     assert "does not fit the budget of 5.0 at delta 1e-05 that is left" in refused()
     place.write_text(json.dumps(state([(1.1, 0.5, 600)])))
     assert "does not fit the budget" in refused()
+
+
+def test_a_history_of_full_batches_that_the_ledger_admits_is_imported(tmp_path: Path) -> None:
+    """A filter of Renyi divergences alone would ask for a budget of 1.09."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('client = 0\ndata = "d"\nstate = "state"\nmethods = ["dp-fl"]\nbudget = 1.0\n')
+    create_ledger(tmp_path / "state" / "ledger")
+    place = tmp_path / "a.json"
+    place.write_text(json.dumps(state([(accounting.release_noise(1.0, 1e-5), 1.0, 1)])))
+    main(["privacy", "import", str(place), "--policy", str(policy)])
+    assert len((tmp_path / "state" / "ledger" / "ledger.jsonl").read_text().splitlines()) == 1

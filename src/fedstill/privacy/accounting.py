@@ -51,8 +51,9 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
     _check_delta(delta)
     if any(isinstance(event, Unbounded) for event in events):
         return math.inf
-    if all(isinstance(event, Pure) for event in events) and len(events) <= 1:
-        return sum(event.epsilon for event in events if isinstance(event, Pure))
+    pure = sum(event.epsilon for event in events if isinstance(event, Pure))  # basic composition
+    if len(events) <= 1 and all(isinstance(event, Pure) for event in events):
+        return pure
     if any(e.sampling < 1 and e.noise_multiplier < _LEAST_ON_SAMPLES for e in events if isinstance(e, Gaussian)):
         return math.inf  # with so little noise, the loss distribution takes minutes or does not fit into memory
     whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
@@ -63,13 +64,18 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
         return math.inf
     if any(isinstance(event, Pure) and event.epsilon > _MOST_PURE for event in events):
         return math.inf
-    merged = _merged(events)
+    merged = [event for event in _merged(events) if not isinstance(event, Unbounded)]
     sampled = [event for event in merged if isinstance(event, Gaussian) and event.sampling < 1]
     if len(sampled) > _MOST_KINDS or any(event.count > _MOST_STEPS for event in sampled):
         return _renyi_epsilon(merged, delta) if unit == "record" else math.inf
     from fedstill.privacy import loss_distributions  # imported here because it takes a second
 
-    return loss_distributions.epsilon(merged, delta, unit)
+    bounds = [loss_distributions.epsilon(merged, delta, unit)]  # of tiny losses mostly its own rounding
+    if len(merged) == sum(isinstance(event, Pure) for event in merged):
+        bounds.append(pure)
+    if unit == "record" or not sampled:
+        bounds.append(_renyi_epsilon(merged, delta))
+    return min(bounds)
 
 
 def _renyi_epsilon(events: Iterable[Event], delta: float) -> float:
@@ -188,6 +194,9 @@ def _check_delta(delta: float) -> None:
         raise ValueError(f"delta is {delta}; it must lie between 0 and 1")
 
 
+_ON_ALL = Gaussian(noise_multiplier=1.0)
+
+
 class RdpFilter:
     """A privacy filter: refuses releases with adaptively chosen noise that would exceed (epsilon, delta) together.
 
@@ -196,16 +205,24 @@ class RdpFilter:
     divergences of all releases may sum to at most ``bound``; then everything released is (epsilon, delta)-DP by the
     conversion of Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, proposition 12).
 
+    Args:
+        epsilon: the bound of epsilon.
+        delta: the bound of delta.
+        first: the first release, whose cost no outcome has decided; the order is the one that admits most of its like,
+            or, if it is not Gaussian, most Gaussian releases.
+
     Attributes:
-        order: the Renyi order: the integer that admits most Gaussian releases.
+        order: the Renyi order, an integer.
         bound: the largest sum of divergences at that order.
     """
 
-    def __init__(self, epsilon: float, delta: float) -> None:
+    def __init__(self, epsilon: float, delta: float, first: Event = _ON_ALL) -> None:
         _check_delta(delta)
         self._delta = delta
+        once = first.model_copy(update={"count": 1}) if isinstance(first, Gaussian) else _ON_ALL
         self.order, self.bound = max(
-            ((order, _room(order, epsilon, delta)) for order in range(2, 1025)), key=lambda pair: pair[1] / pair[0]
+            ((order, _room(order, epsilon, delta)) for order in range(2, 1025)),
+            key=lambda pair: pair[1] / renyi(once, pair[0]),
         )
 
     def allows(self, events: Iterable[Event]) -> bool:

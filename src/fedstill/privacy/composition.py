@@ -15,7 +15,7 @@ far, and stops before the sum exceeds a bound that was fixed at the start. Three
   likelihood ratio. That is the divergence of two Gaussian releases one after the other: H(x, m).
 * **Renyi.** If the divergences at one order a sum to at most r, everything together has divergence r, whatever the
   kinds of the mechanisms (Feldman, Zrnic 2021, arXiv:2008.11193, theorem 3.1), and is (epsilon, delta)-DP by
-  `RdpFilter`.
+  `RdpFilter`. The *first* release decides the order, and no outcome has decided that one.
 
 A union of filters is no filter: an adversary may end some paths at the bound of one and the others at that of another.
 But deltas of filters add up: let S be the paths that the first one admits. An adversary who stops before leaving S is
@@ -50,13 +50,13 @@ def admits(events: Sequence[Event], first: Event, epsilon: float, delta: float) 
     if len(pure) == len(events) and sum(pure) <= epsilon * (1 + 1e-12):  # rounding
         return True
     if not _is_whole(first):
-        return accounting.rdp_filter(epsilon, delta).allows(events)
+        return accounting.rdp_filter(epsilon, delta, first).allows(events)
     whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
     if len(whole) == len(events):
         precision = sum(event.count / event.noise_multiplier**2 for event in whole)
         if accounting.gaussian_delta(precision**-0.5, epsilon) <= delta * (1 - _SHARE):
             return True
-    return accounting.rdp_filter(epsilon, delta * _SHARE).allows(events)
+    return accounting.rdp_filter(epsilon, delta * _SHARE, first).allows(events)
 
 
 class Use(NamedTuple):
@@ -87,7 +87,7 @@ def used(events: Sequence[Event], first: Event, epsilon: float, delta: float) ->
         precision, own = sum(event.count / event.noise_multiplier**2 for event in whole), delta * (1 - _SHARE)
         share = precision * accounting.gaussian_noise(epsilon, own) ** 2
         ways.append(Use(accounting.gaussian_epsilon(precision**-0.5, own), share))
-    renyi = accounting.rdp_filter(epsilon, delta * _SHARE if is_whole else delta)
+    renyi = accounting.rdp_filter(epsilon, delta * _SHARE if is_whole else delta, first)
     ways.append(Use(renyi.epsilon(events), renyi.share(events)))
     return min(ways, key=lambda use: use.share)
 

@@ -139,7 +139,9 @@ def total_epsilon(entries: Sequence[Entry], delta: float, budget: float | None, 
     """
     groups = [[e.event for e in group] for group in split(entries)]
     if any(e.adaptive for e in entries):
-        return math.inf if budget is None else max(map(accounting.rdp_filter(budget, delta).epsilon, groups))
+        if budget is None:
+            return math.inf
+        return max(map(accounting.rdp_filter(budget, delta, entries[0].event).epsilon, groups))
     unit = entries[0].unit if entries else "record"
     return max(accounting.epsilon(events, delta, unit) for events in groups)
 
@@ -175,7 +177,10 @@ def check_budget(
     if covers(entries, entry, budget, delta, split):
         return
     same = _of_unit(entries, entry)
-    total = math.inf if any(e.adaptive for e in same) else total_epsilon(same, delta, budget, split)
+    try:
+        total = math.inf if any(e.adaptive for e in same) else total_epsilon(same, delta, budget, split)
+    except UNCOUNTABLE:
+        total = math.inf
     sum_words = "" if math.isinf(total) else f"; it would come to {total:.4g}"
     raise BudgetExceeded(
         f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {entry.unit} above the "

@@ -1,37 +1,35 @@
-"""Composition by dp-accounting, in a separate module because that library loads slowly."""
+"""Composition by dp-accounting's privacy loss distributions, in a separate module because that library loads slowly."""
 
-import math
 from collections.abc import Iterable
 
 import dp_accounting
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_distribution as pld
 
-from fedstill.privacy.events import Event, Pure, Unbounded, Unit
+from fedstill.privacy.events import Gaussian, Pure, Unit
 
 
-def dp_event(event: Event) -> dp_accounting.DpEvent:
-    """The same event as a class of dp-accounting.
+def _distribution(event: Gaussian | Pure, relation: dp_accounting.NeighboringRelation) -> pld.PrivacyLossDistribution:
+    """The privacy loss distribution of an event, rounded to the safe side.
 
-    A pure mechanism becomes binary randomised response of its epsilon, which dominates every epsilon-DP mechanism
-    (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2): a fair coin with probability ``p = 2 / (1 + e^epsilon)``.
+    That of a pure mechanism is binary randomised response's, which dominates every epsilon-DP mechanism whatever its
+    neighbours are (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, theorem 2).
     """
     if isinstance(event, Pure):
-        return dp_accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(event.epsilon)), 2)
-    if isinstance(event, Unbounded):
-        return dp_accounting.NonPrivateDpEvent()
-    once: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-    if event.sampling < 1:
-        once = dp_accounting.PoissonSampledDpEvent(event.sampling, once)
-    return once if event.count == 1 else dp_accounting.SelfComposedDpEvent(once, event.count)
+        return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(event.epsilon, 0.0))
+    if event.sampling == 1:  # several are one of more precision
+        return pld.from_gaussian_mechanism(event.noise_multiplier / event.count**0.5, neighboring_relation=relation)
+    once = pld.from_gaussian_mechanism(
+        event.noise_multiplier, sampling_prob=event.sampling, neighboring_relation=relation
+    )
+    return once if event.count == 1 else once.self_compose(event.count)
 
 
-def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
-    """The epsilon of all ``events`` together at ``delta``; ValueError if an event has no accountant for ``unit``."""
-    relation = dp_accounting.NeighboringRelation
-    accountant = PLDAccountant(relation.REPLACE_ONE if unit == "label" else relation.ADD_OR_REMOVE_ONE)
+def epsilon(events: Iterable[Gaussian | Pure], delta: float, unit: Unit) -> float:
+    """The epsilon of all ``events`` together at ``delta``, for neighbours of ``unit``."""
+    relations = dp_accounting.NeighboringRelation
+    relation = relations.REPLACE_ONE if unit == "label" else relations.ADD_OR_REMOVE_ONE
+    total = pld.identity()
     for event in events:
-        theirs = dp_event(event)
-        if not accountant.supports(theirs):
-            raise ValueError(f"{event} has no accountant for the unit '{unit}'")
-        accountant.compose(theirs)
-    return float(accountant.get_epsilon(delta))
+        total = total.compose(_distribution(event, relation))
+    return float(total.get_epsilon_for_delta(delta))

@@ -231,7 +231,7 @@ def _check(
         )
     if run_limit is not None:
         own = [e.event for e in (*entries, entry) if e.unit == entry.unit]
-        if not accounting.rdp_filter(*run_limit).allows(own):  # sufficient, and quicker than the exact sum
+        if not accounting.rdp_filter(*run_limit, own[0]).allows(own):  # sufficient, and quicker than the exact sum
             check_budget(entries, entry, *run_limit, split=by_record)
     if budget is None:
         refuse_unbudgeted(entry)

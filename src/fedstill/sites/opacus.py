@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.privacy import accounting
+from fedstill.privacy import accounting, composition
 from fedstill.privacy.events import Gaussian
 from fedstill.privacy.ledger import BudgetExceeded, Entry
 from fedstill.report import guarantees
@@ -109,8 +109,7 @@ def _charged(events: list[Gaussian], name: str, content: bytes, policy: SitePoli
     ledger = open_ledger(policy.ledger, run, delta=policy.delta, budget=policy.budget)
     if ledger.entries:
         raise ValueError(f"the ledger {policy.ledger} has this history already; it is charged once")
-    whole = accounting.rdp_filter(policy.budget, policy.delta) if policy.budget is not None else None
-    if whole is not None and not whole.allows(events):
+    if policy.budget is not None and not composition.admits(events, events[0], policy.budget, policy.delta):
         raise ValueError(_too_much(policy))
     try:
         for index, event in enumerate(events):
