@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedstill import Experiment, Job, methods, run
 from fedstill.data import sources
@@ -13,8 +15,8 @@ from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
 
 
-def write(place: Path, white: bool = False) -> Path:
-    rng = np.random.default_rng(0)
+def write(place: Path, white: bool = False, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
     images = rng.integers(0, 200, (120, 8, 8), dtype=np.uint8)
     if white:
         images[0] = 255
@@ -63,11 +65,96 @@ def test_stated_facts_reach_every_worker(tmp_path: Path) -> None:
         ({"mean": (0.5,)}, "--mean has 1 numbers and --std 0, but images have 1 channels; give both"),
         ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, "--mean has 2 numbers and --std 2"),
         ({"num_classes": 2}, "--num-classes is 2, but the labels go up to 2; take 3"),
+        ({"class_names": ("a", "b")}, "--class-names has 2 names, but the labels go up to 2; give 3"),
+        ({"class_names": ("a", "b", "a")}, "--class-names has 'a' twice"),
+        ({"class_names": ("a", "b", "c"), "num_classes": 4}, "--num-classes is 4, but --class-names has 3"),
     ],
 )
 def test_facts_that_do_not_fit_are_refused(facts: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
         result(write(tmp_path / "data.npz"), tmp_path / "run", **facts)
+
+
+def pictures(folder: Path, classes: dict[str, int]) -> Path:
+    """A folder of ``classes`` with as many pictures each."""
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("L", (8, 8), 40 * i).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_a_list_of_classes_from_private_labels_ends_the_guarantee(tmp_path: Path) -> None:
+    """One record of a new class changes the names in the model's file and the size of every reply."""
+    grey: dict[str, Any] = {"mean": (0.5,), "std": (0.25,)}
+    without = pictures(tmp_path / "without", {"flu": 5, "cold": 5, "none": 5})
+    with_one = pictures(tmp_path / "with", {"flu": 5, "cold": 5, "none": 5, "hiv": 1})
+    assert sources.load(str(without)).measured == ("normalisation", "list of classes")
+    found = result(without, tmp_path / "1", **grey)["guarantee"]
+    assert not found["holds"] and "the list of classes of the task came from the records" in found["reason"]
+    stated = {**grey, "class_names": ("none", "cold", "flu", "hiv")}
+    for place in (without, with_one):
+        assert result(place, tmp_path / f"run-{place.name}", **stated)["guarantee"]["holds"]
+        task = share_out(Experiment(data=str(place), clients=2, **stated), None)
+        assert task.class_names == stated["class_names"] and task.train.num_classes == 4
+        named = sources.load(str(place))
+        old, new = named.class_names, stated["class_names"]
+        assert [old[i] for i in named.train.labels] == [new[i] for i in task.train.labels]
+        assert [old[i] for i in named.test.labels] == [new[i] for i in task.test.labels]
+
+
+def test_names_that_a_table_declares_are_public(tmp_path: Path) -> None:
+    declared = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["flu", "cold"])})
+    rows = {"image": [Image.new("L", (8, 8), i) for i in range(20)], "label": [i % 2 for i in range(20)]}
+    datasets.Dataset.from_dict(rows, features=declared).to_parquet(tmp_path / "declared.parquet")
+    assert sources.load(str(tmp_path / "declared.parquet")).measured == ("normalisation",)
+    said = datasets.Dataset.from_dict({**rows, "label": ["flu", "cold"] * 10}, features=datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Value("string")}))  # fmt: skip
+    said.to_parquet(tmp_path / "said.parquet")
+    assert sources.load(str(tmp_path / "said.parquet")).measured == ("normalisation", "list of classes")
+
+
+@pytest.mark.parametrize("public", ["{data}:unlabeled", "{data}"])
+def test_public_records_that_are_the_clients_own_end_the_guarantee(public: str, tmp_path: Path) -> None:
+    place = write(tmp_path / "data.npz")
+    stated = {"mean": (0.5,), "std": (0.25,), "num_classes": 4}
+    found = result(place, tmp_path / "1", **stated, public=public.format(data=place))["guarantee"]
+    assert not found["holds"] and "all 120 records of the clients are among the public ones too" in found["reason"]
+
+
+def test_some_records_that_are_public_too_are_named(tmp_path: Path) -> None:
+    place, stated = write(tmp_path / "data.npz"), {"mean": (0.5,), "std": (0.25,), "num_classes": 4}
+    own = dict(np.load(place))
+    own["x_train"][30:] = 255 - own["x_train"][30:]
+    own["x_test"] = 255 - own["x_test"]
+    np.savez(tmp_path / "public.npz", **own)
+    found = result(place, tmp_path / "1", **stated, public=f"{tmp_path / 'public.npz'}:unlabeled")["guarantee"]
+    assert found["holds"] and "nothing protects 30 of the clients' 120 records" in found["reason"]
+    other = result(place, tmp_path / "2", **stated, public="noise=40")["guarantee"]
+    assert other["holds"] and "public ones" not in other["reason"]
+
+
+def test_features_learnt_from_the_clients_images_end_the_guarantee(tmp_path: Path) -> None:
+    place = write(tmp_path / "data.npz")
+    backbone = f"patches:centroids=8,public={place}:unlabeled"
+    other = write(tmp_path / "other.npz", seed=1)
+    stated = {"num_classes": 4, "model": "linear", "public": f"{other}:unlabeled"}
+    found = result(place, tmp_path / "1", **stated, features=backbone)["guarantee"]
+    assert not found["holds"] and "all 120 records of the clients are among the public ones" in found["reason"]
+    backbone = f"patches:centroids=8,public={other}:unlabeled"
+    assert result(place, tmp_path / "2", **stated, features=backbone)["guarantee"]["holds"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"num_classes": 3}, "--num-classes is 3, but the classes are names; give all with --class-names"),
+        ({"class_names": ("flu", "none")}, "--class-names lacks the class 'cold', which has records"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(facts: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        result(pictures(tmp_path / "data", {"flu": 4, "cold": 4}), tmp_path / "run", **facts)
 
 
 def test_known_data_have_known_facts_and_labels_public_images() -> None:
@@ -81,3 +168,9 @@ def test_known_data_have_known_facts_and_labels_public_images() -> None:
     assert guarantee.beside(held, ["normalisation"]) == held
     assert not guarantee.beside(held, ["number of classes"]).holds
     assert "protects the 60 records that --public held=60 took" in guarantee.beside(held, [], 60).reason
+
+
+def test_real_noise_promises_no_delta_beyond_its_tails() -> None:
+    with pytest.raises(ValueError, match="delta is 1e-12, but real noise has tails to 1e-10 only"):
+        Experiment(noise="entropy", delta=1e-12)
+    assert Experiment(noise="entropy", delta=1e-10).delta == Experiment(delta=1e-10).delta

@@ -19,6 +19,13 @@ _MEAN, _STD = 0.5, 0.25
 _PUBLIC = "public="
 
 
+def public_of(name: str) -> str | None:
+    """The public images from which the backbone ``name`` is learnt, as `fedstill.data.public.load` takes them."""
+    kind, _, rest = name.partition(":")
+    specs = [option.removeprefix(_PUBLIC) for option in rest.split(",") if option.startswith(_PUBLIC)]
+    return (specs[-1] if specs else "noise") if kind == _PATCHES else None
+
+
 def load(name: str, shape: tuple[int, ...], *, download: bool = True, cache_dir: Path | None = None) -> Backbone:
     """The backbone ``name``.
 
@@ -39,9 +46,9 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True, cache_dir:
     if len(shape) != 3:
         raise ValueError(pretrained.no_images(name, shape))
     options = [option for option in rest.split(",") if not option.startswith(_PUBLIC)]
-    specs = [option.removeprefix(_PUBLIC) for option in rest.split(",") if option.startswith(_PUBLIC)]
     spec = f"{kind}:{','.join(options)}" if any(options) else kind
-    images = public.load(specs[-1] if specs else "noise", shape, Normalisation((_MEAN,) * shape[0], (_STD,) * shape[0]))
+    normalisation = Normalisation((_MEAN,) * shape[0], (_STD,) * shape[0])
+    images = public.load(public_of(name) or "noise", shape, normalisation)
     with seeds.isolated(0):
         net = build(spec, shape, 2)
     assert isinstance(net, Patches)

@@ -13,6 +13,9 @@ from fedstill.data.partition import local_test_split
 from fedstill.records import Normalisation
 from fedstill.seeds import numpy_stream
 
+FOUND = "classes_found"
+"""The fact that the classes' names are those that occur among the records."""
+
 
 def complete(train: Split, test: Split | None, name: str, known: Known | None = None) -> cache.CacheEntry:
     """The cache entry of a data set, with a test split, class names and a normalisation if it lacks them.
@@ -39,9 +42,10 @@ def complete(train: Split, test: Split | None, name: str, known: Known | None = 
         scaled = {**asdict(normalisation), "constant": constant}
     else:
         scaled = asdict((known and known.normalisation) or _normalisation(train.images))
+    found = {FOUND: True} if train.is_text and known is None else {}
     return cache.CacheEntry(
         arrays=arrays_of(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
-        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
+        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns), **found},
     )
 
 

@@ -167,13 +167,11 @@ def load(
     raw = sources.load_raw(data, size=size, cache_dir=cache_dir)
     backbone = backbones.load(name, raw.shape, cache_dir=cache_dir)
     arrays, fingerprint = _vectors(backbone.digest, lambda: backbone, raw, device, progress, cache_dir)
-    numbered = raw.class_names == tuple(map(str, range(len(raw.class_names))))
     train, test = (
         Records(torch.from_numpy(arrays[split]), labels, len(raw.class_names), AS_THEY_ARE)
         for split, (_, labels) in (("train", raw.train), ("test", raw.test))
     )
-    measured = ("number of classes",) if raw.measured_classes and numbered else ()
-    return sources.DataSet(raw.name, train, test, raw.class_names, raw.columns, fingerprint, measured), backbone
+    return sources.DataSet(raw.name, train, test, raw.class_names, raw.columns, fingerprint, raw.measured), backbone
 
 
 def _vectors(
@@ -225,7 +223,7 @@ def load_public(
     if base.split("=")[0] == "noise":
         noise = public.load(base, _NOISE_SHAPE, Normalisation((0.5,) * 3, (0.25,) * 3))
         whole, none = ((noise[part].images, noise[part].labels) for part in (slice(None), slice(0)))
-        raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", False)
+        raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", ())
     else:
         raw = sources.load_raw(base, size=None if base in KNOWN else size)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedstill.data import cache, resize, texts
-from fedstill.data.completion import arrays_of, complete
+from fedstill.data.completion import FOUND, arrays_of, complete
 from fedstill.data.decode import Fit
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
@@ -26,6 +26,10 @@ LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
 _FOLDERS = 2
 """Version of the readers of folders: increased if the same folder gives other records or columns than before."""
+
+
+CLASSES = "list of classes", "number of classes"
+"""Facts about classes among `DataSet.measured`."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,19 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
         for split in ("train", "test")
     )
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts["columns"])}
-    numbered = class_names == tuple(map(str, range(len(class_names))))  # up to the largest label
-    scale = "scale" if train.are_vectors else "normalisation"
-    found = {scale: known is None or known.normalisation is None, "number of classes": not known and numbered}
-    measured = tuple(fact for fact, is_measured in found.items() if is_measured)
+    scale = ("scale" if train.are_vectors else "normalisation",) * (known is None or known.normalisation is None)
+    measured = scale + _measured_classes(class_names, known, found=bool(entry.facts.get(FOUND)))
     constant = str(entry.facts.get("constant", ""))
     return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant)
+
+
+def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:
+    """What the labels tell of the classes, in words: names that are ``found``, or numbers up to the largest label."""
+    if known is not None:
+        return ()
+    if found:
+        return CLASSES[:1]
+    return CLASSES[1:] if names == tuple(map(str, range(len(names)))) else ()
 
 
 class Part(NamedTuple):
@@ -159,7 +170,7 @@ class Raw(NamedTuple):
         class_names: names of the classes; empty if a site's source has none.
         columns: as `DataSet.columns`.
         fingerprint: as `DataSet.fingerprint`.
-        measured_classes: whether the number of classes may come from the labels.
+        measured: what came from the labels (`DataSet.measured`).
     """
 
     name: str
@@ -168,7 +179,7 @@ class Raw(NamedTuple):
     class_names: tuple[str, ...]
     columns: dict[str, np.ndarray]
     fingerprint: str
-    measured_classes: bool
+    measured: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,7 +201,7 @@ def load_raw(data: "str | DataSet", *, size: int | None = None, cache_dir: Path 
     """
     if isinstance(data, DataSet):
         train, test = ((records.images, records.labels) for records in (data.train, data.test))
-        counted = "number of classes" in data.measured
+        counted = tuple(fact for fact in data.measured if fact in CLASSES)
         return Raw(data.name, train, test, data.class_names, data.columns, data.fingerprint, counted)
     source, entry, fingerprint = _cached(data, size, cache_dir)
     return _raw(source, entry, fingerprint)
@@ -212,7 +223,8 @@ def _raw(source: "_Source", entry: cache.CacheEntry, fingerprint: str) -> Raw:
 
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
     names = tuple(entry.facts["class_names"])
-    return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, source.known is None)
+    measured = _measured_classes(names, source.known, found=bool(entry.facts.get(FOUND)))
+    return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, measured)
 
 
 def _part(source: "_Source") -> cache.CacheEntry:

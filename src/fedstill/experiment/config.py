@@ -5,11 +5,19 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import override
 
 from fedstill import methods
@@ -19,6 +27,10 @@ if TYPE_CHECKING:  # `fedstill run METHOD --help` imports no torch
     from fedstill.protocol import Method
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
+
+
+LEAST_DELTA = 1e-10
+"""The least delta of real noise: each number, drawn from 53 bits, adds up to 2^-54 to it (`fedstill.seeds.Entropy`)."""
 
 
 class Experiment(Settings):
@@ -37,6 +49,9 @@ class Experiment(Settings):
     images."""
     num_classes: PositiveInt | None = None
     """Number of classes of data whose classes are numbers, so that it is not read off private labels."""
+    class_names: tuple[str, ...] = ()
+    """Names of all classes in order, of data whose classes are names or folders, so that the list is not read off
+    private labels."""
     features: str | None = None
     """Backbone that turns images or texts into vectors at each client: hf:owner/name or hf:./folder (transformers),
     scattering, patches:public=SPEC (learnt from public images), or your own as package.module:function."""
@@ -91,6 +106,15 @@ class Experiment(Settings):
     """Whether to keep the replies of earlier rounds; those of the last round are always kept."""
     max_message_mb: PositiveInt = 512
     """Maximum size of a message, in 10^6 bytes."""
+
+    @model_validator(mode="after")
+    def _in_reach_of_noise(self) -> Self:
+        if self.noise == "entropy" and self.delta < LEAST_DELTA:
+            raise ValueError(
+                f"delta is {self.delta:g}, but real noise has tails to {LEAST_DELTA:g} only (--noise entropy); raise "
+                "--delta"
+            )
+        return self
 
     @field_validator("device")
     @classmethod

@@ -10,12 +10,12 @@ from fedstill.engines.rehearsal import Clock, Rehearsal, RehearsalFederation, Re
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Watcher
+from fedstill.experiment import overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import client_data, share_out
-from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
 
 
@@ -102,7 +102,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
         bytes_up=sum(request.times * request.clients * request.up for request in sent),
         bytes_down=sum(request.times * request.clients * request.down for request in sent),
         bytes_judging=sum(request.times * request.clients * (request.up + request.down) for request in judged),
-        guarantee=guarantee.beside(promised, task.measured, task.held),
+        guarantee=overlap.guarantee_of(promised, experiment, task, federation.public),
         within_budget=within,
         at_most=any(r.times > 1 and r.clients < experiment.clients for r in sent) and bool(rehearsal.releases),
         seconds_clients=sum(r.times * r.seconds * r.clients / min(at_once, r.clients) for r in rehearsal.requests),

@@ -22,14 +22,13 @@ from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher, Watchers
-from fedstill.experiment import clients, config
+from fedstill.experiment import clients, config, overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.lines import Lines
 from fedstill.experiment.simulation import connect
 from fedstill.experiment.task import Task, client_data, share_out
-from fedstill.privacy import guarantee
 from fedstill.runs import environment
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
@@ -154,7 +153,7 @@ def _run(
         model = outliers.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)
-        summary = _finish(job, task, folder, federation, model)
+        summary = _finish(job, task, folder, federation, model, data)
     watcher.finished(summary, None)
     return summary
 
@@ -232,7 +231,14 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
         raise ValueError(f"the run is not possible: {config.sentence(error)}") from error
 
 
-def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederation, model: nn.Module) -> dict[str, Any]:
+def _finish(
+    job: Job,
+    task: Task,
+    folder: RunFolder,
+    federation: ServerFederation,
+    model: nn.Module,
+    data: sources.DataSet | None,
+) -> dict[str, Any]:
     """Write the results of the run."""
     experiment, journal = job.experiment, federation.journal
     seconds = journal.seconds
@@ -260,7 +266,7 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
         "bytes_down_per_client": journal.bytes_down / experiment.clients,
         "bytes_judging": journal.bytes_judging,
         "seconds": round(seconds, 2),
-        "guarantee": asdict(guarantee.beside(federation.guarantee(), task.measured, task.held)),
+        "guarantee": asdict(overlap.guarantee_of(federation.guarantee(), experiment, task, federation.public, data)),
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
         "finished": environment.now(),

@@ -79,7 +79,8 @@ def share_out(
         )
         backbone = found.digest
     loaded = _with_given(experiment, data or sources.load(experiment.data, size=experiment.size))
-    given = data is not None or experiment.mean or experiment.std or experiment.num_classes
+    stated = experiment.mean or experiment.std or experiment.num_classes or experiment.class_names
+    given = data is not None or stated
     source = loaded.train if given else experiment.data
     if not share:
         _check_scale(loaded)
@@ -142,7 +143,7 @@ def _check_given(data: sources.DataSet) -> None:
 
 
 def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSet:
-    """``data`` with the normalisation and the number of classes that the experiment states.
+    """``data`` with the normalisation and the classes that the experiment states.
 
     Raises:
         ValueError: they don't fit the records; one sentence.
@@ -162,16 +163,45 @@ def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
         measured -= {"normalisation", "scale"}
     else:
         normalisation = data.train.normalisation
-    names, count = data.class_names, experiment.num_classes
-    if count is not None:
+    names, count, places = data.class_names, experiment.num_classes, None
+    if experiment.class_names:
+        names, places = _classes_of(experiment, data)
+        measured -= {*sources.CLASSES}
+    elif count is not None and sources.CLASSES[0] in measured:
+        raise ValueError(f"--num-classes is {count}, but the classes are names; give all with --class-names")
+    elif count is not None:
         if count < len(names):
             raise ValueError(f"--num-classes is {count}, but the labels go up to {len(names) - 1}; take {len(names)}")
         names = (*names, *map(str, range(len(names), count)))
         measured -= {"number of classes"}
-    train, test = (Records(r.images, r.labels, len(names), normalisation) for r in (data.train, data.test))
+    train, test = (
+        Records(r.images, r.labels if places is None else places[r.labels], len(names), normalisation)
+        for r in (data.train, data.test)
+    )
     left = tuple(name for name in data.measured if name in measured)
     constant = "" if mean or std else data.constant
     return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
+
+
+def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[str, ...], torch.Tensor | None]:
+    """All classes that the experiment names, and the place of each of the data's among them; None if they are numbers.
+
+    Raises:
+        ValueError: the names don't fit the data's; one sentence.
+    """
+    names = experiment.class_names
+    if experiment.num_classes not in (None, len(names)):
+        raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"--class-names has {twice!r} twice; name each class once")
+    if data.class_names == tuple(map(str, range(len(data.class_names)))):
+        if len(names) < len(data.class_names):
+            most = len(data.class_names)
+            raise ValueError(f"--class-names has {len(names)} names, but the labels go up to {most - 1}; give {most}")
+        return names, None
+    if missing := next((name for name in data.class_names if name not in names), None):
+        raise ValueError(f"--class-names lacks the class {missing!r}, which has records; name all that may occur")
+    return names, torch.tensor([names.index(name) for name in data.class_names])
 
 
 def _scaled_by_public(

@@ -1,7 +1,7 @@
 """The guarantee of a run, derived from its clients' replies and releases; it can't be set by hand."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -53,23 +53,40 @@ def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     return Guarantee(False, None, None, None, None, None, None, reason, simulated)
 
 
-def beside(found: Guarantee, measured: Sequence[str], held: int = 0) -> Guarantee:
+def beside(
+    found: Guarantee, measured: Sequence[str], held: int = 0, in_public: Callable[[], tuple[int, int]] = lambda: (0, 0)
+) -> Guarantee:
     """``found``, or none where a run's settings hold facts ``measured`` on the records: those leave without noise.
 
-    ``held`` is the number of the task's own records that the run took as public (``--public held=N``).
+    Args:
+        found: the guarantee by the releases alone.
+        measured: facts of the task that came from the records (`fedstill.data.sources.DataSet.measured`).
+        held: number of the task's own records that the run took as public (``--public held=N``).
+        in_public: counts the clients' records that are among the public ones too, and all of them; called only if there
+            is a guarantee.
     """
     if found.unit == "label":  # records without their labels are public
         measured = [fact for fact in measured if fact not in ("normalisation", "scale")]
-    if found.holds and held and not measured:
-        outside = f"it is for the clients' records; nothing protects the {held} records that --public held={held} took"
-        return replace(found, reason=f"{found.reason}; {outside}")
-    if not (found.holds and measured):
+    if not found.holds:
         return found
-    return no_guarantee(
-        f"the {' and the '.join(measured)} of the task came from the records and stand in every request and in the "
-        "model's file; state them (--mean 0.5 --std 0.25, --num-classes)",
-        simulated=found.simulated,
-    )
+    if measured:
+        return no_guarantee(
+            f"the {' and the '.join(measured)} of the task came from the records and stand in every request and in the "
+            "model's file; state them (--mean 0.5 --std 0.25, --num-classes or --class-names)",
+            simulated=found.simulated,
+        )
+    known, of = in_public()
+    if known == of > 0:
+        return no_guarantee(
+            f"all {of} records of the clients are among the public ones too, from which the server works without "
+            "noise; take other public records",
+            simulated=found.simulated,
+        )
+    outside = [f"it is for the clients' records; nothing protects the {held} records that --public held={held} took"]
+    outside = outside * bool(held)
+    if known:
+        outside.append(f"nothing protects {known} of the clients' {of} records, which are among the public ones too")
+    return replace(found, reason="; ".join([found.reason, *outside]))
 
 
 def derive(

@@ -1,0 +1,84 @@
+"""The clients' records that the public ones of a run have too, which nothing protects."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedstill.data import backbones, public, sources
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.task import Task
+from fedstill.privacy import guarantee
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.records import Normalisation, Records
+
+_KEY = 256
+"""Numbers of a record by which it is looked up; all of them decide."""
+
+
+def in_public(
+    experiment: Experiment, task: Task, public_records: Records | None, data: sources.DataSet | None = None
+) -> tuple[int, int]:
+    """The number of the clients' records that are among the public ones, and the number of all their records.
+
+    Public are those of ``--public``, and those from which ``--features patches:public=...`` learns.
+
+    Args:
+        experiment: the task's settings.
+        task: the task; without clients' records (real sites) both numbers are 0.
+        public_records: the records of ``--public``.
+        data: the data set if it was given as an object.
+    """
+    found, owned = torch.zeros(2, len(task.train), dtype=torch.bool)
+    for own in (indices for part in task.parts for indices in part):
+        owned[torch.from_numpy(own)] = True
+    if public_records is not None:
+        found |= twins(task.train.images, public_records.images)
+    spec = backbones.public_of(experiment.features or "")
+    if spec is not None and not spec.startswith("noise"):
+        images = sources.load_raw(data or experiment.data, size=experiment.size).train[0]
+        if isinstance(images, Tensor):
+            flat = Normalisation((0.5,) * images.shape[1], (0.25,) * images.shape[1])
+            found |= twins(images, public.load(spec, tuple(images.shape[1:]), flat, size=experiment.size).images)
+    return int((found & owned).sum()), int(owned.sum())
+
+
+def guarantee_of(
+    found: Guarantee,
+    experiment: Experiment,
+    task: Task,
+    public_records: Records | None,
+    data: sources.DataSet | None = None,
+) -> Guarantee:
+    """``found``, which the releases give, beside what else of the task's records leaves (`guarantee.beside`).
+
+    Args:
+        found: the guarantee by the releases alone.
+        experiment: the task's settings.
+        task: the task.
+        public_records: the records of ``--public``.
+        data: the data set if it was given as an object.
+    """
+    counted = partial(in_public, experiment, task, public_records, data)
+    if found.unit == "label" and (public_records is None or public_records.num_classes == 1):
+        return guarantee.beside(found, task.measured, task.held)  # records without their labels are public
+    return guarantee.beside(found, task.measured, task.held, counted)
+
+
+def twins(records: Tensor, others: Tensor) -> Tensor:
+    """Whether each of ``records`` equals one of ``others`` to the bit; both ``(n, ...)``, of any type."""
+    found = torch.zeros(len(records), dtype=torch.bool)
+    if records.shape[1:] != others.shape[1:] or records.dtype != others.dtype or not len(others):
+        return found
+    by_key: dict[bytes, list[int]] = {}
+    for i, key in enumerate(_keys(others)):
+        by_key.setdefault(key, []).append(i)
+    for i, key in enumerate(_keys(records)):
+        found[i] = any(torch.equal(records[i], others[j]) for j in by_key.get(key, ()))
+    return found
+
+
+def _keys(records: Tensor) -> list[bytes]:
+    flat = records.flatten(1)
+    some = flat[:, :: max(1, flat.shape[1] // _KEY)].contiguous().cpu().numpy()
+    return [row.tobytes() for row in some]
