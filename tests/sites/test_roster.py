@@ -153,10 +153,12 @@ def test_more_records_than_a_client_may_have_are_refused() -> None:
     def claiming(number: int) -> bytes:
         return wire.pack({}, {"fields": {"num_records": number}})
 
-    by_class = wire.pack({"counts": torch.tensor([300, 300])}, {"fields": {}})
-    replies = [claiming(500), claiming(501), claiming(2**40), claiming(2**40), by_class, b"none"]
-    limits = dict.fromkeys((0, 1, 2, 4, 5), 500)
-    arrivals = list(limited_records.LimitedRecords(Canned(replies), limits).exchange(b"", range(6), lambda _: None))
-    assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True]
+    by_class, too_large = (
+        wire.pack({"counts": torch.tensor(counts)}, {"fields": {}}) for counts in ([300, 300], [2**62, 2**62, 0])
+    )
+    replies = [claiming(500), claiming(501), claiming(2**40), claiming(2**40), by_class, b"none", too_large]
+    limits = dict.fromkeys((0, 1, 2, 4, 5, 6), 500)
+    arrivals = list(limited_records.LimitedRecords(Canned(replies), limits).exchange(b"", range(7), lambda _: None))
+    assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True, False]
     assert arrivals[1].failure == "it claims 501 records; its limit is 500 (max_records)"
     assert arrivals[1].reply == replies[1]  # it crossed, so its bytes count
