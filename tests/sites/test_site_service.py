@@ -5,7 +5,11 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tiny_backbones
+from PIL import Image
 
 from fedstill.cli import main
 from fedstill.sites import invitation, node, roster, server, setup
@@ -115,6 +119,40 @@ def test_what_may_be_meant_is_a_warning(
     assert "warning: a budget of epsilon 1e+09 protects little" in text
     assert "warning: min_records is 1" in text
     assert "fedavg, step update: " in text and "WITHOUT PROTECTION" in text
+
+
+def test_pictures_of_unequal_sizes_are_read_in_the_size_of_the_policy(
+    invite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("own", "public"):
+        for i in range(60):
+            place = tmp_path / name / "train" / "ab"[i % 2] / f"{i}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((9 + i % 3, 8 + i % 5, 3), i, np.uint8)).save(place)
+    public = ("--public", "more", str(tmp_path / "public"))
+    words = ("site", "init", str(tmp_path / "site"), "--invite", str(invite), "--data", str(tmp_path / "own"), *BUDGET)
+    assert "--size" in refusal(capsys, *words, *public)
+    main([*words, *public, "--size", "8"])
+    main(["site", "check", str(tmp_path / "site")])
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_the_backbones_of_the_policy_are_tried(
+    invite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedstill[hf]'")
+    tiny_backbones.save_texts(tmp_path / "backbones" / "our" / "encoder")
+    monkeypatch.setenv("FEDSTILL_BACKBONES", str(tmp_path / "backbones"))
+    texts, labels = tiny_backbones.reviews(60)
+    pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "reviews.parquet")
+    words = ("site", "init", str(tmp_path / "site"), "--invite", str(invite), *BUDGET)
+    words = (*words, "--data", str(tmp_path / "reviews.parquet"))
+    capsys.readouterr()
+    assert "are texts; turn them into vectors" in refusal(capsys, *words)
+    assert "the backbone 'hf:our/other' (features) can't be read" in refusal(
+        capsys, *words, "--features", "hf:our/encoder", "hf:our/other"
+    )
+    main([*words, "--features", "hf:our/encoder"])
 
 
 def test_a_changed_policy_is_checked_again(
