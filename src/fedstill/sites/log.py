@@ -77,7 +77,7 @@ def read(state: Path) -> list[dict[str, Any]]:
         Damaged: the log was changed, or a newer fedstill wrote it.
     """
     if not (state / "log.head").exists() and not (state / "log.key").exists():
-        return files.read_json_lines(state / "log.jsonl")
+        return files.read_json_lines(state / "log.jsonl", _REMEDY)
     chain = _chain(state)
     lines: list[dict[str, Any]] = [json.loads(line.text) for line in chain.read()]
     begun = next((line for line in lines if line["what"] == "begun" and "old" in line), None)
@@ -86,7 +86,7 @@ def read(state: Path) -> list[dict[str, Any]]:
     old = state / OLD
     if not old.exists() or _digest(old) != begun["old"]:
         raise files.Damaged(f"{old} is damaged: it is missing or was changed; {_REMEDY}")
-    return [*files.read_json_lines(old), *lines]
+    return [*files.read_json_lines(old, _REMEDY), *lines]
 
 
 def restart(state: Path) -> Path:
