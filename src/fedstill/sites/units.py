@@ -1,6 +1,7 @@
 """Files for the programs that run a server or a site for years: units of systemd, a site of nginx."""
 
 import getpass
+import os
 import sys
 from pathlib import Path
 
@@ -107,11 +108,19 @@ def _unit(folder: Path, name: str, what: str, command: str, *, private_devices: 
         name=name,
         short=name.removesuffix(".service"),
         what=what,
-        user=getpass.getuser(),
+        user=user(),
         python=sys.executable.replace("%", "%%"),
         command=command,
         private_devices="yes" if private_devices else "no",
     )
+
+
+def user() -> str:
+    """Name of this process's user, or the number of one without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def nginx(*, host: str, bind: str, port: int, inner_port: int, certificates: Path) -> str:
