@@ -121,6 +121,14 @@ def test_what_may_be_meant_is_a_warning(
     assert "fedavg, step update: " in text and "WITHOUT PROTECTION" in text
 
 
+def test_the_unit_of_a_site_may_write_its_state_elsewhere(invite: Path, data: Path, tmp_path: Path) -> None:
+    folder, state = tmp_path / "site", tmp_path / "elsewhere" / "state"
+    site_init(folder, invite, data, *BUDGET, "--state", str(state))
+    assert f'ReadWritePaths="{folder}" "{state}"\n' in (folder / "fedstill-site.service").read_text()
+    setup.join(folder, invite)
+    assert f'ReadWritePaths="{folder}" "{state}"\n' in (folder / "fedstill-site.service").read_text()
+
+
 def test_pictures_of_unequal_sizes_are_read_in_the_size_of_the_policy(
     invite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def init(words: list[str]) -> None:
         "public": {name: place.expanduser().resolve() for name, place in parsed.public.items()},
     }
     policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
+    units.check_folder(policy.state)
     warnings = list(promises.check(policy))
     setup.site(folder, {name: value for name, value in settings.items() if value != {}})
     key = setup.join(folder, invited.invite)

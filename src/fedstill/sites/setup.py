@@ -68,7 +68,7 @@ def join(folder: Path, invite: Path) -> str:
     key = folder / _KEY
     if not key.exists():
         certificates.site_key(key)
-    unit = units.site(folder.resolve(), on_cpu=policy.device == "cpu")
+    unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
     files.write_bytes(folder / units.SITE, unit.encode())
     return public_key(folder)
 
