@@ -70,10 +70,12 @@ def init(words: list[str]) -> None:
 def check(words: list[str]) -> None:
     """``fedstill site check``."""
     no_more(words[1:])
-    from fedstill.sites import promises, setup
+    from fedstill.sites import promises, setup, verify
     from fedstill.sites.policy import SitePolicy
 
     policy = SitePolicy.read(_folder(words) / setup.POLICY)
+    for problem in verify.verify(policy.state).problems[:1]:
+        raise Bad(problem)
     _say(policy, list(promises.check(policy)))
 
 

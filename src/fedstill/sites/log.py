@@ -36,6 +36,8 @@ from fedstill.sites.policy import SitePolicy
 
 OLD = "log-old.jsonl"
 """Name of a log of fedstill 0.1, which had no chain."""
+HEAD = "log.head"
+"""Name of the file with the end of the chain, which a site has since it first served."""
 FORMAT, VERSION = "format.json", 2
 """File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
 _LARGEST = 64 * 2**20
@@ -76,7 +78,7 @@ def read(state: Path) -> list[dict[str, Any]]:
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
     """
-    if not (state / "log.head").exists() and not (state / "log.key").exists():
+    if not (state / HEAD).exists() and not (state / "log.key").exists():
         return files.read_json_lines(state / "log.jsonl", _REMEDY)
     chain = _chain(state)
     lines: list[dict[str, Any]] = [json.loads(line.text) for line in chain.read()]
