@@ -93,7 +93,7 @@ def request_of(policy: SitePolicy, run: str) -> dict[str, Any]:
     """The facts of a run that waits or was decided on; ``run`` is the beginning of its name.
 
     Raises:
-        ValueError: no run has such a name, or several have.
+        ValueError: no run has such a name, or several have, or its file is damaged.
     """
     return _place(policy, run)[1]
 
@@ -103,11 +103,19 @@ def _place(policy: SitePolicy, run: str) -> tuple[Path, dict[str, Any]]:
     if len(places) != 1:
         number = f"{len(places)} runs have names that begin with" if places else "no run has the name"
         raise ValueError(f"{number} '{schema.clean(run)}'; 'fedstill site approve FOLDER' lists the runs that wait")
-    return places[0], _facts(places[0])
+    if not (facts := _facts(places[0])):
+        raise ValueError(f"{places[0]} is damaged; delete this file, and the run waits again at its next question")
+    return places[0], facts
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    return dict(json.loads(place.read_text())) if place.exists() else {}
+    """The facts of a run; none if the file is absent or damaged, so that the run waits again."""
+    try:
+        facts = json.loads(place.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    whole = isinstance(facts, dict) and all(isinstance(facts.get(n), str) for n in ("run", "spec", "step", "time"))
+    return facts if whole and facts.get("decision") in (None, "yes", "no") else {}
 
 
 def _paused(state: Path) -> Path:

@@ -118,7 +118,7 @@ def check_format(state: Path) -> None:
         return
     try:
         version = json.loads(place.read_text())["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
     if version not in range(1, VERSION + 1):
         raise NewerFormat(
