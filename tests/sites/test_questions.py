@@ -1,5 +1,6 @@
 """A site's counts of questions and runs: they hold over restarts, wrong clocks and crashes."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from real_sites import make_site, spec_of
 
 from fedstill import files, schema, wire
 from fedstill.data.sources import DataSet
-from fedstill.sites import log
+from fedstill.sites import log, refusals
 from fedstill.sites.answer import answer
 from fedstill.sites.policy import SitePolicy
 from fedstill.sites.questions import DAY, Questions
@@ -100,3 +101,46 @@ def test_a_damaged_state_of_a_run_never_asks_to_delete_other_runs(digits: DataSe
     what, detail = (log.read(site.state)[-1][name] for name in ("what", "detail"))
     assert what == "failed" and "put its newest copy back, or let the server start another run" in detail
     assert "delete" not in detail
+
+
+def test_a_server_fills_no_disk_with_refusals(digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site(tmp_path, digits, methods=["real", "fedavg-p"], refusals_per_day=3)
+    spec = json.loads(spec_of("fedavg-p", digits).text())
+    spec["settings"] |= {f"{i:x}": 0 for i in range(20_000)}
+    request = wire.pack({}, {"step": "train_head", "exchange": 0, "fields": {}})
+
+    def ask_often(number: int) -> list[bytes]:
+        return [answer(site, json.dumps(spec), request) for _ in range(number)]
+
+    first = ask_often(3)
+    assert b"can't be set up: '0': Extra inputs are not permitted" in first[0]
+    assert max(map(len, first)) < 1000
+    lines = log.read(site.state)
+    assert [line["what"] for line in lines] == ["asked", "refused"] * 3
+    assert max(len(json.dumps(line)) for line in lines) < 4000
+    assert lines[-1]["detail"].endswith("so no other is logged or answered (refusals_per_day)")
+    size = sum(place.stat().st_size for place in site.state.glob("*") if place.is_file())
+    good = wire.pack({}, {"step": "select", "exchange": 0, "fields": {}})
+    text = spec_of("real", digits).text()
+    assert {
+        b"too many messages were refused today" in reply for reply in [*ask_often(4), answer(site, text, good)]
+    } == {True}
+    log.write(site, {}, "failed", "a foreign bundle, say")
+    assert log.read(site.state) == lines
+    assert abs(sum(place.stat().st_size for place in site.state.glob("*") if place.is_file()) - size) < 10
+    monkeypatch.setattr(refusals, "_day", lambda: "2999-01-01")
+    assert wire.unpack(answer(site, text, good))[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"day": 1}', '{"day": "DAY", "count": 1e999}'])
+def test_a_damaged_count_of_refusals_begins_anew(text: str, policy: SitePolicy) -> None:
+    policy.state.mkdir()
+    (policy.state / refusals.COUNT).write_text(text.replace("DAY", refusals._day()))
+    assert not refusals.is_full(policy)
+    assert refusals.count(policy) == 1
+
+
+def test_the_detail_of_a_line_is_short(policy: SitePolicy) -> None:
+    for detail in ("x" * 100_000, ValueError("x" * 100_000)):
+        log.write(policy, {}, "failed", detail)
+    assert max(len(line["detail"]) for line in log.read(policy.state)) == 1000

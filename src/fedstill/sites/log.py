@@ -16,7 +16,8 @@ failed        as refused; the reason may contain data
 begun         a chain begins at a site that has earlier charges or a log of fedstill 0.1, which is kept
 ============  ========================================================================================================
 
-and, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
+After as many messages refused, failed or waiting as the policy's ``refusals_per_day``, the rest of a day has no line.
+The other lines are, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
 """
 
 import hashlib
@@ -28,7 +29,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstill import files
+from fedstill import files, schema
+from fedstill.sites import refusals
 from fedstill.sites.chain import Chain, NewerFormat
 from fedstill.sites.ledger import LINES as LEDGER
 from fedstill.sites.ledger import TIME
@@ -41,6 +43,7 @@ HEAD = "log.head"
 FORMAT, VERSION = "format.json", 2
 """File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
 _LARGEST = 64 * 2**20
+_DETAIL = 1000
 _REMEDY = (
     "the site replies to nothing until its newest copy is back, or until 'fedstill site log FOLDER --restart' puts it "
     "aside and begins another"
@@ -50,13 +53,19 @@ log = logging.getLogger("fedstill")
 
 
 def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str | Exception, **more: Any) -> None:
-    """Append a line with ``facts`` and ``more``, ``what`` happened and its ``detail``.
+    """Append a line with ``facts`` and ``more``, ``what`` happened and its ``detail``, shortened.
 
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
         OSError: the line can't be written.
     """
-    text = f"{type(detail).__name__}: {detail}" if isinstance(detail, Exception) else detail
+    text = schema.clean(f"{type(detail).__name__}: {detail}" if isinstance(detail, Exception) else detail, _DETAIL)
+    if what in ("refused", "failed", "waiting"):
+        number, limit = refusals.count(policy), policy.refusals_per_day
+        if number > limit:
+            return
+        if number == limit:
+            text += f"; this is refusal {limit:,} of the day, so no other is logged or answered (refusals_per_day)"
     line = {"time": time.strftime(TIME), "what": what, **facts, **more, "detail": text}
     log.info("%s", json.dumps(line))
     append(policy.state, line)
