@@ -88,10 +88,12 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def append_json(path: Path, value: Any) -> None:
-    """Append ``value`` as one line; a last line that a crash left unfinished is overwritten."""
+def append_json(path: Path, value: Any, *, flush: bool = False) -> None:
+    """Append ``value`` as one line, flushed to the disk on demand; a last line left unfinished is overwritten."""
     lines = JsonLines(path)
     lines.append(value)
+    if flush:
+        lines.flush()
     lines.close()
 
 
@@ -144,6 +146,11 @@ class JsonLines:
             self._file.seek(end)
         self._file.write(line)
 
+    def flush(self) -> None:
+        """Flush the lines of this object to the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file; `append` opens it again."""
         if self._file is not None:
@@ -151,20 +158,20 @@ class JsonLines:
             self._file = None
 
 
-def read_json_lines(path: Path, run: Path | None = None) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, remedy: str | None = None) -> list[dict[str, Any]]:
     """The objects that `append_json` wrote; an empty list if there is no file.
 
-    ``run`` is the folder to delete if the file is damaged; by default the file's own.
+    ``remedy`` ends the sentence of `Damaged`; by default it is to delete the file's folder, a run's, and run again.
 
     A last line that a crash left unfinished is ignored. Any other line that is no JSON object, or that does not follow
     the line before it where lines are `chained`, raises `Damaged`.
     """
-    return _read_chain(path, run)[0]
+    return _read_chain(path, remedy)[0]
 
 
-def _read_chain(path: Path, run: Path | None = None) -> tuple[list[dict[str, Any]], str]:
+def _read_chain(path: Path, remedy: str | None = None) -> tuple[list[dict[str, Any]], str]:
     """The objects, and the last link."""
-    values, link, remedy = list[dict[str, Any]](), "", f"delete {run or path.parent} and run again"
+    values, link, remedy = list[dict[str, Any]](), "", remedy or f"delete {path.parent} and run again"
     if not path.exists():
         return values, link
     whole, _, _ = path.read_bytes().rpartition(b"\n")

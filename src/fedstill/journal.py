@@ -77,7 +77,7 @@ class Journal:
         self._crossed = {"down": set[tuple[int, int]](), "up": set[tuple[int, int]]()}
         self._times: dict[tuple[int, int], float] = {}
         seconds = 0.0
-        for line in files.read_json_lines(self._meter, folder.parent):
+        for line in files.read_json_lines(self._meter, f"delete {folder.parent} and run again"):
             try:
                 seconds = float(line.pop("seconds"))
                 self._count(**line)
@@ -141,7 +141,7 @@ class Journal:
 
     def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
         releases: dict[tuple[int, int], list[Entry]] = {}
-        for line in files.read_json_lines(self._spent, self.folder.parent):
+        for line in files.read_json_lines(self._spent, f"delete {self.folder.parent} and run again"):
             try:
                 releases[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
             except (KeyError, TypeError, ValueError, ValidationError) as error:

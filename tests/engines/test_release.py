@@ -111,6 +111,26 @@ def test_a_reply_without_its_list_of_releases_is_refused(digits: Any, tmp_path: 
         Census().server(world(Census(), digits, tmp_path, transport=Mute).federation)
 
 
+@pytest.mark.parametrize("spoil", ["nothing", "list", "reply", "empty"])
+def test_releases_in_a_reply_that_a_transport_refuses_are_counted(spoil: str, digits: Any, tmp_path: Path) -> None:
+    class Refusing(Inline):
+        def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+            for arrival in super().exchange(request, clients, sent):
+                if arrival.client == 2:
+                    tensors, header = wire.unpack(arrival.reply)
+                    listless = wire.pack(tensors, {**header, "spent": [{"unit": 1}]})
+                    reply = {"nothing": arrival.reply, "list": listless, "reply": b"no message", "empty": b""}[spoil]
+                    yield arrival._replace(reply=reply, failure="it claims 9 records")
+                else:
+                    yield arrival
+
+    fed = world(Census(), digits, tmp_path, transport=Refusing, min_clients=3).federation
+    Census().server(fed)
+    assert [(refusal.client, refusal.reason) for refusal in fed.journal.refusals()] == [(2, "it claims 9 records")]
+    counted = {client for client, entries in fed.journal.releases().items() if entries}
+    assert counted == ({0, 1, 2, 3} if spoil == "nothing" else {0, 1, 3})
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

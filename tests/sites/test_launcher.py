@@ -13,6 +13,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 
+from flwr.app import Context, Message, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+
+from fedstill.engines.flower.apps import SPEC  # noqa: E402
+from fedstill.engines.flower.content import content  # noqa: E402
 from fedstill.engines.site import NO_REPLY  # noqa: E402
 from fedstill.sites import launcher  # noqa: E402
 from fedstill.sites.policy import SitePolicy  # noqa: E402
@@ -97,6 +102,27 @@ def test_a_message_that_is_no_question_is_logged(policy: SitePolicy) -> None:
     assert (line["what"], line["detail"]) == ("failed", "ValueError: no facts")
     (policy.state / "log.head").unlink()
     launcher.failed(policy, ValueError("no facts"))  # the server gets the constant reply all the same
+
+
+@pytest.mark.parametrize("kind", ["query.hello", "query.ask"])
+def test_a_message_to_a_site_whose_policy_is_unreadable_is_logged(
+    kind: str, policy: SitePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = []
+
+    def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: object) -> None:
+        asked = content(b"request", clients=[0], **{SPEC: "spec"})
+        message = Message(asked, dst_node_id=1, message_type=kind)
+        replies.append(app(message, Context(1, 1, {}, RecordDict(), {})))
+
+    monkeypatch.setattr(launcher.node, "run_task", run_task)
+    place = tmp_path / "policy.toml"
+    place.write_text("max_seconds = \n")
+    launcher.reply(place, policy.state, os.getpid(), "127.0.0.1:1", "token")
+    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    assert line["what"] == "failed" and "can't be read as TOML" in line["detail"]
+    (reply,) = replies
+    assert "TOML" not in str(reply.content.config_records)
 
 
 def test_a_foreign_bundle_is_logged_with_its_hash(policy: SitePolicy) -> None:

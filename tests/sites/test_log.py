@@ -58,6 +58,22 @@ def test_every_changed_byte_is_noticed(sample: Path) -> None:
     assert numbers(sample) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"null", b"[]", b"{}", b""])
+@pytest.mark.parametrize("name", ["log.head", "format.json", "ledger/ledger.head"])
+def test_a_file_of_another_shape_is_a_sentence(name: str, text: bytes, sample: Path) -> None:
+    create_ledger(sample / "ledger")
+    (sample / name).write_bytes(text)
+    if name == "ledger/ledger.head":
+        with pytest.raises(files.Damaged):
+            read_charges(sample / "ledger")
+        with pytest.raises(files.Damaged):
+            open_ledger(sample / "ledger", "run", delta=1e-5, budget=1.0).charge(entry())
+    else:
+        with pytest.raises(files.Damaged):
+            log.append(sample, {"what": "asked", "detail": ""})
+    assert verify.verify(sample).is_whole == (name == "format.json")
+
+
 def test_lines_that_lack_or_move_or_come_twice_are_noticed(sample: Path) -> None:
     a, b, c = (sample / "log.jsonl").read_bytes().splitlines(keepends=True)
     for lines in ([a, b], [a], [], [b, c], [a, c], [b, a, c], [a, b, c, c], [a, b, c, b"{}\n"]):

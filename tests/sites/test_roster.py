@@ -1,11 +1,14 @@
 """The server's roster: a key is one client, with one node and a largest number of records."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from fedstill import wire
 from fedstill.engines.transport import Arrival, Transport
@@ -116,6 +119,33 @@ def test_a_client_that_flower_keeps_is_in_no_run_all_the_same(place: Path, tmp_p
     assert roster.read(place) == {}
 
 
+def test_commands_at_the_same_time_lose_no_client(place: Path, tmp_path: Path) -> None:
+    class Slow(Flwr):
+        def __call__(self, *words: str) -> str:
+            time.sleep(0.2)
+            return super().__call__(*words)
+
+    flwr, keys = Slow(), keys_of(tmp_path, *"abcd")
+    for client in range(4):
+        roster.invite(place, client, None)
+    roster.accept(place, 3, keys[3], flwr)
+    with ThreadPoolExecutor(5) as pool:
+        jobs = [pool.submit(roster.accept, place, client, keys[client], flwr) for client in range(3)]
+        jobs += [pool.submit(roster.invite, place, 4, 500), pool.submit(roster.remove, place, 3, flwr)]
+        for job in jobs:
+            job.result()
+    found = roster.load(place)
+    assert {member.client for member in found.site} == {0, 1, 2}
+    assert [entry.client for entry in found.invited] == [4]
+    assert [entry.client for entry in found.left] == [3]
+
+
+def test_a_command_that_never_ends_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "_PATIENCE", 0.1)
+    with FileLock(place.with_suffix(".lock")), pytest.raises(ValueError, match="another command has changed the"):
+        roster.invite(place, 0, None)
+
+
 @pytest.mark.parametrize("text", ["", "ssh-rsa AAAA", "ecdsa-sha2-nistp384 AAAA", "x" * 5000, "\0", "-----BEGIN"])
 def test_what_is_no_key_is_a_sentence(text: str, place: Path) -> None:
     roster.invite(place, 0, None)
@@ -153,10 +183,12 @@ def test_more_records_than_a_client_may_have_are_refused() -> None:
     def claiming(number: int) -> bytes:
         return wire.pack({}, {"fields": {"num_records": number}})
 
-    by_class = wire.pack({"counts": torch.tensor([300, 300])}, {"fields": {}})
-    replies = [claiming(500), claiming(501), claiming(2**40), claiming(2**40), by_class, b"none"]
-    limits = dict.fromkeys((0, 1, 2, 4, 5), 500)
-    arrivals = list(limited_records.LimitedRecords(Canned(replies), limits).exchange(b"", range(6), lambda _: None))
-    assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True]
+    by_class, too_large = (
+        wire.pack({"counts": torch.tensor(counts)}, {"fields": {}}) for counts in ([300, 300], [2**62, 2**62, 0])
+    )
+    replies = [claiming(500), claiming(501), claiming(2**40), claiming(2**40), by_class, b"none", too_large]
+    limits = dict.fromkeys((0, 1, 2, 4, 5, 6), 500)
+    arrivals = list(limited_records.LimitedRecords(Canned(replies), limits).exchange(b"", range(7), lambda _: None))
+    assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True, False]
     assert arrivals[1].failure == "it claims 501 records; its limit is 500 (max_records)"
     assert arrivals[1].reply == replies[1]  # it crossed, so its bytes count

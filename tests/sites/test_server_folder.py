@@ -12,16 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from cryptography import x509
 
 from fedstill.cli import main
-from fedstill.sites import invitation, roster, server, service, submit, units
+from fedstill.sites import invitation, roster, server, service, submit
 from fedstill.sites.certificates import site_key
 from fedstill.sites.server import FAILED, Server
 from fedstill.sites.submit import RunFlags
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture
@@ -319,44 +316,3 @@ def test_flower_s_output_has_no_colours_in_a_notebook(made: Server, monkeypatch:
         for environment in (made.environment, os.environ)
     )
     assert json.loads(plain) == {"node-id": "7"} and "\x1b[" in coloured
-
-
-# ------------------------------------------------------------------------------------------------- files for services
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_units(made: Server, tmp_path: Path) -> None:
-    (tmp_path / units.SITE).write_text(units.site(tmp_path, on_cpu=True))
-    for place in (made.folder / units.SERVER, tmp_path / units.SITE):
-        done = subprocess.run(["systemd-analyze", "verify", str(place)], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-    broken = tmp_path / "broken.service"
-    broken.write_text(units.site(tmp_path, on_cpu=True).replace("ProtectSystem=strict", "ProtectSystm=strict"))
-    assert subprocess.run(["systemd-analyze", "verify", str(broken)], capture_output=True, text=True).stderr
-
-
-def test_a_unit_may_write_its_folder_only(tmp_path: Path) -> None:
-    text = units.site(tmp_path, on_cpu=True)
-    settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
-    assert settings["ExecStart"].split()[1:] == ["-m", "fedstill", "site", "serve", f'"{tmp_path}"']
-    assert settings["ReadWritePaths"] == f'"{tmp_path}"'
-    assert (settings["ProtectSystem"], settings["UMask"], settings["Restart"]) == ("strict", "0077", "always")
-    assert settings["Environment"] == f"FEDSTILL_CACHE={tmp_path}/cache"
-    assert "PrivateDevices=no" in units.site(tmp_path, on_cpu=False)  # a GPU is a device
-
-
-def test_containers_run_as_a_plain_user_on_a_file_system_that_is_read_only() -> None:
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    assert set(services) == {"server", "site"}
-    for each in services.values():
-        assert each["read_only"] is True and each["cap_drop"] == ["ALL"]
-        assert [mount for mount in each["volumes"] if not mount.endswith(":ro") and ":/state" not in mount] == []
-        assert (DEPLOY / each["build"]["context"] / each["build"]["dockerfile"]).is_file()
-    assert services["server"]["ports"] == ["9443:9443"]
-    assert "ports" not in services["site"]
-    lines = [line.split() for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
-    assert [words[1] for words in lines if words[0] == "USER"] == ["${USER_ID}"]
-    copied = [word for words in lines if words[0] == "COPY" for word in words[1:-1]]
-    assert [name for name in copied if not (DEPLOY.parent / name).exists()] == []
-    assert [words[1:] for words in lines if words[0] == "ENTRYPOINT"] == [['["fedstill"]']]

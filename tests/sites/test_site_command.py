@@ -182,6 +182,25 @@ def test_a_run_waits_for_a_yes_and_a_no_is_the_same_to_the_server(
     assert "no run has the name 'f'" in fails(capsys, "approve", folder, "f", "--yes")
 
 
+@pytest.mark.parametrize("text", ["null", "{}", "[]", "[" * 100_000, "", "\0", '{"run": 1, "decision": null}'])
+def test_a_damaged_approval_waits_again_and_holds_up_no_other(
+    text: str, digits: DataSet, tmp_path: Path, folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site(tmp_path, digits, **PRIVATE, approval="ask")
+    waits = run(site)
+    (place,) = (site.state / "approvals").glob("*.json")
+    shown(capsys, "approve", folder, place.stem, "--yes")
+    place.write_text(text)
+    assert run(site, 1) == waits
+    (other,) = [line.split()[0] for line in shown(capsys, "approve", folder).splitlines()]
+    assert len(as_json(capsys, "status", folder)["waiting"]) == 1
+    assert "is damaged; delete this file, and the run waits again" in fails(capsys, "approve", folder, place.stem)
+    shown(capsys, "approve", folder, other, "--yes")
+    assert wire.unpack(run(site, 1))[0]
+    assert run(site) == waits
+    assert [line.split()[0] for line in shown(capsys, "approve", folder).splitlines()] == [place.stem]
+
+
 def test_the_words_of_a_server_move_no_cursor(
     digits: DataSet, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

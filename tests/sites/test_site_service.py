@@ -1,14 +1,22 @@
 """``fedstill site init`` and its like: mistakes are told at once, and what a policy lets out is said in plain words."""
 
+import shutil
 import stat
 import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tiny_backbones
+from PIL import Image
+from releases import entry
 
+from fedstill import files
 from fedstill.cli import main
-from fedstill.sites import invitation, node, roster, server, setup
+from fedstill.sites import chain, invitation, log, node, roster, server, setup
+from fedstill.sites.ledger import open_ledger
 from fedstill.sites.policy import SitePolicy
 
 
@@ -117,6 +125,48 @@ def test_what_may_be_meant_is_a_warning(
     assert "fedavg, step update: " in text and "WITHOUT PROTECTION" in text
 
 
+def test_the_unit_of_a_site_may_write_its_state_elsewhere(invite: Path, data: Path, tmp_path: Path) -> None:
+    folder, state = tmp_path / "site", tmp_path / "elsewhere" / "state"
+    site_init(folder, invite, data, *BUDGET, "--state", str(state))
+    assert f'ReadWritePaths="{folder}" "{state}"\n' in (folder / "fedstill-site.service").read_text()
+    setup.join(folder, invite)
+    assert f'ReadWritePaths="{folder}" "{state}"\n' in (folder / "fedstill-site.service").read_text()
+
+
+def test_pictures_of_unequal_sizes_are_read_in_the_size_of_the_policy(
+    invite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("own", "public"):
+        for i in range(60):
+            place = tmp_path / name / "train" / "ab"[i % 2] / f"{i}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((9 + i % 3, 8 + i % 5, 3), i, np.uint8)).save(place)
+    public = ("--public", "more", str(tmp_path / "public"))
+    words = ("site", "init", str(tmp_path / "site"), "--invite", str(invite), "--data", str(tmp_path / "own"), *BUDGET)
+    assert "--size" in refusal(capsys, *words, *public)
+    main([*words, *public, "--size", "8"])
+    main(["site", "check", str(tmp_path / "site")])
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_the_backbones_of_the_policy_are_tried(
+    invite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedstill[hf]'")
+    tiny_backbones.save_texts(tmp_path / "backbones" / "our" / "encoder")
+    monkeypatch.setenv("FEDSTILL_BACKBONES", str(tmp_path / "backbones"))
+    texts, labels = tiny_backbones.reviews(60)
+    pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "reviews.parquet")
+    words = ("site", "init", str(tmp_path / "site"), "--invite", str(invite), *BUDGET)
+    words = (*words, "--data", str(tmp_path / "reviews.parquet"))
+    capsys.readouterr()
+    assert "are texts; turn them into vectors" in refusal(capsys, *words)
+    assert "the backbone 'hf:our/other' (features) can't be read" in refusal(
+        capsys, *words, "--features", "hf:our/encoder", "hf:our/other"
+    )
+    main([*words, "--features", "hf:our/encoder"])
+
+
 def test_a_changed_policy_is_checked_again(
     invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +182,68 @@ def test_a_changed_policy_is_checked_again(
     assert "is a site already" in refusal(
         capsys, "site", "init", str(folder), "--invite", str(invite), "--data", str(data), *BUDGET
     )
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("moment", range(1, 7))  # after the key, the lines, the head, two folders; before the policy
+def test_a_site_whose_making_was_killed_is_made_by_the_same_command(
+    moment: int, invite: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flush, flushed = tmp_path / "site", chain.flush, list[Path]()
+
+    def kill(place: Path) -> None:
+        flush(place)
+        flushed.append(place)
+        if len(flushed) == moment:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(chain, "flush", kill)
+        patch.setattr(files, "write_bytes", lambda *_: kill(data))
+        setup.site(folder, {"client": 3, "data": str(data), "state": "state", "methods": ["fedavg-p"]})
+    assert not (folder / "policy.toml").exists()
+    if moment == 3:
+        (folder / "state" / "ledger" / "ledger.head").write_bytes(b"")  # half a head
+    site_init(folder, invite, data, *BUDGET)
+    main(["site", "check", str(folder)])
+
+
+def test_a_ledger_with_a_release_or_a_log_is_never_made_anew(tmp_path: Path) -> None:
+    settings = {"client": 3, "data": "data", "state": "state", "methods": ["fedavg-p"]}
+    policy = setup.site(tmp_path / "site", settings)
+    open_ledger(policy.ledger, "run", delta=1e-5, budget=9.0).charge(entry())
+    (tmp_path / "site" / "policy.toml").unlink()
+    for name in ("ledger.head", "ledger.jsonl", "none"):
+        (tmp_path / "copy").mkdir()
+        folder = shutil.copytree(tmp_path / "site", tmp_path / "copy" / name)
+        (folder / "state" / "ledger" / name).unlink(missing_ok=True)
+        with pytest.raises(ValueError, match="already; a new ledger would forget what was released"):
+            setup.site(folder, settings)
+        shutil.rmtree(tmp_path / "copy")
+    served = setup.site(tmp_path / "served", settings)
+    log.append(served.state, {"what": "started", "detail": ""})
+    (tmp_path / "served" / "policy.toml").unlink()
+    with pytest.raises(ValueError, match="already; a new ledger would forget what was released"):
+        setup.site(tmp_path / "served", settings)
+
+
+def test_the_check_of_a_site_reads_its_ledger_and_its_log(
+    invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "site"
+    site_init(folder, invite, data, *BUDGET)
+    log.append(folder / "state", {"what": "started", "detail": ""})
+    main(["site", "check", str(folder)])
+    capsys.readouterr()
+    for name in ("log.head", "ledger/ledger.head"):
+        place = folder / "state" / name
+        whole = place.read_bytes()
+        place.unlink()
+        assert f"{place.name} can't be read" in refusal(capsys, "site", "check", str(folder))
+        place.write_bytes(whole)
 
 
 def test_a_new_key_and_a_new_authority_leave_the_rest(invite: Path, data: Path, tmp_path: Path) -> None:

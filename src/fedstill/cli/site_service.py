@@ -56,6 +56,7 @@ def init(words: list[str]) -> None:
         "public": {name: place.expanduser().resolve() for name, place in parsed.public.items()},
     }
     policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
+    units.check_folder(policy.state)
     warnings = list(promises.check(policy))
     setup.site(folder, {name: value for name, value in settings.items() if value != {}})
     key = setup.join(folder, invited.invite)
@@ -69,10 +70,12 @@ def init(words: list[str]) -> None:
 def check(words: list[str]) -> None:
     """``fedstill site check``."""
     no_more(words[1:])
-    from fedstill.sites import promises, setup
+    from fedstill.sites import promises, setup, verify
     from fedstill.sites.policy import SitePolicy
 
     policy = SitePolicy.read(_folder(words) / setup.POLICY)
+    for problem in verify.verify(policy.state).problems[:1]:
+        raise Bad(problem)
     _say(policy, list(promises.check(policy)))
 
 

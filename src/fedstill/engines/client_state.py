@@ -33,18 +33,19 @@ class StateFiles:
 
     Args:
         folder: the client's.
+        remedy: end of the sentence of `fedstill.files.Damaged`; by default that of a simulation.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, remedy: str | None = None) -> None:
         self.folder = folder
+        self._remedy = remedy or f"delete {folder.parent.parent} and run again"
 
     def read(self, exchange: int) -> dict[str, Tensor]:
         """The state before request ``exchange``."""
         earlier = [f for f in sorted(self.folder.glob("*.state")) if int(f.stem) < exchange]
         if not earlier:
             return {}
-        remedy = f"delete {self.folder.parent.parent} and run again"
-        return wire.unpack(files.read_checked(earlier[-1], remedy))[0]
+        return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0]
 
     def write(self, exchange: int, state: Mapping[str, Tensor]) -> None:
         """Store the state after request ``exchange``; of the earlier ones only the last is kept."""

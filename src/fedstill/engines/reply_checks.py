@@ -20,7 +20,7 @@ class Checked(NamedTuple):
 
     Attributes:
         reason: the reason to refuse the reply, or None.
-        spent: the releases that the reply lists.
+        spent: the releases that the reply lists, also of a refused one: they have reached the server.
         length: length of the reply's weights (`fedstill.engines.outliers`); 0 for a refused reply.
     """
 
@@ -32,14 +32,14 @@ class Checked(NamedTuple):
 def check(
     arrival: Arrival, exchange: int, step: Step[Any], facts: schema.Facts, at_most: Mapping[str, int] | None
 ) -> Checked:
-    """Check a reply to request ``exchange``."""
-    if arrival.failure is not None:
-        return Checked(arrival.failure)
+    """Check a reply to request ``exchange``; one that arrives with a failure is refused, but its releases count."""
     spent: list[Entry] = []
     fields = step.reply.schema
     try:
         header = wire.envelope(arrival.reply)
         spent = listed(header, step.name, exchange)
+        if arrival.failure is not None:
+            return Checked(arrival.failure, spent)
         if header.get("error") is not None:
             return Checked(schema.clean(str(header["error"]), 500) or "the client gave no reason", spent)
         values, envelope = wire.decode(arrival.reply, fields, facts, at_most=at_most, header=header)
@@ -47,7 +47,7 @@ def check(
         if values.get("client", arrival.client) != arrival.client:
             raise schema.Refused(f"it says that it is client {schema.short(values['client'])}")
     except schema.Refused as refused:
-        return Checked(str(refused), spent)
+        return Checked(str(refused) if arrival.failure is None else arrival.failure, spent)
     envelope.pop("spent", None)
     if envelope != {"step": step.name, "exchange": exchange}:
         return Checked(f"the reply is not to step '{step.name}' of exchange {exchange}", spent)

@@ -139,8 +139,7 @@ class RunSpec(Settings):
         except (ValidationError, RecursionError) as error:
             reason = "it nests too deeply"
             if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                reason = f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}"
+                reason = _first(error)
             raise schema.Refused(f"the run's spec is invalid: {reason}") from error
 
     @cached_property
@@ -157,7 +156,7 @@ class RunSpec(Settings):
         try:
             return methods.find(self.name)(**self.settings)
         except (ValueError, TypeError) as error:
-            raise schema.Refused(f"method '{schema.clean(self.name)}' can't be set up: {error}") from error
+            raise schema.Refused(f"method '{schema.clean(self.name)}' can't be set up: {_first(error)}") from error
 
     @property
     def num_classes(self) -> int:
@@ -214,6 +213,14 @@ class RunSpec(Settings):
             templates=templates,
             max_bytes=self.max_bytes,
         )
+
+
+def _first(error: Exception) -> str:
+    """The first fault of an error as a short line, whatever a server chose as names and values."""
+    if not isinstance(error, ValidationError):
+        return schema.clean(str(error), 500)
+    first = error.errors()[0]
+    return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
 _LATER = ("features", "backbone")

@@ -24,6 +24,10 @@ NO_REPLY = wire.pack({}, {"error": "the site gives no reply"})
 """A real site's reply to every request that it refuses, or that fails, for a reason that depends on its records."""
 
 
+_REMEDY = "put its newest copy back, or let the server start another run"
+"""Remedy for a damaged file of a real site in one run."""
+
+
 class Question(NamedTuple):
     """A request that passed its checks: its step, the step's arguments, its number and its bytes."""
 
@@ -121,7 +125,7 @@ class Site:
         # with new noise, a second reply to the same request would reveal more than the first
         if not self.spec.simulated_noise and (earlier := copy.read()) is not None:
             return earlier
-        states = StateFiles(folder)
+        states = StateFiles(folder, None if self._open_ledger is None else _REMEDY)
         ledger = self._ledger(folder)
         state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
         actor = SiteClient(self.spec, client, exchange, step.name, self.data, state, ledger, self.device, common)

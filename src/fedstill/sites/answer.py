@@ -19,7 +19,7 @@ from fedstill.models import pretrained
 from fedstill.privacy.composition import shares
 from fedstill.privacy.ledger import BudgetExceeded, Ledger
 from fedstill.records import Records
-from fedstill.sites import decisions, log, sent
+from fedstill.sites import decisions, log, refusals, sent
 from fedstill.sites.consent import kind_of
 from fedstill.sites.ledger import Charge, SiteStore, open_ledger, standing
 from fedstill.sites.policy import SitePolicy
@@ -62,6 +62,8 @@ class _Answer:
         }
 
     def reply(self) -> bytes:
+        if refusals.is_full(self._policy):  # without a line: the server could fill the disk
+            return wire.pack({}, {"error": "refused by the site: too many messages were refused today; ask tomorrow"})
         try:
             spec, header = self._read()
             site, data, question, questions = self._accept(spec, header)
@@ -137,8 +139,9 @@ class _Answer:
         self._note("charged", f"{entry.mechanism} ({entry.unit})", **facts, **costs, budget=policy.budget)
 
     def _refusal(self, error: Exception, **header: object) -> bytes:
-        reply = wire.pack({}, {"error": f"refused by the site: {error}", **header})
-        self._note("waiting" if isinstance(error, decisions.Waiting) else "refused", str(error), reply)
+        reason = schema.clean(str(error), 500)
+        reply = wire.pack({}, {"error": f"refused by the site: {reason}", **header})
+        self._note("waiting" if isinstance(error, decisions.Waiting) else "refused", reason, reply)
         return reply
 
     def _failure(self, error: Exception) -> bytes:

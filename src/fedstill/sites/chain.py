@@ -229,7 +229,7 @@ class Chain:
                 raise ValueError
             self._check_version(text.get("version", 1))
             head = Head(**{n: v for n, v in text.items() if n != "version"} | {"last": bytes.fromhex(text["last"])})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, NewerFormat):
                 raise
             raise self._damaged(f"{self._place('head').name} was changed, or the key is another's") from error

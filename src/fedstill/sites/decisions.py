@@ -1,14 +1,12 @@
 """Decisions of a site's operator: to pause the site, and to approve a run."""
 
-import getpass
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from fedstill import files, schema
-from fedstill.sites import log
+from fedstill.sites import log, units
 from fedstill.sites.ledger import TIME
 from fedstill.sites.policy import SitePolicy
 
@@ -22,7 +20,7 @@ class Waiting(schema.Refused):
 
 def pause(policy: SitePolicy) -> None:
     """Let the site refuse every question, for the same public reason."""
-    facts = {"by": _user()}
+    facts = {"by": units.user()}
     files.write_json(_paused(policy.state), {"time": time.strftime(TIME), **facts})
     log.write(policy, facts, "paused", "the site replies to no question until it is resumed")
 
@@ -30,7 +28,7 @@ def pause(policy: SitePolicy) -> None:
 def resume(policy: SitePolicy) -> None:
     """End a pause."""
     _paused(policy.state).unlink(missing_ok=True)
-    log.write(policy, {"by": _user()}, "resumed", "the site replies to questions again")
+    log.write(policy, {"by": units.user()}, "resumed", "the site replies to questions again")
 
 
 def is_paused(policy: SitePolicy) -> bool:
@@ -85,7 +83,7 @@ def decide(policy: SitePolicy, run: str, *, yes: bool) -> None:
         ValueError: no run of this name waits or was decided on.
     """
     place, facts = _place(policy, run)
-    by = {"by": _user(), "run": facts["run"]}
+    by = {"by": units.user(), "run": facts["run"]}
     what = "approved" if yes else "denied"
     log.write(policy, by, what, f"the operator has {what} the run")
     files.write_json(place, {**facts, "decision": "yes" if yes else "no", "decided": time.strftime(TIME), **by})
@@ -95,7 +93,7 @@ def request_of(policy: SitePolicy, run: str) -> dict[str, Any]:
     """The facts of a run that waits or was decided on; ``run`` is the beginning of its name.
 
     Raises:
-        ValueError: no run has such a name, or several have.
+        ValueError: no run has such a name, or several have, or its file is damaged.
     """
     return _place(policy, run)[1]
 
@@ -105,18 +103,19 @@ def _place(policy: SitePolicy, run: str) -> tuple[Path, dict[str, Any]]:
     if len(places) != 1:
         number = f"{len(places)} runs have names that begin with" if places else "no run has the name"
         raise ValueError(f"{number} '{schema.clean(run)}'; 'fedstill site approve FOLDER' lists the runs that wait")
-    return places[0], _facts(places[0])
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in a container
-        return f"user {os.getuid()}"
+    if not (facts := _facts(places[0])):
+        raise ValueError(f"{places[0]} is damaged; delete this file, and the run waits again at its next question")
+    return places[0], facts
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    return dict(json.loads(place.read_text())) if place.exists() else {}
+    """The facts of a run; none if the file is absent or damaged, so that the run waits again."""
+    try:
+        facts = json.loads(place.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    whole = isinstance(facts, dict) and all(isinstance(facts.get(n), str) for n in ("run", "spec", "step", "time"))
+    return facts if whole and facts.get("decision") in (None, "yes", "no") else {}
 
 
 def _paused(state: Path) -> Path:

@@ -28,32 +28,44 @@ _GB = 10**9
 
 
 def main() -> None:
-    """Fork for each message; the words are the policy's file and a pipe's descriptor.
+    """Fork for each message; the words are the policy's file, the site's state folder and a pipe's descriptor.
 
     The addresses and tokens come through the standard input, as other users can list the words of a process.
     """
-    place, pipe = sys.argv[1:]
-    forks.fork_for_each(partial(reply, Path(place), os.getpid()), int(pipe))
+    place, state, pipe = sys.argv[1:]
+    forks.fork_for_each(partial(reply, Path(place), Path(state), os.getpid()), int(pipe))
 
 
-def reply(place: Path, parent: int, address: str, token: str) -> None:
-    """Reply to one message.
+def reply(place: Path, state: Path, parent: int, address: str, token: str) -> None:
+    """Reply to one message; without a policy that can be read, no question gets an answer.
 
     Args:
         place: the policy's file.
+        state: the state folder when the node started, for the log of a site whose policy can't be read.
         parent: id of the process that forked this one.
         address: the Runtime API's address.
         token: the message's token.
     """
-    policy = SitePolicy.read(place)
+    wrong: ValueError | None = None
+    try:
+        policy = SitePolicy.read(place)
+    except ValueError as error:
+        policy, wrong = SitePolicy(client=0, data=state, state=state, methods=()), error
     limit_memory(policy)
     with Worker(policy) as worker:
-        app = apps.client_app(
-            lambda *_: policy.client,
-            lambda node, run, client, spec, request: worker(spec, request),
-            partial(failed, policy),
-            policy.max_request,
-        )
+
+        def number(*_: object) -> int:
+            if wrong is not None:
+                failed(policy, wrong)
+                raise wrong
+            return policy.client
+
+        def answer(node: object, run: object, client: int, spec: str, request: bytes) -> bytes:
+            if wrong is not None:
+                raise wrong
+            return worker(spec, request)
+
+        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request)
         try:
             node.run_task(address, token, parent, app, refuse_by(policy))
         except Exception as error:  # a message of a kind that no app of fedstill's takes

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
 from typing_extensions import override
 
 from fedstill import schema, wire
@@ -42,6 +43,6 @@ def _records(arrival: Arrival) -> int:
         tensors, header = wire.unpack(arrival.reply)
         by_class = tensors.get("counts")
         number = header.get("fields", {}).get("num_records", 0)
-        return max(int(number), 0 if by_class is None else int(by_class.sum(dtype=by_class.dtype)))
+        return max(int(number), 0 if by_class is None else int(by_class.sum(dtype=torch.float64)))  # never overflows
     except (schema.Refused, AttributeError, TypeError, ValueError, OverflowError, RuntimeError):
         return 0  # the server's other checks refuse it

@@ -16,7 +16,8 @@ failed        as refused; the reason may contain data
 begun         a chain begins at a site that has earlier charges or a log of fedstill 0.1, which is kept
 ============  ========================================================================================================
 
-and, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
+After as many messages refused, failed or waiting as the policy's ``refusals_per_day``, the rest of a day has no line.
+The other lines are, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
 """
 
 import hashlib
@@ -28,7 +29,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstill import files
+from fedstill import files, schema
+from fedstill.sites import refusals
 from fedstill.sites.chain import Chain, NewerFormat
 from fedstill.sites.ledger import LINES as LEDGER
 from fedstill.sites.ledger import TIME
@@ -36,9 +38,12 @@ from fedstill.sites.policy import SitePolicy
 
 OLD = "log-old.jsonl"
 """Name of a log of fedstill 0.1, which had no chain."""
+HEAD = "log.head"
+"""Name of the file with the end of the chain, which a site has since it first served."""
 FORMAT, VERSION = "format.json", 2
 """File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
 _LARGEST = 64 * 2**20
+_DETAIL = 1000
 _REMEDY = (
     "the site replies to nothing until its newest copy is back, or until 'fedstill site log FOLDER --restart' puts it "
     "aside and begins another"
@@ -48,13 +53,19 @@ log = logging.getLogger("fedstill")
 
 
 def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str | Exception, **more: Any) -> None:
-    """Append a line with ``facts`` and ``more``, ``what`` happened and its ``detail``.
+    """Append a line with ``facts`` and ``more``, ``what`` happened and its ``detail``, shortened.
 
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
         OSError: the line can't be written.
     """
-    text = f"{type(detail).__name__}: {detail}" if isinstance(detail, Exception) else detail
+    text = schema.clean(f"{type(detail).__name__}: {detail}" if isinstance(detail, Exception) else detail, _DETAIL)
+    if what in ("refused", "failed", "waiting"):
+        number, limit = refusals.count(policy), policy.refusals_per_day
+        if number > limit:
+            return
+        if number == limit:
+            text += f"; this is refusal {limit:,} of the day, so no other is logged or answered (refusals_per_day)"
     line = {"time": time.strftime(TIME), "what": what, **facts, **more, "detail": text}
     log.info("%s", json.dumps(line))
     append(policy.state, line)
@@ -76,8 +87,8 @@ def read(state: Path) -> list[dict[str, Any]]:
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
     """
-    if not (state / "log.head").exists() and not (state / "log.key").exists():
-        return files.read_json_lines(state / "log.jsonl")
+    if not (state / HEAD).exists() and not (state / "log.key").exists():
+        return files.read_json_lines(state / "log.jsonl", _REMEDY)
     chain = _chain(state)
     lines: list[dict[str, Any]] = [json.loads(line.text) for line in chain.read()]
     begun = next((line for line in lines if line["what"] == "begun" and "old" in line), None)
@@ -86,7 +97,7 @@ def read(state: Path) -> list[dict[str, Any]]:
     old = state / OLD
     if not old.exists() or _digest(old) != begun["old"]:
         raise files.Damaged(f"{old} is damaged: it is missing or was changed; {_REMEDY}")
-    return [*files.read_json_lines(old), *lines]
+    return [*files.read_json_lines(old, _REMEDY), *lines]
 
 
 def restart(state: Path) -> Path:
@@ -116,7 +127,7 @@ def check_format(state: Path) -> None:
         return
     try:
         version = json.loads(place.read_text())["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
     if version not in range(1, VERSION + 1):
         raise NewerFormat(

@@ -45,4 +45,5 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         log.write(policy, known, "refused", f"no program gets the message: {schema.clean(facts['detail'], 300)}")
 
     limits = Limits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
-    return run_node([*connection, *options], [sys.executable, "-P", "-c", _PROGRAM, str(place)], limits)
+    program = [sys.executable, "-P", "-c", _PROGRAM, str(place), str(policy.state)]
+    return run_node([*connection, *options], program, limits)

@@ -48,6 +48,9 @@ class SitePolicy(Settings):
     """Number of questions of a run that the site answers."""
     runs_per_day: PositiveInt = 24
     """Number of runs that the site begins in 24 hours."""
+    refusals_per_day: PositiveInt = 2000
+    """Number of messages of a day (UTC) that the site refuses with a line in its log; then it logs and answers none
+    until the next day."""
     max_seconds: PositiveFloat = 3600.0
     """Largest time in seconds that a question may take; then its process is ended."""
     max_memory_gb: NonNegativeFloat = 16.0

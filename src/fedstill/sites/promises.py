@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from fedstill import lookup, methods, schema
-from fedstill.data import sources
+from fedstill.data import backbones, sources
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.protocol import Method
 from fedstill.sites.policy import SitePolicy
@@ -32,7 +32,8 @@ def check(policy: SitePolicy) -> Iterator[str]:
     for name, place in policy.public.items():
         if not place.exists():
             raise ValueError(f"the public data {name!r} are in {place}, which does not exist (public)")
-        _loaded(f"the public data {name!r}", partial(sources.load, str(place)))
+        load = sources.load_raw if policy.features else sources.load
+        _loaded(f"the public data {name!r}", partial(load, str(place), size=policy.size))
     yield from _check_data(policy)
     if policy.budget is not None and policy.budget > _MUCH:
         yield f"a budget of epsilon {policy.budget:g} protects little; 1 to {_MUCH:g} is usual (budget)"
@@ -99,8 +100,13 @@ def _check_code(name: str) -> None:
 
 
 def _check_data(policy: SitePolicy) -> Iterator[str]:
-    read = partial(sources.load_part, str(policy.data), cache_dir=policy.state / "data")
-    part = _loaded("the site's records", read)
+    cache_dir = policy.state / "data"
+    load: Callable[..., sources.Part | sources.Raw] = sources.load_raw_part if policy.features else sources.load_part
+    part = _loaded("the site's records", partial(load, str(policy.data), size=policy.size, cache_dir=cache_dir))
+    if isinstance(part, sources.Raw):
+        for name in policy.features:
+            read = partial(backbones.load, name, part.shape, download=False, cache_dir=cache_dir)
+            _loaded(f"the backbone {name!r} (features)", read)
     records, labels = len(part.train[0]), part.train[1]
     if records < policy.min_records:
         raise ValueError(f"the site has {records} records; with fewer than {policy.min_records} it answers nothing "

@@ -1,6 +1,8 @@
 """A site's counts on disk: the questions and failures of each run, and the runs of the last day."""
 
 import time
+from pathlib import Path
+from typing import TypeVar, cast
 
 from filelock import FileLock
 
@@ -8,9 +10,14 @@ from fedstill import files, schema
 from fedstill.errors import FedstillError
 from fedstill.sites.policy import SitePolicy
 
+T = TypeVar("T")
 DAY = 86_400.0
 SPEC = "spec.json"
 """Name of the file with the spec in the folder of a run."""
+
+
+_OF_RUN = "put its newest copy back; without it the site replies to this run no more, but to others"
+_OF_DAY = "put its newest copy back, or delete this file alone: the count of the last day's runs begins anew"
 
 
 class FailedTooOften(FedstillError, RuntimeError):
@@ -43,10 +50,11 @@ class Questions:
         Raises:
             Refused: the site answers no more questions of this run, or begins no more runs today.
             FailedTooOften: too many questions of this run have failed.
+            Damaged: a file of counts is damaged.
         """
         policy = self._policy
         with self._lock:
-            outcomes = [line["what"] for line in files.read_json_lines(self._lines)]
+            outcomes = _values(self._lines, "what", str, _OF_RUN)
             asked = outcomes.count("asked")
             if not asked:
                 self._begin()
@@ -54,18 +62,26 @@ class Questions:
                 raise schema.Refused(f"the run has asked {asked} questions; the site's limit is that (max_questions)")
             if (failed := asked - outcomes.count("ended")) >= policy.max_failures:
                 raise FailedTooOften(f"the run has failed {failed} times; the limit is {policy.max_failures}")
-            files.append_json(self._lines, {"time": time.time(), "what": "asked"})
+            files.append_json(self._lines, {"time": time.time(), "what": "asked"}, flush=True)
 
     def _begin(self) -> None:
-        times = [line["time"] for line in files.read_json_lines(self._runs)]
-        today = sum(begun > time.time() - DAY for begun in times)
+        times = _values(self._runs, "time", float, _OF_DAY)
+        now = time.time()
+        today = sum(now - DAY < begun <= now for begun in times)  # a clock that was once ahead blocks nothing
         if today >= self._policy.runs_per_day:
             raise schema.Refused(f"the site has begun {today} runs in the last day, its limit (runs_per_day)")
         self._lines.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write_bytes(self._lines.with_name(SPEC), self._text.encode())
-        files.append_json(self._runs, {"time": time.time(), "run": self._run})
+        files.append_json(self._runs, {"time": time.time(), "run": self._run}, flush=True)
 
     def end(self) -> None:
         """Count the end of a question that did not fail."""
         with self._lock:
-            files.append_json(self._lines, {"time": time.time(), "what": "ended"})
+            files.append_json(self._lines, {"time": time.time(), "what": "ended"}, flush=True)
+
+
+def _values(place: Path, name: str, kind: type[T], remedy: str) -> list[T]:
+    values = [line.get(name) for line in files.read_json_lines(place, remedy)]
+    if not all(isinstance(value, kind) for value in values):
+        raise files.Damaged(f"{place} is damaged (a line has no {name!r}); {remedy}")
+    return cast(list[T], values)

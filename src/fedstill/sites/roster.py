@@ -14,10 +14,12 @@ Flower never registers such a key again.
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
+from filelock import FileLock, Timeout
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from fedstill import files
@@ -27,6 +29,8 @@ from fedstill.sites.certificates import read_public
 
 Flwr = Callable[..., str]
 """Runs ``flwr supernode`` with some words at the server, and returns its output."""
+_PATIENCE = 300.0
+"""Seconds to wait for other commands that change the roster."""
 
 
 class Invited(Settings):
@@ -104,15 +108,18 @@ def write(place: Path, roster: Roster) -> None:
 
 def invite(place: Path, client: int, max_records: int | None) -> None:
     """Note that a client is invited; one that is a member stays one, with its new limit if one is given."""
-    roster = load(place)
-    if (member := roster.of(client)) is not None:
-        limit = member.max_records if max_records is None else max_records
-        others = (other for other in roster.site if other.client != client)
-        write(place, roster.model_copy(update={"site": (*others, member.model_copy(update={"max_records": limit}))}))
-        return
-    others_invited = (entry for entry in roster.invited if entry.client != client)
-    invited = Invited(client=client, max_records=max_records)
-    write(place, roster.model_copy(update={"invited": (*others_invited, invited)}))
+    with _locked(place):
+        roster = load(place)
+        if (member := roster.of(client)) is not None:
+            limited = member.model_copy(
+                update={"max_records": member.max_records if max_records is None else max_records}
+            )
+            others = (other for other in roster.site if other.client != client)
+            write(place, roster.model_copy(update={"site": (*others, limited)}))
+            return
+        others_invited = (entry for entry in roster.invited if entry.client != client)
+        invited = Invited(client=client, max_records=max_records)
+        write(place, roster.model_copy(update={"invited": (*others_invited, invited)}))
 
 
 def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bool = False) -> Member:
@@ -129,39 +136,33 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
         ValueError: the client is not invited, the key is another's or was removed, or Flower does not register it; one
             sentence.
     """
-    roster, key = load(place), read_public(public_key)
-    before = roster.of(client)
-    invited = next((entry for entry in roster.invited if entry.client == client), before)
-    if invited is None:
-        raise ValueError(f"client {client} is not invited; first 'fedstill server invite FOLDER {client}'")
-    if owner := [member.client for member in roster.site if member.key == key]:
-        if owner == [client] and before is not None:
-            return before
-        raise ValueError(f"this key is client {owner[0]}'s already; a key is one client")
-    if any(left.key == key for left in roster.left):
-        raise ValueError("this key was removed, and Flower never takes it again; 'fedstill site rekey' makes a new one")
-    if before is not None and not replace:
-        raise ValueError(f"client {client} has another key already; --replace removes that and registers this one")
-    file = place.with_name(f".site-{client}.pub")
-    files.write_bytes(file, f"{key}\n".encode())
-    try:
-        output = flwr("register", str(file), "--name", f"site-{client}", "--format", "json")
-    finally:
-        file.unlink()
-    try:
-        node = int(json.loads(output)["node-id"])
-    except (ValueError, KeyError, TypeError) as error:
-        remedy = "; 'fedstill site rekey' makes another key" if "already in use" in output else ""
-        raise ValueError(f"Flower does not register the key: {output.strip()[:500]!r}{remedy}") from error
-    member = Member(client=client, key=key, node=node, max_records=invited.max_records)
-    update = {
-        "site": (*(other for other in roster.site if other.client != client), member),
-        "invited": tuple(entry for entry in roster.invited if entry.client != client),
-        "left": (*roster.left, *([] if before is None else [Left(client=client, key=before.key)])),
-    }
-    write(place, roster.model_copy(update=update))  # from here on no run asks the earlier node
-    if before is not None:
-        _unregister(before, flwr)
+    key = read_public(public_key)
+    with _locked(place):  # to the end: Flower takes seconds to register a key
+        roster = load(place)
+        before = roster.of(client)
+        invited = next((entry for entry in roster.invited if entry.client == client), before)
+        if invited is None:
+            raise ValueError(f"client {client} is not invited; first 'fedstill server invite FOLDER {client}'")
+        if owner := [member.client for member in roster.site if member.key == key]:
+            if owner == [client] and before is not None:
+                return before
+            raise ValueError(f"this key is client {owner[0]}'s already; a key is one client")
+        if any(left.key == key for left in roster.left):
+            raise ValueError(
+                "this key was removed, and Flower never takes it again; 'fedstill site rekey' makes a new one"
+            )
+        if before is not None and not replace:
+            raise ValueError(f"client {client} has another key already; --replace removes that and registers this one")
+        node = _register(place.with_name(f".site-{client}.pub"), client, key, flwr)
+        member = Member(client=client, key=key, node=node, max_records=invited.max_records)
+        update = {
+            "site": (*(other for other in roster.site if other.client != client), member),
+            "invited": tuple(entry for entry in roster.invited if entry.client != client),
+            "left": (*roster.left, *([] if before is None else [Left(client=client, key=before.key)])),
+        }
+        write(place, roster.model_copy(update=update))  # from here on no run asks the earlier node
+        if before is not None:
+            _unregister(before, flwr)
     return member
 
 
@@ -171,19 +172,50 @@ def remove(place: Path, client: int, flwr: Flwr) -> None:
     Raises:
         ValueError: there is no such client, or Flower does not unregister its key; one sentence.
     """
-    roster = load(place)
-    member = roster.of(client)
-    if member is None and client not in [entry.client for entry in roster.invited]:
-        raise ValueError(f"the roster {str(place)!r} has no client {client}")
-    left = () if member is None else (Left(client=client, key=member.key),)
-    update = {
-        "site": tuple(other for other in roster.site if other.client != client),
-        "invited": tuple(entry for entry in roster.invited if entry.client != client),
-        "left": (*roster.left, *left),
-    }
-    write(place, roster.model_copy(update=update))
-    if member is not None:
-        _unregister(member, flwr)
+    with _locked(place):
+        roster = load(place)
+        member = roster.of(client)
+        if member is None and client not in [entry.client for entry in roster.invited]:
+            raise ValueError(f"the roster {str(place)!r} has no client {client}")
+        left = () if member is None else (Left(client=client, key=member.key),)
+        update = {
+            "site": tuple(other for other in roster.site if other.client != client),
+            "invited": tuple(entry for entry in roster.invited if entry.client != client),
+            "left": (*roster.left, *left),
+        }
+        write(place, roster.model_copy(update=update))
+        if member is not None:
+            _unregister(member, flwr)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Keep other commands from a change of the roster, from its reading to its writing."""
+    lock = FileLock(place.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=_PATIENCE)
+    except Timeout as error:
+        raise ValueError(
+            f"another command has changed the roster {str(place)!r} for {_PATIENCE:g} s; wait for it, or stop it"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _register(file: Path, client: int, key: str, flwr: Flwr) -> int:
+    """Register a key at Flower through a temporary file, and return the node's number."""
+    files.write_bytes(file, f"{key}\n".encode())
+    try:
+        output = flwr("register", str(file), "--name", f"site-{client}", "--format", "json")
+    finally:
+        file.unlink()
+    try:
+        return int(json.loads(output)["node-id"])
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "; 'fedstill site rekey' makes another key" if "already in use" in output else ""
+        raise ValueError(f"Flower does not register the key: {output.strip()[:500]!r}{remedy}") from error
 
 
 def _unregister(member: Member, flwr: Flwr) -> None:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.experiment import config
-from fedstill.sites import certificates, invitation, units
-from fedstill.sites.ledger import create_ledger
+from fedstill.sites import certificates, invitation, log, units
+from fedstill.sites.ledger import HEAD, KEY, LINES, create_ledger, read_charges
 from fedstill.sites.policy import SitePolicy
 
 POLICY = "policy.toml"
@@ -34,22 +34,23 @@ def read_settings(settings: Mapping[str, Any]) -> SitePolicy:
 
 
 def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
-    """Write a site's policy, make its ledger, and return the policy.
+    """Make a site's ledger, write its policy, and return the policy.
 
     Raises:
-        ValueError: a setting is invalid, or the folder has a policy already.
+        ValueError: a setting is invalid, or the folder has a policy already, or a ledger that was used.
     """
     place = folder / POLICY
     if place.exists():
         raise ValueError(f"{place} exists already; edit it, or choose another folder")
-    read_settings(settings)
+    state = folder.resolve() / read_settings(settings).state.expanduser()
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state.chmod(0o700)
+    if not (state / log.HEAD).exists():  # the site has never served
+        _remove_unused(log.ledger_of(state))
+    create_ledger(log.ledger_of(state))
     plain = {name: _plain(value) for name, value in settings.items() if value is not None}
-    files.write_bytes(place, tomli_w.dumps(plain).encode())
-    policy = SitePolicy.read(place)
-    policy.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    policy.state.chmod(0o700)
-    create_ledger(policy.ledger)
-    return policy
+    files.write_bytes(place, tomli_w.dumps(plain).encode())  # last: with it, the folder is a site
+    return SitePolicy.read(place)
 
 
 def join(folder: Path, invite: Path) -> str:
@@ -68,7 +69,7 @@ def join(folder: Path, invite: Path) -> str:
     key = folder / _KEY
     if not key.exists():
         certificates.site_key(key)
-    unit = units.site(folder.resolve(), on_cpu=policy.device == "cpu")
+    unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
     files.write_bytes(folder / units.SITE, unit.encode())
     return public_key(folder)
 
@@ -113,6 +114,20 @@ def connection(folder: Path) -> tuple[str, list[str]]:
         raise ValueError(f"others than its owner can read {key}; chmod 600 {key}")
     options = ["--superlink", address, "--root-certificates", str(authority)]
     return address, [*options, "--auth-supernode-private-key", str(key)]
+
+
+def _remove_unused(ledger: Path) -> None:
+    """Remove a ledger without any release, or what a crash left of one while it was made; another stays."""
+    key, lines, head = (ledger / name for name in (KEY, LINES, HEAD))
+    if lines.exists() and lines.stat().st_size:
+        return
+    if head.exists() and head.stat().st_size:
+        try:
+            read_charges(ledger)
+        except files.Damaged:
+            return
+    for place in (head, lines, key):  # in this order, as what a crash leaves of them is without a release too
+        place.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,9 @@
 """Files for the programs that run a server or a site for years: units of systemd, a site of nginx."""
 
 import getpass
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.sites.certificates import HOST
@@ -31,8 +33,8 @@ TimeoutStopSec=60
 UMask=0077
 Environment=FEDSTILL_CACHE={folder}/cache
 WorkingDirectory={folder}
-# of all folders it can write this one only; a run's --out has to be in it
-ReadWritePaths="{folder}"
+# it can write here only; a run's --out has to be in the folder
+ReadWritePaths={writable}
 ProtectSystem=strict
 ProtectHome=read-only
 PrivateTmp=yes
@@ -93,25 +95,40 @@ def check_folder(folder: Path) -> None:
 
 def server(folder: Path) -> str:
     """The systemd unit of the server in a folder."""
-    return _unit(folder, SERVER, "server of a federation", "server start", private_devices=True)
+    return _unit(folder, SERVER, "server of a federation", "server start", [folder], private_devices=True)
 
 
-def site(folder: Path, *, on_cpu: bool) -> str:
-    """The systemd unit of the site in a folder."""
-    return _unit(folder, SITE, "site of a federation", "site serve", private_devices=on_cpu)
+def site(folder: Path, state: Path, *, on_cpu: bool) -> str:
+    """The systemd unit of the site in a folder, which may write there and in its folder ``state``.
+
+    Raises:
+        ValueError: as of `check_folder`.
+    """
+    check_folder(state)
+    writable = [folder] if state.is_relative_to(folder) else [folder, state]
+    return _unit(folder, SITE, "site of a federation", "site serve", writable, private_devices=on_cpu)
 
 
-def _unit(folder: Path, name: str, what: str, command: str, *, private_devices: bool) -> str:
+def _unit(folder: Path, name: str, what: str, command: str, writable: Sequence[Path], *, private_devices: bool) -> str:
     return _UNIT.format(
         folder=folder,
         name=name,
         short=name.removesuffix(".service"),
         what=what,
-        user=getpass.getuser(),
+        user=user(),
         python=sys.executable.replace("%", "%%"),
         command=command,
+        writable=" ".join(f'"{place}"' for place in writable),
         private_devices="yes" if private_devices else "no",
     )
+
+
+def user() -> str:
+    """Name of this process's user, or the number of one without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def nginx(*, host: str, bind: str, port: int, inner_port: int, certificates: Path) -> str:
