@@ -6,6 +6,8 @@ annotation                                allowed value
 ``UInt8[Tensor, "n channels height"]``    a tensor of that dtype and shape; a dimension that the run fixes
                                           (``channels``, ``height``, ``width``, ``classes``; ``columns``
                                           of vectors) has that size, any other name has one size within the message
+``Annotated[..., Below(9, least=1)]``     a tensor of integers from 1 to 8
+``Annotated[..., MinLen(1)]``             a tensor with at least 1 row
 ``Labels``                                integers ``(n,)``, each below the number of classes
 ``State``, ``Parameters``                 named tensors exactly like the model's state or parameters
 ``Change``                                named tensors like the parameters: trained minus received
@@ -27,7 +29,7 @@ from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
 import torch
-from annotated_types import Gt, Lt
+from annotated_types import Gt, Lt, MinLen
 from jaxtyping import AbstractArray, Integer
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -42,9 +44,10 @@ class Refused(FedstillError, ValueError):
 
 @dataclass(frozen=True)
 class Below:
-    """Mark of a tensor with values in ``[0, limit)``; ``limit`` is a number or the name of a size in `Facts.sizes`."""
+    """Mark of a tensor with values in ``[least, limit)``; ``limit`` is a number or a name in `Facts.sizes`."""
 
     limit: int | str
+    least: int = 0
 
 
 @dataclass(frozen=True)
@@ -232,12 +235,15 @@ def _check_tensor(f: Field, value: Tensor, sizes: dict[str, int], at_most: Mappi
             raise Refused(f"field '{f.name}' has {name}={size}; at most {at_most[name]} were asked for")
     _check_finite(f.name, value)
     for mark in f.marks:
+        if isinstance(mark, MinLen) and len(value) < mark.min_length:
+            raise Refused(f"field '{f.name}' has {names[0]}={len(value)}; at least {mark.min_length} is needed")
         if isinstance(mark, Below) and value.numel():
             limit = mark.limit if isinstance(mark.limit, int) else sizes[mark.limit]
             wide = value.to(torch.int64)  # torch has no minimum of wide unsigned types; large uint64 turns negative
             low, high = int(wide.min()), int(wide.max())
-            if low < 0 or high >= limit:
-                raise Refused(f"field '{f.name}' has the value {low if low < 0 else high}; allowed is 0 to {limit - 1}")
+            if low < mark.least or high >= limit:
+                wrong = low if low < mark.least else high
+                raise Refused(f"field '{f.name}' has the value {wrong}; allowed is {mark.least} to {limit - 1}")
 
 
 def _check_finite(name: str, value: Tensor) -> None:

@@ -157,6 +157,15 @@ def test_images_too_small_for_the_depth_are_refused() -> None:
         ConvNet((1, 8, 8), 10, depth=4)
 
 
+@pytest.mark.parametrize("alone", ["real", "synthetic"])
+def test_one_image_of_a_class_is_refused_where_batch_norms_see_one_pixel(alone: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 16), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 4))
+    sizes = {"real": 4, "synthetic": 3, alone: 1}
+    with pytest.raises(ValueError, match="1 image of a class is too few .* take --ipc 2, .* without batch norms"):
+        match(model, batches(sizes["real"]), batches(sizes["synthetic"]), range(3))
+    match(model, batches(4), batches(3), range(3))
+
+
 def test_the_distance_of_convolutions_leaves_out_everything_else() -> None:
     one, other = ([torch.randn(4, 2, 3, 3), torch.randn(4), torch.randn(5, 4)] for _ in range(2))
     assert gradient_distance(one, other, "convolutions") == ((one[0] - other[0]) ** 2).sum()

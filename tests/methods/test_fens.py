@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import run
+from small import holding, kept, of_sizes, run
 from torch import nn
 
 from fedstill.distill.stacking import StackedModel
@@ -52,3 +52,14 @@ def test_models_start_apart(digits: Any, tmp_path: Path) -> None:
     assert isinstance(model, StackedModel)
     first, second = (state(network) for network in model.networks)
     assert not torch.allclose(next(iter(first.values())), next(iter(second.values())))
+
+
+@pytest.mark.parametrize(("update", "seen"), [({"max_steps": 1}, 16), ({"max_steps": 3}, 35), ({"epochs": 2}, 35)])
+def test_a_change_weighs_as_the_records_of_its_batches(
+    update: dict[str, Any], seen: int, digits: Any, tmp_path: Path
+) -> None:
+    method = FENS(rounds=1, proxy=0.5, local=SGD(), update=SGD(batch_size=16, **update))
+    fed = holding(of_sizes(20, 70), method, digits, tmp_path)
+    method.server(fed)
+    first, second = kept(fed, method.improve, exchange=2)
+    assert (first.num_records, second.num_records) == (10, seen)

@@ -76,8 +76,7 @@ def real_gradient(
     whole batch goes through at once.
     """
     total: list[Tensor] | None = None
-    whole = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-    for chunk in torch.split(inputs, len(inputs) if whole else _CHUNK):
+    for chunk in torch.split(inputs, len(inputs) if _has_batch_norms(model) else _CHUNK):
         loss = _cross_entropy(model, chunk, label, "sum") / len(inputs)
         part = torch.autograd.grad(loss, parameters)
         if total is None:
@@ -103,6 +102,9 @@ def match(
         synthetic: all synthetic images of every class, augmented like the real ones.
         labels: the class of each batch.
         kind: the distance, as for `gradient_distance`.
+
+    Raises:
+        ValueError: a class has one image, and the model's batch norms need two values of a channel.
     """
     parameters = matched_parameters(model, kind)
     losses: list[Tensor] = []
@@ -120,4 +122,17 @@ def match(
 
 def _cross_entropy(model: nn.Module, inputs: Tensor, label: int, reduction: str) -> Float[Tensor, ""]:
     labels = torch.full((len(inputs),), label, device=inputs.device)
-    return functional.cross_entropy(model(inputs), labels, reduction=reduction)
+    try:
+        logits = model(inputs)
+    except ValueError as error:
+        if len(inputs) > 1 or not _has_batch_norms(model):
+            raise
+        raise ValueError(
+            f"1 image of a class is too few for the batch norms of {type(model).__name__}, which need 2 values per "
+            "channel; take --ipc 2, if clients have 2 records of each class, or a model without batch norms"
+        ) from error
+    return functional.cross_entropy(logits, labels, reduction=reduction)
+
+
+def _has_batch_norms(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,4 +1,4 @@
-"""Replies whose weights are far longer than those of the other clients, and models that one of them has spoilt."""
+"""Replies whose numbers are far larger than those of the other clients, and models that one of them has spoilt."""
 
 import math
 import statistics
@@ -10,17 +10,35 @@ from torch import Tensor, nn
 
 from fedstill.engines.replies import Replies
 from fedstill.privacy.released import Released
-from fedstill.schema import Schema
+from fedstill.schema import Field, Refused, Schema
 
 FACTOR = 1000.0
-"""Largest length of a client's weights, as a multiple of the median length of the other clients' (at least 1)."""
+"""Largest size of a client's reply, as a multiple of the median size of the other clients' (at least 1)."""
+LARGEST = 1e18
+"""Largest magnitude in a private release: sums grow with a client's records, so other clients' are no measure."""
 
 
-def length(values: Mapping[str, Any], fields: Schema) -> float:
-    """Euclidean length of all floating-point tensors in fields of named tensors; 0 without such fields."""
-    weights = [values[f.name] for f in fields if f.like]
-    named = [tensor for part in weights for tensor in (part.value if isinstance(part, Released) else part).values()]
-    return math.hypot(*(_norm(tensor) for tensor in named if tensor.is_floating_point()))
+def size(values: Mapping[str, Any], fields: Schema) -> float:
+    """Size of a reply's numbers: the length of its named tensors, or a larger root mean square of another tensor.
+
+    Integers and tensors of a private release do not count; 0 without others.
+    """
+    parts = [(f, _plain(values[f.name])) for f in fields if _is_measured(f)]
+    named = [tensor for f, part in parts if f.like for tensor in part.values() if tensor.is_floating_point()]
+    others = [part for f, part in parts if not f.like and part.numel()]
+    return max([math.hypot(*map(_norm, named)), *(_norm(tensor) / math.sqrt(tensor.numel()) for tensor in others)])
+
+
+def _plain(part: Any) -> Any:
+    return part.value if isinstance(part, Released) else part
+
+
+def _is_measured(f: Field) -> bool:
+    return f.like is not None or _has_floats(f) and not f.is_released
+
+
+def _has_floats(f: Field) -> bool:
+    return f.is_tensor and any(dtype.startswith("float") for dtype in f.annotation.dtypes)
 
 
 def _norm(tensor: Tensor) -> float:
@@ -28,43 +46,52 @@ def _norm(tensor: Tensor) -> float:
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(tensor.double()))
 
 
-def lengths_of(replies: Replies[Any], fields: Schema, known: Mapping[int, float]) -> dict[int, float]:
-    """The length of each reply by client, ``known`` or from the journal; empty for replies without such fields."""
-    if not any(f.like for f in fields):
+def check_released(values: Mapping[str, Any], fields: Schema) -> None:
+    """Raise `Refused` if a tensor of a private release has a magnitude above `LARGEST`."""
+    for f in fields:
+        if f.is_released and _has_floats(f) and (tensor := _plain(values[f.name])).numel():
+            low, high = map(float, torch.aminmax(tensor))
+            if (largest := max(-low, high)) > LARGEST:
+                raise Refused(f"field '{f.name}' has a value of magnitude {largest:.3g}; the limit is {LARGEST:g}")
+
+
+def sizes_of(replies: Replies[Any], fields: Schema, known: Mapping[int, float]) -> dict[int, float]:
+    """The size of each reply by client, ``known`` or from the journal; empty for replies without such fields."""
+    if not any(map(_is_measured, fields)):
         return {}
     return {
-        client: known[client] if client in known else length(vars(replies[i]), fields)
+        client: known[client] if client in known else size(vars(replies[i]), fields)
         for i, client in enumerate(replies.clients)
     }
 
 
-def too_long(lengths: Mapping[int, float]) -> dict[int, str]:
-    """The clients with an outlying length, each with the reason to refuse its reply."""
+def too_large(sizes: Mapping[int, float]) -> dict[int, str]:
+    """The clients with an outlying size, each with the reason to refuse its reply."""
     reasons = {}
-    for client, own in lengths.items():
+    for client, own in sizes.items():
         if own <= FACTOR:  # below every limit, so that honest clients cost no median
             continue
-        others = [length for other, length in lengths.items() if other != client]
+        others = [size for other, size in sizes.items() if other != client]
         if others and own > FACTOR * max(1.0, median := statistics.median(others)):
             reasons[client] = (
-                f"its weights have length {own:.3g}, the median of the other clients is {median:.3g}; "
+                f"its numbers have size {own:.3g}, the median of the other clients is {median:.3g}; "
                 f"the limit is {FACTOR:g} times that"
             )
     return reasons
 
 
-def check_finite(round: int, carried: Sequence[nn.Module | dict[str, Tensor]], lengths: Mapping[int, float]) -> None:
+def check_finite(round: int, carried: Sequence[nn.Module | dict[str, Tensor]], sizes: Mapping[int, float]) -> None:
     """Refuse models that are not finite before they become a checkpoint; a method's own tensors may be infinite.
 
     Raises:
-        ValueError: one is not; the text names the client whose last reply had the longest weights.
+        ValueError: one is not; the text names the client whose last reply had the largest numbers.
     """
     for part in carried:
         if isinstance(part, nn.Module) and (name := not_finite(part)) is not None:
             whose = ""
-            if lengths:
-                client = max(lengths, key=lengths.__getitem__)
-                whose = f"; the longest weights came from client {client} (length {lengths[client]:.3g})"
+            if sizes:
+                client = max(sizes, key=sizes.__getitem__)
+                whose = f"; the largest numbers came from client {client} (size {sizes[client]:.3g})"
             raise ValueError(
                 f"round {round} gave '{name}' values that are not finite, so nothing of it was saved{whose}; lower "
                 "the learning rate, or leave that client out"

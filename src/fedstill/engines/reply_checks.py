@@ -21,12 +21,12 @@ class Checked(NamedTuple):
     Attributes:
         reason: the reason to refuse the reply, or None.
         spent: the releases that the reply lists, also of a refused one: they have reached the server.
-        length: length of the reply's weights (`fedstill.engines.outliers`); 0 for a refused reply.
+        size: size of the reply's numbers (`fedstill.engines.outliers`); 0 for a refused reply.
     """
 
     reason: str | None
     spent: list[Entry] = []  # noqa: RUF012 - never changed
-    length: float = 0.0
+    size: float = 0.0
 
 
 def check(
@@ -44,6 +44,7 @@ def check(
             return Checked(schema.clean(str(header["error"]), 500) or "the client gave no reason", spent)
         values, envelope = wire.decode(arrival.reply, fields, facts, at_most=at_most, header=header)
         _check_variances(values, fields)
+        outliers.check_released(values, fields)
         if values.get("client", arrival.client) != arrival.client:
             raise schema.Refused(f"it says that it is client {schema.short(values['client'])}")
     except schema.Refused as refused:
@@ -53,7 +54,7 @@ def check(
         return Checked(f"the reply is not to step '{step.name}' of exchange {exchange}", spent)
     if not spent and any(f.is_released for f in fields):
         return Checked("the reply has released fields, but lists no release", spent)
-    return Checked(None, spent, outliers.length(values, fields))
+    return Checked(None, spent, outliers.size(values, fields))
 
 
 def _check_variances(values: Mapping[str, Any], fields: schema.Schema) -> None:

@@ -100,7 +100,7 @@ class ServerFederation(Federation):
         self._last_evaluation: checkpoint.LastEvaluation | None = None
         self._loops = 0  # loops of epochs since the round began
         self._exchange = 0
-        self._lengths: Mapping[int, float] = {}  # of the clients' last weights
+        self._sizes: Mapping[int, float] = {}  # of the clients' last replies with weights or other numbers
         self._round: int | None = None
         self.num_rounds = 1
 
@@ -138,7 +138,7 @@ class ServerFederation(Federation):
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
         self.journal.check_request(exchange, step.name, request)
         good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
-        lengths = dict[int, float]()
+        sizes = dict[int, float]()
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]
         self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
@@ -146,7 +146,7 @@ class ServerFederation(Federation):
             sent = partial(self.journal.count_sent, exchange, size=len(request))
             try:
                 for arrival in self._transport.exchange(request, waiting, sent):
-                    reason, spent, lengths[arrival.client] = check(arrival, exchange, step, facts, at_most)
+                    reason, spent, sizes[arrival.client] = check(arrival, exchange, step, facts, at_most)
                     refusal = None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
                     if spent:  # even if the reply is not used
                         self.journal.store_releases(exchange, arrival.client, spent)
@@ -161,9 +161,9 @@ class ServerFederation(Federation):
             finally:
                 self.journal.flush()
         replies = Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
-        measured = outliers.lengths_of(replies, step.reply.schema, lengths)
-        self._lengths = measured or self._lengths  # replies without weights, as evaluations, leave the last ones
-        for client, reason in outliers.too_long(measured).items():
+        measured = outliers.sizes_of(replies, step.reply.schema, sizes)
+        self._sizes = measured or self._sizes  # replies without floats, as evaluations, leave the last ones
+        for client, reason in outliers.too_large(measured).items():
             refusals.append(Refusal(client, step.name, self._round, reason))
             self.journal.refuse_reply(exchange, refusals[-1])
             self._watcher.arrived(refusals[-1])
@@ -205,7 +205,7 @@ class ServerFederation(Federation):
         for index in range(done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
-            outliers.check_finite(index, carry, self._lengths)
+            outliers.check_finite(index, carry, self._sizes)
             last = checkpoint.LastRound(index, self._exchange, sorted(self.asked_steps), self._last_evaluation)
             checkpoint.save_round(self.journal, carry, last, self._folder.metrics)
             if not self._keep_replies and index < number:

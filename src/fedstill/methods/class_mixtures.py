@@ -17,7 +17,7 @@ from fedstill.protocol import Client, Labels, Released, Reply
 from fedstill.schema import Below
 from fedstill.seeds import draw_seed
 
-Counts = Annotated[Int64[Tensor, " n"], Below(2**40)]
+Counts = Annotated[Int64[Tensor, " n"], Below(2**40, least=1)]
 
 
 class Mixtures(Reply):

@@ -8,7 +8,7 @@ Differs from the paper (docs/methods/fedproto.md has the whole list):
 * clients predict with their classifiers, not by the nearest prototype;
 * a global prototype is the plain mean over the clients that have the class, as in the authors' code, unless
   ``weighting="records"``;
-* all clients have the run's architecture.
+* all clients have the run's architecture and start from the same random network; in the authors' code each has its own.
 """
 
 from collections.abc import Iterable

@@ -13,7 +13,7 @@ Differs from the paper (docs/methods/fedsd2c.md has the whole list):
 from typing import Annotated, Any, ClassVar
 
 import torch
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 from jaxtyping import Float32
 from pydantic import PositiveInt
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from fedstill.train.sgd import SGD
 class Distillates(Reply):
     """Latents of a client's images, and its model's logits for what they decode to."""
 
-    latents: Float32[Tensor, "images depth rows columns"]
+    latents: Annotated[Float32[Tensor, "images depth rows columns"], MinLen(1)]
     logits: Float32[Tensor, "images classes"]
 
 

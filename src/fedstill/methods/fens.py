@@ -57,7 +57,7 @@ class Head(Reply):
 
 
 class HeadUpdate(Head):
-    """The change of the aggregator's weights, and the number of records behind it."""
+    """The change of the aggregator's weights, and the number of records that were in its batches."""
 
     num_records: Count
 
@@ -134,9 +134,9 @@ class FENS(Method):
         model = aggregator(logits.shape[1] // records.num_classes, records.num_classes, self.hidden).to(client.device)
         before = _named(head)
         load(model, before)
-        self.update.fit(model, Examples(logits, records.labels), client.rng("batches"))
+        steps = self.update.fit(model, Examples(logits, records.labels), client.rng("batches"))
         change = {name: value - before[name].to(value) for name, value in state(model).items()}
-        return HeadUpdate(**_fields(change), num_records=len(records))
+        return HeadUpdate(**_fields(change), num_records=min(len(records), self.update.batch_size * steps))
 
     def _set_aside(self, client: Client) -> Tensor:
         """Draw the records for the aggregator, and return the positions of the others."""

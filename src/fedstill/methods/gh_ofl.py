@@ -5,7 +5,8 @@ Turazza, Picone, Mamei, "The Gaussian-Head OFL Family: One-Shot Federated Learni
 
 Differs from the paper (docs/methods/gh-ofl.md has the whole list):
 
-* FisherMix is a linear head, as in the authors' code; Proto-Hyper is not here;
+* FisherMix is a linear head, as in the authors' code, but its samples have the covariance within all classes;
+* Proto-Hyper is not here;
 * naive Bayes takes its variances from the upload of LDA, so that one release serves both;
 * one Gaussian release by default, which includes the counts; features are whitened and clipped with public numbers.
 """

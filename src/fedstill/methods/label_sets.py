@@ -1,6 +1,6 @@
 """Replies of FedGM with label differential privacy, and the image sets that the server derives from them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -11,6 +11,7 @@ from fedstill.methods.surrogate import ImageSet
 from fedstill.privacy.mechanisms import UnprotectedLabels
 from fedstill.privacy.randomized_response import RRWithPrior
 from fedstill.protocol import Client, Labels, Records, Released, Reply
+from fedstill.schema import Below
 
 ClassWeighting = Literal["counts", "equal"]
 """Weights of a client's classes at the server: their numbers of randomised labels, or equal weights."""
@@ -21,7 +22,7 @@ class RandomisedSet(Reply):
 
     images: Released[UInt8[Tensor, "n channels height width"]]
     labels: Released[Labels]
-    counts: Released[Int64[Tensor, " classes"]]
+    counts: Released[Annotated[Int64[Tensor, " classes"], Below(2**40)]]
 
 
 class TaggedSet(Reply):
@@ -53,6 +54,8 @@ def weigh(weighting: ClassWeighting, reply: RandomisedSet) -> ImageSet:
     images, labels = reply.images.value, reply.labels.value.long()
     if weighting == "counts":
         ends = reply.counts.value[labels].double().cumsum(0)
+        if not ends.any():  # no randomised label has one of these classes
+            return ImageSet(images=images[:0], labels=labels[:0])
         index = torch.searchsorted(ends, (torch.arange(len(ends)) + 0.5) / len(ends) * ends[-1], right=True)
         images, labels = images[index], labels[index]
     return ImageSet(images=images, labels=labels)

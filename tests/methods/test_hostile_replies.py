@@ -1,0 +1,103 @@
+"""One client's well-formed but absurd reply ends nobody's run, neither at once nor when the run is resumed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from method_settings import SMALL
+from small import noise_images, world
+
+from fedstill import methods, wire
+from fedstill.data.sources import DataSet
+from fedstill.engines.inprocess import Inline
+from fedstill.engines.transport import Arrival
+
+Tensors = dict[str, torch.Tensor]
+Change = Callable[[Tensors], Tensors]
+
+
+class Rogue:
+    """A transport on which client 0's tensors are changed."""
+
+    def __init__(self, inner: Any, change: Change) -> None:
+        self.inner, self.change = inner, change
+
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Any) -> Iterator[Arrival]:
+        for arrival in self.inner.exchange(request, clients, sent):
+            if arrival.client == 0:
+                tensors, header = wire.unpack(arrival.reply)
+                arrival = arrival._replace(reply=wire.pack(self.change(tensors), header))
+            yield arrival
+
+
+def reasons(name: str, change: Change, data: DataSet, folder: Path) -> set[str]:
+    """Reasons to refuse replies in a run of three clients, the first of which is a rogue."""
+    method = methods.find(name)(**SMALL[name])
+    here = world(
+        method, data, folder, 3, noise_images(data), transport=lambda s: Rogue(Inline(s), change), min_clients=1
+    )
+    method.server(here.federation)
+    refusals = here.federation.journal.refusals()
+    assert {refusal.client for refusal in refusals} <= {0}
+    return {refusal.reason for refusal in refusals}
+
+
+def of(size: float) -> Change:
+    return lambda tensors: {
+        name: torch.full_like(value, size) if value.is_floating_point() else value for name, value in tensors.items()
+    }
+
+
+def times(factor: float) -> Change:
+    return lambda tensors: {
+        name: value * factor if value.is_floating_point() else value for name, value in tensors.items()
+    }
+
+
+def counting(number: int) -> Change:
+    return lambda tensors: {**tensors, "counts": torch.full_like(tensors["counts"], number)}
+
+
+def none(tensors: Tensors) -> Tensors:
+    return {name: value[:0] if value.ndim else value for name, value in tensors.items()}
+
+
+MAX = torch.finfo(torch.float32).max
+HOSTILE: dict[tuple[str, str], tuple[Change, str]] = {
+    ("fedsd2c", "no images"): (none, "at least 1 is needed"),
+    ("fedpft", "counts of 0"): (counting(0), "has the value 0; allowed is 1 to"),
+    ("fedgm-labels", "counts of -1"): (counting(-1), "has the value -1; allowed is 0 to"),
+    ("fedgm-labels", "counts of 2^62"): (counting(2**62), "allowed is 0 to"),
+    ("fedcvae", "the largest floats"): (of(MAX), "the limit is 1000 times that"),
+    ("fedcvae", "large floats"): (of(1e12), "the limit is 1000 times that"),
+    ("fedrd", "the largest floats"): (of(MAX), "the limit is 1000 times that"),
+    ("fedproto", "the largest floats"): (of(MAX), "the limit is 1000 times that"),
+    ("fedproto", "large floats"): (of(1e12), "the limit is 1000 times that"),
+    ("fedmd", "the largest floats"): (of(MAX), "the limit is 1000 times that"),
+    ("fedrd-records", "the smallest floats"): (of(-MAX), "of magnitude 3.4e+38; the limit is 1e+18"),
+    ("fedauxfdp", "the largest floats"): (of(MAX), "of magnitude 3.4e+38; the limit is 1e+18"),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), HOSTILE, ids=map(" ".join, HOSTILE))
+def test_a_run_goes_on_without_a_client_whose_reply_would_spoil_it(
+    name: str, kind: str, digits: DataSet, tmp_path: Path
+) -> None:
+    change, expected = HOSTILE[name, kind]
+    found = reasons(name, change, digits, tmp_path)
+    assert found
+    assert all(expected in reason for reason in found)
+    honest = reasons(name, dict, digits, tmp_path)  # the same folder: a resumed run
+    assert honest == found
+
+
+@pytest.mark.parametrize("change", [counting(0), lambda sent: {**none(sent), "counts": sent["counts"]}])
+def test_a_client_without_labels_gives_no_images(change: Change, digits: DataSet, tmp_path: Path) -> None:
+    assert reasons("fedgm-labels", change, digits, tmp_path) == set()
+
+
+@pytest.mark.parametrize(("name", "factor"), [("afl", 1e9), ("fedrd-records", 1e9), ("fedmd", 100.0), ("fedrd", 100.0)])
+def test_large_but_possible_numbers_are_used(name: str, factor: float, digits: DataSet, tmp_path: Path) -> None:
+    assert reasons(name, times(factor), digits, tmp_path) == set()  # sums grow with a client's records
