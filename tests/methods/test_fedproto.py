@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from rogue import MAX, of, reasons
 from small import run
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedstill import models, seeds
+from fedstill.data.sources import DataSet
 from fedstill.engines.client_state import last_state
 from fedstill.methods.fedproto import FedProto, Prototypes, global_prototypes
 from fedstill.train.sgd import SGD
@@ -75,3 +77,10 @@ def test_two_rounds_of_one_client_are_two_gradient_steps_on_the_loss_as_written(
     kept = last_state(tmp_path / "clients", 0)
     for name, p in plain.named_parameters():
         assert torch.allclose(kept[name], p, atol=1e-5)  # float32, sums in another order
+
+
+@pytest.mark.parametrize("size", [1e12, MAX])
+def test_absurd_prototypes_of_one_client_end_nobody_s_run(size: float, digits: DataSet, tmp_path: Path) -> None:
+    found = reasons("fedproto", of(size), digits, tmp_path)
+    assert found
+    assert all("the limit is 1000 times that" in reason for reason in found)
