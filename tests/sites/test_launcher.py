@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 
 from flwr.app import Context, Message, RecordDict  # noqa: E402
+from flwr.app.metadata import Metadata  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
 from fedstill.engines.flower.apps import SPEC  # noqa: E402
@@ -112,10 +113,11 @@ def test_a_message_to_a_site_whose_policy_is_unreadable_is_logged(
 
     def run_task(address: str, token: str, parent: int, app: ClientApp, refuse: object) -> None:
         asked = content(b"request", clients=[0], **{SPEC: "spec"})
-        message = Message(asked, dst_node_id=1, message_type=kind)
+        message = Message(asked, metadata=Metadata(7, "", 1, 5, "", "", time.time(), 60.0, kind))
         replies.append(app(message, Context(1, 1, {}, RecordDict(), {})))
 
     monkeypatch.setattr(launcher.node, "run_task", run_task)
+    monkeypatch.setattr(launcher, "limit_memory", lambda _: None)  # of this process, which runs other tests too
     place = tmp_path / "policy.toml"
     place.write_text("max_seconds = \n")
     launcher.reply(place, policy.state, os.getpid(), "127.0.0.1:1", "token")

@@ -61,6 +61,14 @@ def test_a_unit_may_write_its_folder_only(tmp_path: Path) -> None:
     assert "PrivateDevices=no" in units.site(tmp_path, tmp_path / "state", on_cpu=False)  # a GPU is a device
 
 
+def test_one_address_can_not_take_all_connections_of_nginx(made: Server) -> None:
+    before, block = (made.folder / "nginx.conf").read_text().split("server {", 1)
+    assert "limit_conn_zone $binary_remote_addr zone=fedstill_9443:1m;" in before.splitlines()
+    lines = list(map(str.strip, block.splitlines()))
+    assert "limit_conn fedstill_9443 64;" in lines
+    assert "client_header_timeout 15s;" in lines  # nginx counts no connection without a request
+
+
 def test_containers_run_as_a_plain_user_on_a_file_system_that_is_read_only() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert set(services) == {"server", "site"}

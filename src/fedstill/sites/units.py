@@ -14,6 +14,8 @@ SITE = "fedstill-site.service"
 """Name of a site's unit."""
 LARGEST_MB = 64
 """Size in MiB of the largest request that reaches the SuperLink; Flower cuts messages into smaller pieces."""
+CONNECTIONS = 64
+"""Number of requests at a time that nginx takes from one address."""
 PATHS = "^/v1/fleet/[a-z-]+$"
 """Paths of Flower's interface for sites."""
 
@@ -53,6 +55,7 @@ WantedBy=multi-user.target
 _NGINX = """\
 # A server block for nginx: include it in the block http {{ }}. Sites reach {host}:{port}; all paths but those of
 # Flower's interface for sites are refused. The SuperLink listens on {inner} only.
+limit_conn_zone $binary_remote_addr zone=fedstill_{port}:1m;
 server {{
     listen {listen}:{port} ssl;
     server_name {host};
@@ -61,6 +64,9 @@ server {{
     ssl_protocols TLSv1.2 TLSv1.3;
     client_max_body_size {largest}m;
     proxy_read_timeout 300s;
+    # one address can't take all connections: idle ones are closed, and those with a request are counted
+    client_header_timeout 15s;
+    limit_conn fedstill_{port} {connections};
 
     location / {{
         # the request as it was sent, before nginx decodes it: what the SuperLink would see
@@ -140,5 +146,6 @@ def nginx(*, host: str, bind: str, port: int, inner_port: int, certificates: Pat
         inner=f"{HOST}:{inner_port}",
         certificates=certificates,
         largest=LARGEST_MB,
+        connections=CONNECTIONS,
         paths=PATHS,
     )
