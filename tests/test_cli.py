@@ -526,3 +526,16 @@ def test_removing_a_comparison_leaves_nothing(tmp_path: Path) -> None:
 def test_removing_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     main(["runs", "remove", "--help"])
     assert "usage: fedstill runs" in capsys.readouterr().out
+
+
+def test_a_comparison_is_refused_before_its_first_run_if_one_is_impossible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "compare fedavg fedproto --data digits --local-test 0.2 --workers 0 --models mlp:hidden=4 mlp:hidden=8"
+    with pytest.raises(SystemExit) as stop:
+        main([*words.split(), "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2 and not (tmp_path / "out").exists()
+    assert "fedavg needs one model for all clients" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "fedavg", "fedmd", "--data", "digits", "--workers", "0", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists() and "fedmd gives every client its own model" in capsys.readouterr().err

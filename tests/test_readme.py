@@ -76,7 +76,8 @@ def small(words: list[str], out: Path) -> list[str]:
         words += ["--limit", "400", "--workers", "0", "--model", model]
         words += ["--clients", "10"] * ("100" in words)
         words += ["--data", "digits"] * ("--data" not in words and ".yaml" not in words[1])
-        words += ["--public", "held=64" if "held=" in " ".join(words) else "noise=64"]
+        labelled = "held=" in " ".join(words) or "fedmd" in words
+        words += ["--public", "held=64" if labelled else "noise=64"]
     if "--updates" in words:
         words += ["--inversion.steps", "2"]
     if words[0] == "audit":

@@ -130,6 +130,10 @@ def compare(words: list[str]) -> None:
     command = line_of(["compare", *entries, *words])
     jobs = _jobs(parsed, command)
     note_default(words, parsed.output)
+    from fedstill.experiment.checks import check_job  # imported here, as help needs no torch
+
+    for job in jobs.values():  # the last one must not fail after hours of the others
+        check_job(job)
     if parsed.output.dry_run:
         first = {label: jobs[Path(label) / f"seed-{parsed.seeds[0]}"] for label in parsed.methods}
         show_estimates(first, parsed.output, seeds=len(parsed.seeds))
