@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from fedstill import Experiment
+from fedstill.cli import main
 from fedstill.data import from_torch, load, public
 from fedstill.data.decode import from_table
 from fedstill.data.readers import read_npz
@@ -41,6 +43,28 @@ def test_a_table_s_vectors_are_its_numbers_in_order_and_its_texts_are_columns(tm
     assert {tuple(row) for row in torch.cat([data.train.images, data.test.images]).tolist()} == whole
     assert data.train.are_vectors and data.train.shape == (3,) and data.train.images.dtype == torch.float32
     assert set(data.columns) == {"hospital", "count"} and data.measured == ("scale", "number of classes")
+
+
+@pytest.mark.parametrize("index", [None, "number"])
+def test_the_index_of_a_pandas_table_is_no_feature_and_no_column(tmp_path, index):
+    table = pd.DataFrame(COLUMNS).sample(frac=1, random_state=0)  # sorted by class before: its index tells the class
+    table.index.name = index
+    table.to_parquet(tmp_path / "shuffled.parquet")
+    assert "number" in pq.read_schema(tmp_path / "shuffled.parquet").names or index is None
+    data = load(str(tmp_path / "shuffled.parquet"))
+    assert data.features == ("size", "count", "smokes") and set(data.columns) == {"hospital", "count"}
+    clean = pq.read_table(written(tmp_path))
+    data = load(written(tmp_path, "by_name.parquet", __index_level_0__=list(range(10))))
+    assert data.features == ("size", "count", "smokes") and clean.schema.pandas_metadata is None
+
+
+def test_data_show_names_the_columns_of_the_vectors(tmp_path, capsys):
+    main(["data", "show", written(tmp_path), "--clients", "2"])
+    assert "vectors of the columns: size, count, smokes\n" in capsys.readouterr().out
+    wide = {f"c{i}": np.arange(10.0) for i in range(50)}
+    main(["data", "show", written(tmp_path, "wide.parquet", **wide), "--clients", "2"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "size, count, smokes, c0, c1, c2, c3, c4, c5, c6, ..., c40, c41," in text
 
 
 def test_lists_arrays_and_saved_data_sets_give_the_same_vectors(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,6 +89,7 @@ def from_table(
 
     image_column = next((name for name in image if name in table.column_names), None)
     label_column = _column(table, label, "label", where)
+    table = _without_index(table, (image_column, label_column))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
     features: tuple[str, ...] = ()
@@ -110,6 +112,14 @@ def from_table(
     return Split(
         images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text, features=features
     )
+
+
+def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "pa.Table":
+    """The table without the columns of a pandas index: numbers of records in their order before a shuffle, say."""
+    stated = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    index = {name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)}
+    index.update(name for name in stated if isinstance(name, str))
+    return table.select([name for name in table.column_names if name in keep or name not in index])
 
 
 def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:

@@ -15,10 +15,12 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task, share_out
 from fedstill.report import holdings, html
 from fedstill.report.record import RunRecord
+from fedstill.schema import clean
 
 _SHADES = " ░▒▓█"
 _MOST_CLIENTS = 40
 _MOST_CLASSES = 20
+_MOST_FEATURES = 20
 
 
 def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
@@ -27,20 +29,28 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
     Raises:
         ValueError: the data cannot be read or partitioned in this way; one sentence.
     """
-    task = share_out(experiment, None)
+    task, data = share_out(experiment, None), sources.load(experiment.data, size=experiment.size)
     counts = task.counts()
     yield Text(f"{experiment.data}, {experiment.partition}: {len(task.parts)} clients, {counts.sum()} records")
-    yield Text(_about(task, columns(experiment)))
+    yield Text(_about(task, _values(data)))
+    if data.features:
+        yield Text(f"vectors of the columns: {_features(data)}")
     yield _heat(counts, task.class_names)
     if out is not None:
         _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
         yield Text(f"page: {out}")
 
 
-def columns(experiment: Experiment) -> dict[str, int]:
+def _values(data: sources.DataSet) -> dict[str, int]:
     """The columns for ``by:COLUMN``, each with its number of different values."""
-    found = sources.load(experiment.data, size=experiment.size).columns
-    return {name: len(np.unique(values)) for name, values in found.items()}
+    return {name: len(np.unique(values)) for name, values in data.columns.items()}
+
+
+def _features(data: sources.DataSet) -> str:
+    """The first and the last columns of a table's vectors."""
+    names = [clean(name, 40) for name in data.features]
+    half = _MOST_FEATURES // 2
+    return ", ".join(names if len(names) <= _MOST_FEATURES else [*names[:half], "...", *names[-half:]])
 
 
 def _about(task: Task, own: Mapping[str, int]) -> str:
@@ -54,9 +64,10 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
     """The facts of `show`.
 
     ``counts`` is a row of each client with the number of its records of each class, ``shape`` is ``(c, h, w)`` of
-    images or ``(d,)`` of vectors, and ``columns`` are those for ``by:COLUMN``, each with its number of values.
+    images or ``(d,)`` of vectors, ``features`` are the columns of a table's vectors, and ``columns`` are those for
+    ``by:COLUMN``, each with its number of values.
     """
-    task = share_out(experiment, None)
+    task, data = share_out(experiment, None), sources.load(experiment.data, size=experiment.size)
     counts = task.counts()
     if out is not None:
         _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
@@ -67,7 +78,8 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
         "records": int(counts.sum()),
         "test_records": len(task.test),
         "shape": task.train.shape,
-        "columns": columns(experiment),
+        "features": data.features,
+        "columns": _values(data),
         "class_names": task.class_names,
         "counts": counts.tolist(),
     }
