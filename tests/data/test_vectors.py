@@ -138,6 +138,26 @@ def test_wide_arrays_and_texts_are_named(tmp_path):
         read_npz(tmp_path / "text.npz")
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.int64, np.int32, np.float32])
+def test_a_column_that_float32_does_not_tell_apart_is_refused_unless_it_came_so(tmp_path, kind):
+    values = np.stack([np.arange(200) % 7, 1_700_000_000 + np.arange(200)], 1).astype(kind)
+    np.savez(tmp_path / "v.npz", x_train=values, y_train=np.arange(200) % 2)
+    table = {"number": values[:, 0], "time": values[:, 1], "label": np.arange(200) % 2}
+    pq.write_table(pa.table(table), tmp_path / "v.parquet")
+    if kind == np.float32:
+        assert load(str(tmp_path / "v.npz")).train.shape == (2,)
+        return
+    message = "has a standard deviation of 57.7 around 1.7e.09, which float32 rounds by up to 64; subtract a constant"
+    with pytest.raises(ValueError, match=f"column 1 of x_train in .* {message}"):
+        load(str(tmp_path / "v.npz"))
+    with pytest.raises(ValueError, match=f"column 'time' of .* {message}"):
+        load(str(tmp_path / "v.parquet"))
+    values[:, 1] -= 1_700_000_000
+    values = np.concatenate([values, np.full((200, 1), 0.1)], 1)  # a constant column loses nothing
+    np.savez(tmp_path / "v.npz", x_train=values, y_train=np.arange(200) % 2)
+    assert load(str(tmp_path / "v.npz")).train.images[:, 1].unique().numel() > 150
+
+
 def test_an_image_column_comes_before_numbers():
     table = pa.table({"image": [b"no image"], "size": [1.0], "label": [0]})
     with pytest.raises(ValueError, match="image 0 of t cannot be read"):
