@@ -16,6 +16,7 @@ from fedstill.data import vectors
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 Fit = Callable[["Image", str], NDArray[np.uint8]]
 """A function of a picture and of words for it, which returns its pixels ``(height, width, 1 or 3)``."""
@@ -83,7 +84,8 @@ def from_table(
 
     Raises:
         ValueError: a column is missing, there are no records, classes are neither integers nor names, or an image can't
-            be read, differs from the first in size, has more colours, has 16 bits a channel or is transparent.
+            be read, differs from the first in size, has more colours, has more than 8 bits a channel (with ``fit``, in
+            colour or with transparency) or is transparent.
     """
     import pyarrow as pa
 
@@ -199,9 +201,15 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
         name += f" ({path})" if path else ""
         try:
             image = Image.open(io.BytesIO(encoded) if encoded is not None else folder / str(path))
+            bits = _depth(image)
             image.load()  # and closes the file
         except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
             raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
+        if bits > 8 and not image.mode.startswith(("I", "F")):
+            raise ValueError(
+                f"{name} has {bits} bits a channel, of which 8 at most can be read in colour or with transparency; "
+                "convert the images to 8 bits first"
+            )
         pixels = fit(image, name) if fit else _pixels(image, name)
         if images is None:
             height, width, channels = pixels.shape
@@ -215,6 +223,22 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
         images[i] = pixels.transpose(2, 0, 1)
     assert images is not None, "no records"
     return images
+
+
+def _depth(image: "ImageFile") -> int:
+    """Bits of a channel in an open PNG or TIFF file, of which Pillow drops all but 8 in most modes; 8 for others."""
+    from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
+
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(BITSPERSAMPLE, 1)
+        return max(bits) if isinstance(bits, tuple) else int(bits)
+    if image.format != "PNG" or image.fp is None:
+        return 8
+    place = image.fp.tell()
+    image.fp.seek(24)  # in the header IHDR
+    (bits,) = image.fp.read(1)
+    image.fp.seek(place)
+    return bits
 
 
 def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
