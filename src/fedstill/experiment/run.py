@@ -80,6 +80,8 @@ def run(
     check_job(job)
     if sites is not None and (job.experiment.drop or job.experiment.slow):
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
+    if sites is not None and job.experiment.validation:
+        raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
     with locks.PROCESS:  # a new thread takes over the number of threads, which a step of another run may have changed
         torch.get_num_threads()
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
@@ -275,6 +277,5 @@ def _finish(job: Job, task: Task, folder: RunFolder, federation: ServerFederatio
 
 
 def _test_records(experiment: Experiment) -> str:
-    if experiment.local_test:
-        return "the clients' own test records"
-    return "validation records" if experiment.validation else "test records"
+    own = "the clients' own " if experiment.local_test else ""
+    return own + ("validation records" if experiment.validation else "test records")

@@ -23,7 +23,7 @@ class Task(NamedTuple):
     """A data set partitioned among clients.
 
     Attributes:
-        parts: indices of each client's training and test records in ``train``.
+        parts: indices of each client's training and test (or validation) records in ``train``.
         source: name or records from which another process loads ``train``.
         public: indices of the public records in ``train``, or None.
     """
@@ -90,7 +90,7 @@ def share_out(
     if experiment.limit is not None and experiment.limit < len(rows):
         order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
         rows = np.sort(order[: experiment.limit])
-    if experiment.validation:
+    if experiment.validation and not experiment.local_test:
         rng = seeds.numpy_stream(experiment.seed, "validation")
         training, validation = partition.local_test_split(
             np.arange(len(rows)), fraction=experiment.validation, rng=rng, labels=labels[rows]
@@ -115,15 +115,25 @@ def share_out(
         rng=seeds.numpy_stream(experiment.seed, "partition"),
         columns={name: column[rows] for name, column in loaded.columns.items()},
     )
-    parts = []
-    for client, own in enumerate(rows[part] for part in split):
-        rng = seeds.numpy_stream(experiment.seed, "local test", client)
-        if experiment.local_test:
-            parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
-        else:
-            parts.append((own, own[:0]))
+    parts = [_own_split(experiment, client, rows[part], labels) for client, part in enumerate(split)]
+    if experiment.validation and experiment.local_test:
+        test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone
     return Task(loaded.train, test, parts, *facts)
+
+
+def _own_split(
+    experiment: Experiment, client: int, own: shards.Indices, labels: NDArray[np.int64]
+) -> tuple[shards.Indices, shards.Indices]:
+    """A client's training records and those to evaluate on: its test records, or its validation records instead."""
+    rng = seeds.numpy_stream(experiment.seed, "local test", client)
+    if not experiment.local_test:
+        return own, own[:0]
+    training, test = partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels)
+    if not experiment.validation:
+        return training, test
+    rng = seeds.numpy_stream(experiment.seed, "local validation", client)
+    return partition.local_test_split(training, fraction=experiment.validation, rng=rng, labels=labels)
 
 
 def _check_given(data: sources.DataSet) -> None:
