@@ -1,5 +1,6 @@
 """Records that are vectors: what readers take and refuse, and whose numbers scale their columns."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from fedstill import Experiment
+from fedstill import Experiment, FedAvg, Job, run
 from fedstill.cli import main
 from fedstill.data import from_torch, load, public
 from fedstill.data.decode import from_table
@@ -65,6 +66,17 @@ def test_data_show_names_the_columns_of_the_vectors(tmp_path, capsys):
     main(["data", "show", written(tmp_path, "wide.parquet", **wide), "--clients", "2"])
     text = " ".join(capsys.readouterr().out.split())
     assert "size, count, smokes, c0, c1, c2, c3, c4, c5, c6, ..., c40, c41," in text
+
+
+def test_a_run_and_data_show_say_which_hospital_each_client_is(tmp_path, capsys):
+    place = written(tmp_path)
+    main(["data", "show", place, "--partition", "by:hospital", "--clients", "2"])
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert ["client", "hospital", "records"] in lines and ["1", "south", "4"] in lines
+    task = Experiment(data=place, clients=2, partition="by:hospital", model="linear", workers=0)
+    run(Job(task, FedAvg(rounds=1), tmp_path / "run"))
+    content = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert content["values"] == {"hospital": [["north"], ["south"]]} and len(content["counts"]) == 2
 
 
 def test_lists_arrays_and_saved_data_sets_give_the_same_vectors(tmp_path):

@@ -132,7 +132,7 @@ def _run(
     if is_first and (source := origin.get("answers") or origin.get("extends")):
         watcher.reused(source)
     if sites is None:
-        folder.write_partition(task.class_names, task.counts())
+        folder.write_partition(task.class_names, task.counts(), task.values)
         keep_memory()
         make_site = partial(
             Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads

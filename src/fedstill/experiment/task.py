@@ -39,6 +39,8 @@ class Task(NamedTuple):
     """Facts of the task that were computed from the train records (`DataSet.measured`)."""
     backbone: str | None = None
     """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
+    values: Mapping[str, list[list[str]]] = {}
+    """The column of the partition by:COLUMN with its values at each client (`partition.values_of`)."""
 
     @property
     def held(self) -> int:
@@ -118,7 +120,8 @@ def share_out(
     parts = [_own_split(experiment, client, rows[part], labels) for client, part in enumerate(split)]
     if experiment.validation and experiment.local_test:
         test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
-    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone
+    values = partition.values_of(experiment.partition, loaded.columns, [rows[part] for part in split])
+    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
     return Task(loaded.train, test, parts, *facts)
 
 

@@ -35,7 +35,7 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
     yield Text(_about(task, _values(data)))
     if data.features:
         yield Text(f"vectors of the columns: {_features(data)}")
-    yield _heat(counts, task.class_names)
+    yield _heat(counts, task.class_names, task.values)
     if out is not None:
         _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
         yield Text(f"page: {out}")
@@ -63,9 +63,10 @@ def _about(task: Task, own: Mapping[str, int]) -> str:
 def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
     """The facts of `show`.
 
-    ``counts`` is a row of each client with the number of its records of each class, ``shape`` is ``(c, h, w)`` of
-    images or ``(d,)`` of vectors, ``features`` are the columns of a table's vectors, and ``columns`` are those for
-    ``by:COLUMN``, each with its number of values.
+    ``counts`` is a row of each client with the number of its records of each class, ``values`` is the column of the
+    partition by:COLUMN with its values at each client, ``shape`` is ``(c, h, w)`` of images or ``(d,)`` of vectors,
+    ``features`` are the columns of a table's vectors, and ``columns`` are those for ``by:COLUMN``, each with its number
+    of values.
     """
     task, data = share_out(experiment, None), sources.load(experiment.data, size=experiment.size)
     counts = task.counts()
@@ -82,6 +83,7 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
         "columns": _values(data),
         "class_names": task.class_names,
         "counts": counts.tolist(),
+        "values": dict(task.values),
     }
 
 
@@ -95,10 +97,12 @@ def _write_page(out: Path, title: str, counts: np.ndarray, class_names: tuple[st
     files.write_bytes(out, html.framed(title, f"<h1>{escape(title)}</h1>\n{body}").encode())
 
 
-def _heat(counts: np.ndarray, class_names: tuple[str, ...]) -> Table:
+def _heat(counts: np.ndarray, class_names: tuple[str, ...], values: Mapping[str, list[list[str]]]) -> Table:
     """Clients by classes, darker for more records; sums include the classes that are not shown."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("client", justify="right")
+    for name in values:
+        table.add_column(Text(clean(name, 20)))
     table.add_column("records", justify="right")
     shown = min(counts.shape[1], _MOST_CLASSES)
     for label in range(shown):
@@ -108,7 +112,8 @@ def _heat(counts: np.ndarray, class_names: tuple[str, ...]) -> Table:
     top = max(counts.max(), 1)
     for client, row in enumerate(counts[:_MOST_CLIENTS]):
         shades = [_SHADES[int(np.ceil(n / top * (len(_SHADES) - 1)))] * 2 for n in row[:shown]]
-        table.add_row(str(client), str(row.sum()), *shades)
+        held = (Text(clean(", ".join(of_column[client]), 40)) for of_column in values.values())
+        table.add_row(str(client), *held, str(row.sum()), *shades)
     if len(counts) > _MOST_CLIENTS:
-        table.add_row("...", f"{len(counts) - _MOST_CLIENTS} more")
+        table.add_row("...", *([""] * len(values)), f"{len(counts) - _MOST_CLIENTS} more")
     return table
