@@ -79,6 +79,13 @@ def test_a_run_and_data_show_say_which_hospital_each_client_is(tmp_path, capsys)
     assert content["values"] == {"hospital": [["north"], ["south"]]} and len(content["counts"]) == 2
 
 
+def test_data_show_prints_no_control_characters_and_no_markup_of_names(tmp_path, capsys):
+    names = {"label": ["\x1b[2Ja", "[red]b"] * 5, "hospital": ["\x1b[31mnorth", "south"] * 5, "\x1bn": [1, 2] * 5}
+    main(["data", "show", written(tmp_path, **names), "--partition", "by:hospital", "--clients", "2"])
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "?[2Ja" in text and "[red]b" in text and "?[31mnorth" in text and "?n" in text
+
+
 def test_lists_arrays_and_saved_data_sets_give_the_same_vectors(tmp_path):
     import datasets
 

@@ -223,8 +223,9 @@ def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord
 def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
     summary = {**finished.summary, "data": "x](http://evil)<script>", "partition": "a\n\n# b"}
     hostile = RunRecord(finished.folder, "`x`|<b>", finished.config, summary)
-    facts = {"architecture": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>"]}
+    facts = {"architecture": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>", "\x1b[31mred\x9b"]}
     card = publishing._card(hostile, facts)
+    assert "?\\[31mred?" in card and "\x1b" not in card and "\x9b" not in card
     assert "<script>" not in card.replace("\\<", "") and "<b>" not in card.replace("\\<", "") and "\n# b" not in card
 
 

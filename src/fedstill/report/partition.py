@@ -57,7 +57,7 @@ def _about(task: Task, own: Mapping[str, int]) -> str:
     shape = task.train.shape
     kind = f"vectors of {shape[0]} numbers" if task.train.are_vectors else f"images, {' x '.join(map(str, shape))}"
     text = f"{kind}; {len(task.class_names)} classes; {len(task.test)} test records; columns for by:COLUMN: "
-    return text + (", ".join(f"{name} ({count} values)" for name, count in own.items()) or "none")
+    return text + (", ".join(f"{clean(name, 40)} ({count} values)" for name, count in own.items()) or "none")
 
 
 def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _heat(counts: np.ndarray, class_names: tuple[str, ...], values: Mapping[str,
     table.add_column("records", justify="right")
     shown = min(counts.shape[1], _MOST_CLASSES)
     for label in range(shown):
-        table.add_column(class_names[label][:6], justify="center")
+        table.add_column(Text(clean(class_names[label])[:6]), justify="center")
     if shown < counts.shape[1]:
         table.add_column(f"and {counts.shape[1] - shown} more")
     top = max(counts.max(), 1)

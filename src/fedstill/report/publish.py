@@ -14,6 +14,7 @@ from fedstill.experiment.trained import Trained, load_model
 from fedstill.report import guarantees, program
 from fedstill.report.record import RunRecord, read_run
 from fedstill.report.words import accuracy_words, human_bytes
+from fedstill.schema import clean
 from fedstill.weights import state
 
 _RESIZED = {
@@ -24,6 +25,8 @@ _RESIZED = {
     "scale": "pixels / 255, to [0, 1]",
 }
 """The work of `fedstill.data.resize.fitted` on a picture, in its order, and the scale of the program's input."""
+_LONGEST = 1000
+"""Largest length of a text on the card."""
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
 
 
@@ -239,5 +242,6 @@ def _reproduce(record: RunRecord) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on one line without Markdown's and HTML's special characters."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(str(text).split()))
+    """Text on one line without control characters and Markdown's and HTML's special ones."""
+    line = clean(" ".join(str(text).split()), _LONGEST)
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in line)
