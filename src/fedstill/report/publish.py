@@ -22,7 +22,7 @@ _RESIZED = {
     "transparency": "over white",
     "crop": "largest centred square",
     "resize": "bilinear, antialiased (Pillow)",
-    "scale": "pixels / 255, to [0, 1]",
+    "scale": "pixels / 255, to [0, 1]; gray of 16 bits / 65535",
 }
 """The work of `fedstill.data.resize.fitted` on a picture, in its order, and the scale of the program's input."""
 _LONGEST = 1000
@@ -206,7 +206,7 @@ def _pictures(facts: Mapping[str, Any]) -> str:
     channels, size = facts["shape"][0], facts["preprocessing"]["size"]
     mode = "L" if channels == 1 else "RGB"
     return f"""Pictures were turned as their EXIF tag says, laid over white where transparent, cut to the largest
-centred square, resized to {size} x {size} (bilinear, antialiased) and scaled to [0, 1]:
+centred square, resized to {size} x {size} (bilinear, antialiased) and scaled to [0, 1]. With 8 bits:
 
 ```python
 import numpy as np
