@@ -117,6 +117,19 @@ def test_sixteen_bits_in_colour_or_with_transparency_are_refused(tmp_path, chann
         sources.load(place, size=size, cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_tiff_of_several_pages_is_refused(tmp_path: Path, size: int | None) -> None:
+    pages, stored = [photograph(8, 8, seed) for seed in range(3)], io.BytesIO()
+    pages[0].save(stored, "TIFF", save_all=True, append_images=pages[1:])
+    place = stored_in(tmp_path, *[stored.getvalue()] * 4)
+    with pytest.raises(ValueError, match="image 0 of .* has 3 pages, but a record is one picture; save each page as"):
+        sources.load(place, size=size, cache_dir=tmp_path / "cache")
+    pages[0].save(single := io.BytesIO(), "TIFF")
+    place = stored_in(tmp_path, *[single.getvalue()] * 10)
+    pixels = sources.load(place, size=size, cache_dir=tmp_path / "cache").train.images[0]
+    assert np.array_equal(pixels.permute(1, 2, 0), np.asarray(pages[0]))
+
+
 def test_gray_pictures_of_sixteen_bits_need_a_size(tmp_path: Path) -> None:
     place = stored_in(tmp_path, *[deep_png(np.full((8, 8, 1), 257 * 40))] * 10)
     with pytest.raises(ValueError, match="has the pixel mode I;16, but records are 8-bit gray or RGB; give --size N"):

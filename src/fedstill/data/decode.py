@@ -202,9 +202,12 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
         try:
             image = Image.open(io.BytesIO(encoded) if encoded is not None else folder / str(path))
             bits = _depth(image)
+            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
             image.load()  # and closes the file
         except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
             raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
+        if pages > 1:
+            raise ValueError(f"{name} has {pages} pages, but a record is one picture; save each page as its own file")
         if bits > 8 and not image.mode.startswith(("I", "F")):
             raise ValueError(
                 f"{name} has {bits} bits a channel, of which 8 at most can be read in colour or with transparency; "
