@@ -137,6 +137,13 @@ def test_gray_pictures_of_sixteen_bits_need_a_size(tmp_path: Path) -> None:
     assert (sources.load(place, size=8, cache_dir=tmp_path / "cache").train.images == 40).all()
 
 
+def test_real_valued_pixels_are_refused_without_the_advice_of_a_size(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(stored := io.BytesIO(), "TIFF")
+    place = stored_in(tmp_path, *[stored.getvalue()] * 4)
+    with pytest.raises(ValueError, match="real-valued pixels, but records are 8-bit gray or RGB; save it with 8 bits$"):
+        sources.load(place, cache_dir=tmp_path / "cache")
+
+
 def test_what_has_no_known_range_is_refused() -> None:
     with pytest.raises(ValueError, match="^it has real-valued pixels"):
         resize.fitted(Image.fromarray(np.zeros((4, 4), np.float32)), 2, "it")

@@ -1,6 +1,7 @@
 """Records that are vectors: what readers take and refuse, and whose numbers scale their columns."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,14 @@ def test_the_measured_scale_gives_mean_0_and_deviation_1(tmp_path):
         ),
         ({"size": [1.0] * 9 + [1e39]}, r"record 9 of .* has 1e\+39 in column 'size'"),
         ({"size": [1.0, None, *[2.0] * 8]}, "column 'size' of .* has 1 gaps; fill them"),
+        (
+            {"day": [datetime(2026, 1, day + 1) for day in range(10)]},
+            r"column 'day' of .* has type timestamp\[us\], which no vector has; turn it into numbers or drop",
+        ),
+        (
+            {"label": [True, False] * 5},
+            r"column 'label' of .* has type bool, but classes .*; convert it, as with .astype",
+        ),
         ({"v": [[1.0, 2.0]] * 9 + [[1.0]]}, "record 9 in column 'v' of .* has 1 numbers, but record 0 has 2"),
         ({"v": [[1.0, 2.0]] * 9 + [[1.0, None]]}, "column 'v' of .* has 1 gaps inside its lists"),
         ({"v": [[1.0]] * 10, "w": [[1.0]] * 10}, "lists of numbers in 2 columns .v, w."),
@@ -136,6 +145,24 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path, changes, m
     with pytest.raises(ValueError, match=message) as refused:
         load(written(tmp_path, **changes))
     assert "\n" not in str(refused.value)
+
+
+def test_categories_of_pandas_are_their_values(tmp_path):
+    table = pd.DataFrame({**COLUMNS, "label": ["ill", "well"] * 5, "grade": [3, 5] * 5})
+    for name in ("label", "hospital", "grade"):
+        table[name] = table[name].astype("category")
+    table.to_parquet(tmp_path / "t.parquet")
+    data = load(str(tmp_path / "t.parquet"))
+    assert data.class_names == ("ill", "well") and set(data.columns) == {"hospital", "count", "grade"}
+    assert data.features == ("size", "count", "smokes", "grade")
+    assert data.train.images[:, 3].tolist() == [(3.0, 5.0)[label] for label in data.train.labels.tolist()]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.CSV"])
+def test_a_csv_file_is_refused_with_its_conversion(tmp_path, name):
+    (tmp_path / name).write_text("a,b,label\n1,2,0\n")
+    with pytest.raises(ValueError, match=r"is a CSV file, which is not read; .*\('t\..*'\).to_parquet\('t.parquet'\)"):
+        load(str(tmp_path / name))
 
 
 def test_a_test_split_with_other_columns_is_refused(tmp_path):

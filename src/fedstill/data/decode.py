@@ -91,7 +91,7 @@ def from_table(
 
     image_column = next((name for name in image if name in table.column_names), None)
     label_column = _column(table, label, "label", where)
-    table = _without_index(table, (image_column, label_column))
+    table = _without_categories(_without_index(table, (image_column, label_column)))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
     features: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def from_table(
         for name, column in zip(table.column_names, table.columns, strict=True)
         if name not in (image_column, label_column)
         and not column.null_count
-        and (pa.types.is_integer(column.type) or _is_text(column.type))
+        and (pa.types.is_integer(column.type) or vectors.is_text(column.type))
     }
     return Split(
         images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text, features=features
@@ -124,9 +124,19 @@ def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "pa.Table":
     return table.select([name for name in table.column_names if name in keep or name not in index])
 
 
+def _without_categories(table: "pa.Table") -> "pa.Table":
+    """The table with the values of pandas' categories in place of their codes."""
+    import pyarrow as pa
+
+    for i, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(i, column.name, table[i].cast(column.type.value_type))
+    return table
+
+
 def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:
     """The column of the records' texts: the one named "text" or "sentence", or the only one."""
-    texts = [n for n in table.column_names if n != label and _is_text(table.schema.field(n).type)]
+    texts = [n for n in table.column_names if n != label and vectors.is_text(table.schema.field(n).type)]
     name = next((name for name in _TEXT_COLUMNS if name in texts), texts[0] if len(texts) == 1 else None)
     if name is None and texts:
         raise ValueError(
@@ -150,23 +160,17 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
     column = table[name]
     if column.null_count:
         raise ValueError(f"column {name!r} of {where} has {column.null_count} gaps; drop records without a class")
-    if _is_text(column.type):
+    if vectors.is_text(column.type):
         texts = column.to_pylist()
         names = sorted(set(texts))
         numbers = {text: number for number, text in enumerate(names)}
         return np.array([numbers[text] for text in texts], np.int64), tuple(names), True
     if not pa.types.is_integer(column.type):
         raise ValueError(
-            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; number the "
-            "classes"
+            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; convert it, "
+            "as with .astype(int) in pandas"
         )
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string))
 
 
 def _column(table: "pa.Table", names: Sequence[str], what: str, where: str) -> str:
@@ -254,6 +258,8 @@ def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
                 f"{name} has transparent pixels, but records are opaque; give --size N, which lays it over white, or "
                 "lay it over another colour first"
             )
+    elif image.mode == "F":
+        raise ValueError(f"{name} has real-valued pixels, but records are 8-bit gray or RGB; save it with 8 bits")
     elif image.mode not in ("1", "L", "P", "RGB"):
         raise ValueError(
             f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; give --size N, which converts "

@@ -75,10 +75,11 @@ def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.floa
     """The vectors of an Arrow table, and the names of their columns; None if no column has numbers.
 
     A vector is the row's list in the only column of lists. Without one, it has the numbers and booleans of all columns
-    except ``label``, in the order of the table.
+    except ``label``, in the order of the table; texts are left out.
 
     Raises:
-        ValueError: there are several columns of lists, the lists differ in length, or a value is missing or not finite.
+        ValueError: there are several columns of lists, the lists differ in length, a value is missing or not finite, or
+            a column has neither numbers nor texts, but dates, say.
     """
     import pyarrow as pa
 
@@ -94,6 +95,12 @@ def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.floa
     numeric = [name for name in names if _is_number(table.schema.field(name).type)]
     if not numeric:
         return None
+    for column in table.schema:
+        if column.name in names and not _is_number(column.type) and not is_text(column.type):
+            raise ValueError(
+                f"column {column.name!r} of {where} has type {column.type}, which no vector has; turn it into numbers "
+                "or drop the column"
+            )
     values = np.empty((table.num_rows, len(numeric)), np.float64)
     for i, name in enumerate(numeric):
         column = table[name]
@@ -109,6 +116,13 @@ def _is_number(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     return any(check(kind) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+
+
+def is_text(kind: "pa.DataType") -> bool:
+    """Whether a column of this type has texts."""
+    import pyarrow as pa
+
+    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string))
 
 
 def _is_list(kind: "pa.DataType") -> bool:
