@@ -42,7 +42,7 @@ def _api() -> str:
         "Run and read": ("run", "RunRecord", "read_run", "find_runs", "load_model", "write_report", "Watcher"),
         "Tasks": ("Experiment", "Job", "DataSet", "load_data"),
         "Errors": ("FedstillError", "InputError", "TooFewReplies"),
-        "Methods of your own": ("Method", "Federation", "Client", "Reply", "step", "Released"),
+        "Methods of your own": ("Method", "Federation", "Client", "Reply", "step", "Examples", "Released"),
     }
     grouped = {name for names in groups.values() for name in names}
     others = [name for name, place in fedstill.PLACES.items() if name not in grouped and ".methods." not in place]

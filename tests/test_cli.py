@@ -311,6 +311,19 @@ def test_help_starts_at_once() -> None:
     assert 0 < min(times) < 0.5
 
 
+def test_a_class_of_your_own_labels_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_median.py").write_text("from fedstill import FedAvg\nclass FedMedian(FedAvg):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = str(tmp_path / "own_median.py")
+    entries = ["fedavg", f"{file}:FedMedian", "own_median:FedAvg", f"mine={file}:FedMedian"]
+    found = parse_compare("fedstill compare", ["--FedMedian.rounds", "7", "--mine.rounds=3"], entries)
+    assert [*found.methods] == ["fedavg", "FedMedian", "FedAvg", "mine"]
+    rounds = [method.model_dump()["rounds"] for _, method in found.methods.values()]
+    assert rounds[1] == 7 and rounds[3] == 3 and found.methods["FedMedian"][0] == f"{file}:FedMedian"
+    with pytest.raises(ValueError, match="'FedMedian' is given twice; use another label for one, as FedMedian-2="):
+        parse_compare("fedstill compare", [], [f"{file}:FedMedian", "own_median:FedMedian"])
+
+
 def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> None:
     words = (
         "--each.rounds=7 --fedprox.rounds 3 --each.local.batch_size 16 --clients 4 --each.local.milestones 2 4".split()

@@ -1,6 +1,7 @@
 """`fedstill.run`: keyword arguments in, results out."""
 
 import gc
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,9 @@ def test_a_watcher_can_cancel_a_run_which_then_resumes(tmp_path: Path) -> None:
 
 def test_a_notebook_shows_results_and_no_markup_of_others() -> None:
     record = run("fedavg", **TASK, rounds=1)
+    assert re.fullmatch(
+        rf"<RunRecord \S+ on digits: finished, accuracy [\d.]+ %, guarantee none.*, '{record.folder}'>", str(record)
+    )
     page = record._repr_html_()
     cell = '<td style="text-align:left">'
     assert f"{cell}{100 * record['accuracy']:.2f} %</td>" in page and f"{cell}none</td>" in page

@@ -22,6 +22,7 @@ from fedstill.protocol import Federation as Federation
 from fedstill.protocol import Method as Method
 from fedstill.protocol import Reply as Reply
 from fedstill.protocol import step as step
+from fedstill.records import Examples as Examples
 from fedstill.report.page import write_report as write_report
 from fedstill.report.record import RunRecord as RunRecord
 from fedstill.report.record import find_runs as find_runs

@@ -167,6 +167,7 @@ def test_the_folder_of_each_hospital_is_a_column(
     place_of = dict(enumerate(files))
     for client, (own, _) in enumerate(task.parts):
         assert own.size and {place_of[order(data)[i]].count(f"hospital{client}/") for i in own} == {1}
+    assert task.values == {"folder": [["hospital0"], ["hospital1"], ["hospital2"]]}
     with caplog.at_level(logging.WARNING):
         share_out(Experiment(data="scans", partition="iid", clients=3), None)
     assert (

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.data import class_counts, local_test_split, split
+from fedstill.data.partition import values_of
 
 RULES = [
     "iid",
@@ -28,7 +29,11 @@ def rng(seed=0):
 
 
 def deal(rule, labels, num_clients, seed=0):
-    return split(rule, labels, num_clients, rng=rng(seed), columns={"site": np.arange(len(labels)) % 23})
+    return split(rule, labels, num_clients, rng=rng(seed), columns=columns_of(labels))
+
+
+def columns_of(labels):
+    return {"site": np.arange(len(labels)) % 23}
 
 
 def counts_of(rule, num_clients, seed):
@@ -90,6 +95,15 @@ def test_what_is_no_rule_is_refused_with_all_that_are(rule):
         ValueError, match=rf"^{re.escape(repr(rule))} is not a partition rule; use one of iid, dirichlet:A"
     ):
         deal(rule, LABELS, 10)
+
+
+@pytest.mark.parametrize("clients", [23, 5, 1])
+def test_the_values_of_a_column_at_each_client_are_listed(clients):
+    parts, columns = deal("by:site", LABELS, clients), columns_of(LABELS)
+    (found,) = values_of("by:site", columns, parts).values()
+    wanted = [sorted(set(columns["site"][part].tolist())) for part in parts]
+    assert found == [[*map(str, v[:20]), *([f"and {len(v) - 20} more"] if len(v) > 20 else [])] for v in wanted]
+    assert values_of("iid", columns, parts) == {}
 
 
 @pytest.mark.parametrize(

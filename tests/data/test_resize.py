@@ -1,10 +1,14 @@
 """--size: pictures of any size, depth and mode become 8-bit squares; checked against Pillow and plain arithmetic."""
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -69,6 +73,75 @@ def test_sixteen_bits_are_divided_by_257_after_resizing() -> None:
     stored = io.BytesIO()
     Image.fromarray(deep).save(stored, "PNG")
     assert np.array_equal(resize.fitted(Image.open(stored), 40, "it"), found)
+
+
+def deep_png(pixels: np.ndarray[Any, Any]) -> bytes:
+    """A PNG of 16 bits, ``(h, w, 1 to 4)``: gray, gray and alpha, RGB or RGBA, which Pillow does not write."""
+    height, width, channels = pixels.shape
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 16, (0, 4, 2, 6)[channels - 1], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def deep_tiff(pixels: np.ndarray[Any, Any]) -> bytes:
+    """A little-endian TIFF of 16-bit RGB, ``(h, w, 3)``."""
+    height, width, _ = pixels.shape
+    data = pixels.astype("<u2").tobytes()
+    bits = 8 + 2 + 12 * 9 + 4  # behind the header, the directory of nine entries and its end
+    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 3, bits), (259, 3, 1, 1), (262, 3, 1, 2)]
+    entries += [(273, 4, 1, bits + 6), (277, 3, 1, 3), (278, 4, 1, height), (279, 4, 1, len(data))]
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    start = b"II*\0" + struct.pack("<IH", 8, len(entries))
+    return start + directory + struct.pack("<IHHH", 0, 16, 16, 16) + data
+
+
+def stored_in(place: Path, *pictures: bytes) -> str:
+    """A parquet file of these pictures, with classes in turn."""
+    labels = [i % 2 for i in range(len(pictures))]
+    pq.write_table(pa.table({"image": list(pictures), "label": labels}), place / "pictures.parquet")
+    return str(place / "pictures.parquet")
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("channels", [2, 3, 4, "tiff"])
+def test_sixteen_bits_in_colour_or_with_transparency_are_refused(tmp_path, channels, size) -> None:
+    pixels = np.random.default_rng(0).integers(0, 1 << 12, (8, 8, 3 if channels == "tiff" else channels))
+    picture = deep_tiff(pixels) if channels == "tiff" else deep_png(pixels)
+    assert Image.open(io.BytesIO(picture)).mode in ("LA", "RGB", "RGBA")
+    place = stored_in(tmp_path, *[picture] * 4)
+    with pytest.raises(ValueError, match="image 0 of .* has 16 bits a channel, of which 8 .* convert the images to 8"):
+        sources.load(place, size=size, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_tiff_of_several_pages_is_refused(tmp_path: Path, size: int | None) -> None:
+    pages, stored = [photograph(8, 8, seed) for seed in range(3)], io.BytesIO()
+    pages[0].save(stored, "TIFF", save_all=True, append_images=pages[1:])
+    place = stored_in(tmp_path, *[stored.getvalue()] * 4)
+    with pytest.raises(ValueError, match="image 0 of .* has 3 pages, but a record is one picture; save each page as"):
+        sources.load(place, size=size, cache_dir=tmp_path / "cache")
+    pages[0].save(single := io.BytesIO(), "TIFF")
+    place = stored_in(tmp_path, *[single.getvalue()] * 10)
+    pixels = sources.load(place, size=size, cache_dir=tmp_path / "cache").train.images[0]
+    assert np.array_equal(pixels.permute(1, 2, 0), np.asarray(pages[0]))
+
+
+def test_gray_pictures_of_sixteen_bits_need_a_size(tmp_path: Path) -> None:
+    place = stored_in(tmp_path, *[deep_png(np.full((8, 8, 1), 257 * 40))] * 10)
+    with pytest.raises(ValueError, match="has the pixel mode I;16, but records are 8-bit gray or RGB; give --size N"):
+        sources.load(place, cache_dir=tmp_path / "cache")
+    assert (sources.load(place, size=8, cache_dir=tmp_path / "cache").train.images == 40).all()
+
+
+def test_real_valued_pixels_are_refused_without_the_advice_of_a_size(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(stored := io.BytesIO(), "TIFF")
+    place = stored_in(tmp_path, *[stored.getvalue()] * 4)
+    with pytest.raises(ValueError, match="real-valued pixels, but records are 8-bit gray or RGB; save it with 8 bits$"):
+        sources.load(place, cache_dir=tmp_path / "cache")
 
 
 def test_what_has_no_known_range_is_refused() -> None:

@@ -1,15 +1,19 @@
 """Records that are vectors: what readers take and refuse, and whose numbers scale their columns."""
 
+import json
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from fedstill import Experiment
+from fedstill import Experiment, FedAvg, Job, run
+from fedstill.cli import main
 from fedstill.data import from_torch, load, public
 from fedstill.data.decode import from_table
 from fedstill.data.readers import read_npz
@@ -41,6 +45,46 @@ def test_a_table_s_vectors_are_its_numbers_in_order_and_its_texts_are_columns(tm
     assert {tuple(row) for row in torch.cat([data.train.images, data.test.images]).tolist()} == whole
     assert data.train.are_vectors and data.train.shape == (3,) and data.train.images.dtype == torch.float32
     assert set(data.columns) == {"hospital", "count"} and data.measured == ("scale", "number of classes")
+
+
+@pytest.mark.parametrize("index", [None, "number"])
+def test_the_index_of_a_pandas_table_is_no_feature_and_no_column(tmp_path, index):
+    table = pd.DataFrame(COLUMNS).sample(frac=1, random_state=0)  # sorted by class before: its index tells the class
+    table.index.name = index
+    table.to_parquet(tmp_path / "shuffled.parquet")
+    assert "number" in pq.read_schema(tmp_path / "shuffled.parquet").names or index is None
+    data = load(str(tmp_path / "shuffled.parquet"))
+    assert data.features == ("size", "count", "smokes") and set(data.columns) == {"hospital", "count"}
+    clean = pq.read_table(written(tmp_path))
+    data = load(written(tmp_path, "by_name.parquet", __index_level_0__=list(range(10))))
+    assert data.features == ("size", "count", "smokes") and clean.schema.pandas_metadata is None
+
+
+def test_data_show_names_the_columns_of_the_vectors(tmp_path, capsys):
+    main(["data", "show", written(tmp_path), "--clients", "2"])
+    assert "vectors of the columns: size, count, smokes\n" in capsys.readouterr().out
+    wide = {f"c{i}": np.arange(10.0) for i in range(50)}
+    main(["data", "show", written(tmp_path, "wide.parquet", **wide), "--clients", "2"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "size, count, smokes, c0, c1, c2, c3, c4, c5, c6, ..., c40, c41," in text
+
+
+def test_a_run_and_data_show_say_which_hospital_each_client_is(tmp_path, capsys):
+    place = written(tmp_path)
+    main(["data", "show", place, "--partition", "by:hospital", "--clients", "2"])
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert ["client", "hospital", "records"] in lines and ["1", "south", "4"] in lines
+    task = Experiment(data=place, clients=2, partition="by:hospital", model="linear", workers=0)
+    run(Job(task, FedAvg(rounds=1), tmp_path / "run"))
+    content = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert content["values"] == {"hospital": [["north"], ["south"]]} and len(content["counts"]) == 2
+
+
+def test_data_show_prints_no_control_characters_and_no_markup_of_names(tmp_path, capsys):
+    names = {"label": ["\x1b[2Ja", "[red]b"] * 5, "hospital": ["\x1b[31mnorth", "south"] * 5, "\x1bn": [1, 2] * 5}
+    main(["data", "show", written(tmp_path, **names), "--partition", "by:hospital", "--clients", "2"])
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "?[2Ja" in text and "[red]b" in text and "?[31mnorth" in text and "?n" in text
 
 
 def test_lists_arrays_and_saved_data_sets_give_the_same_vectors(tmp_path):
@@ -76,6 +120,14 @@ def test_the_measured_scale_gives_mean_0_and_deviation_1(tmp_path):
         ),
         ({"size": [1.0] * 9 + [1e39]}, r"record 9 of .* has 1e\+39 in column 'size'"),
         ({"size": [1.0, None, *[2.0] * 8]}, "column 'size' of .* has 1 gaps; fill them"),
+        (
+            {"day": [datetime(2026, 1, day + 1) for day in range(10)]},
+            r"column 'day' of .* has type timestamp\[us\], which no vector has; turn it into numbers or drop",
+        ),
+        (
+            {"label": [True, False] * 5},
+            r"column 'label' of .* has type bool, but classes .*; convert it, as with .astype",
+        ),
         ({"v": [[1.0, 2.0]] * 9 + [[1.0]]}, "record 9 in column 'v' of .* has 1 numbers, but record 0 has 2"),
         ({"v": [[1.0, 2.0]] * 9 + [[1.0, None]]}, "column 'v' of .* has 1 gaps inside its lists"),
         ({"v": [[1.0]] * 10, "w": [[1.0]] * 10}, "lists of numbers in 2 columns .v, w."),
@@ -95,6 +147,24 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path, changes, m
     assert "\n" not in str(refused.value)
 
 
+def test_categories_of_pandas_are_their_values(tmp_path):
+    table = pd.DataFrame({**COLUMNS, "label": ["ill", "well"] * 5, "grade": [3, 5] * 5})
+    for name in ("label", "hospital", "grade"):
+        table[name] = table[name].astype("category")
+    table.to_parquet(tmp_path / "t.parquet")
+    data = load(str(tmp_path / "t.parquet"))
+    assert data.class_names == ("ill", "well") and set(data.columns) == {"hospital", "count", "grade"}
+    assert data.features == ("size", "count", "smokes", "grade")
+    assert data.train.images[:, 3].tolist() == [(3.0, 5.0)[label] for label in data.train.labels.tolist()]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.CSV"])
+def test_a_csv_file_is_refused_with_its_conversion(tmp_path, name):
+    (tmp_path / name).write_text("a,b,label\n1,2,0\n")
+    with pytest.raises(ValueError, match=r"is a CSV file, which is not read; .*\('t\..*'\).to_parquet\('t.parquet'\)"):
+        load(str(tmp_path / name))
+
+
 def test_a_test_split_with_other_columns_is_refused(tmp_path):
     written(tmp_path, "train-0.parquet")
     written(tmp_path, "test-0.parquet", size=None, width=COLUMNS["size"])
@@ -112,6 +182,26 @@ def test_wide_arrays_and_texts_are_named(tmp_path):
     np.savez(tmp_path / "text.npz", x_train=np.array([["a", "b"]]), y_train=np.arange(1))
     with pytest.raises(ValueError, match=r"is <U1 of shape \(1, 2\), but images are uint8"):
         read_npz(tmp_path / "text.npz")
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int64, np.int32, np.float32])
+def test_a_column_that_float32_does_not_tell_apart_is_refused_unless_it_came_so(tmp_path, kind):
+    values = np.stack([np.arange(200) % 7, 1_700_000_000 + np.arange(200)], 1).astype(kind)
+    np.savez(tmp_path / "v.npz", x_train=values, y_train=np.arange(200) % 2)
+    table = {"number": values[:, 0], "time": values[:, 1], "label": np.arange(200) % 2}
+    pq.write_table(pa.table(table), tmp_path / "v.parquet")
+    if kind == np.float32:
+        assert load(str(tmp_path / "v.npz")).train.shape == (2,)
+        return
+    message = "has a standard deviation of 57.7 around 1.7e.09, which float32 rounds by up to 64; subtract a constant"
+    with pytest.raises(ValueError, match=f"column 1 of x_train in .* {message}"):
+        load(str(tmp_path / "v.npz"))
+    with pytest.raises(ValueError, match=f"column 'time' of .* {message}"):
+        load(str(tmp_path / "v.parquet"))
+    values[:, 1] -= 1_700_000_000
+    values = np.concatenate([values, np.full((200, 1), 0.1)], 1)  # a constant column loses nothing
+    np.savez(tmp_path / "v.npz", x_train=values, y_train=np.arange(200) % 2)
+    assert load(str(tmp_path / "v.npz")).train.images[:, 1].unique().numel() > 150
 
 
 def test_an_image_column_comes_before_numbers():

@@ -1,4 +1,4 @@
-"""Models that clients evaluate on their own test records."""
+"""Models that clients evaluate on their own test or validation records."""
 
 import copy
 import json
@@ -70,6 +70,29 @@ def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Pa
         assert sum(entry[way] for entry in record.clients) == summary[way]
     page = clients(group([record])[0])
     assert f">{100 * min(expected):.1f}</td>" in page and "Each client" in page
+
+
+def test_validation_records_of_each_client_take_the_place_of_its_test_records(tmp_path: Path) -> None:
+    task = Experiment(**TASK, local_test=0.25, partition="dirichlet:0.5")
+    plain, tuned = share_out(task, None), share_out(task.model_copy(update={"validation": 0.2}), None)
+    labels = plain.train.labels.numpy()
+    for (own, test), (training, validation) in zip(plain.parts, tuned.parts, strict=True):
+        assert sorted([*training, *validation]) == own.tolist()  # nobody has the test records
+        assert not set(test) & {*training, *validation}
+        assert len(validation) == round(0.2 * len(own))
+        shares = np.bincount(labels[own], minlength=10) * len(validation) / len(own)
+        assert (np.abs(np.bincount(labels[validation], minlength=10) - shares) < 1).all()
+    pooled = np.sort(np.concatenate([validation for _, validation in tuned.parts]))
+    assert torch.equal(tuned.test.images, tuned.train.images[torch.from_numpy(pooled)])
+    summary = made(tmp_path / "run", validation=0.2)
+    assert summary["judged_on"] == "the clients' own validation records"
+    assert read_run(tmp_path / "run").confusion.sum() == len(pooled)  # type: ignore[union-attr]
+
+
+def test_validation_records_are_those_of_simulated_clients(tmp_path: Path) -> None:
+    job = Job(Experiment(**TASK, validation=0.1), "fedavg", find("fedavg")(), tmp_path / "run")
+    with pytest.raises(ValueError, match="--validation splits the records of simulated clients; leave it out with"):
+        run(job, sites=lambda spec: pytest.fail("asked"))
 
 
 def test_judging_changes_neither_the_model_nor_the_method_s_bytes(tmp_path: Path) -> None:

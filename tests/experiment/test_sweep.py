@@ -19,6 +19,7 @@ from fedstill.cli import main
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import search, sweep
 from fedstill.experiment.sweep_file import Sweep, read_sweep
+from fedstill.report import tuning
 from fedstill.runs.lock import Taken
 
 FEDAVG = {"rounds": 1, "try": {"local.lr": [0.01, 0.1]}}
@@ -36,7 +37,6 @@ def saved(folder: Path, content: dict[str, Any]) -> Path:
     [
         ({"methods": {}}, "it needs 'methods', a mapping of methods"),
         ({"validation": 0}, "validation is 0, but a sweep chooses by validation records; set it above 0"),
-        ({"local_test": 0.2}, "local_test evaluates on the clients' test records, and a sweep must not"),
         ({"seed": 3}, "seed is 3; give seeds: [3] in its place"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]; give one or more different numbers"),
         ({"search": "luck"}, "search is 'luck'; it must be 'grid' or 'optuna'"),
@@ -164,6 +164,22 @@ def test_the_test_set_stays_closed_until_the_end(
     other = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.5]}}}
     with pytest.raises(ValueError, match="the test set was opened for .* after other tries; to tune on would be"):
         sweep.run_sweep(task(True, methods=other), tmp_path / "wrong", watcher=Watcher())
+
+
+@pytest.mark.slow
+def test_a_model_of_each_client_is_tuned_on_validation_records_of_the_clients(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "pool", Local)
+    methods = {"fedavg-ft": {"rounds": 1, "try": {"local.lr": [1e-4, 0.3]}}}
+    mine = task(False, methods=methods, local_test=0.25, seeds=[0])
+    found = sweep.run_sweep(mine, tmp_path / "own", final=True, watcher=Watcher())
+    (best, other), test = sorted(found.tries["fedavg-ft"], key=lambda one: -(one.score or 0)), found.tests["fedavg-ft"]
+    assert test.point == best.point and best.score != other.score
+    judged = [json.loads((one.folders[0] / "summary.json").read_text())["judged_on"] for one in (best, test)]
+    assert judged == ["the clients' own validation records", "the clients' own test records"]
+    assert "20 % of each client's training records" in tuning.budget(found)
+    assert "Each client's test set was opened once" in tuning.budget(found)
 
 
 class Interrupted(Watcher):

@@ -4,16 +4,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tiny_backbones
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
 from fedstill import RunRecord, load_data, run, seeds
 from fedstill.cli import main
-from fedstill.data import backbones
+from fedstill.data import backbones, resize
 from fedstill.experiment.trained import Trained
 from fedstill.models.build import build
 from fedstill.records import AS_THEY_ARE, Normalisation
@@ -182,6 +185,30 @@ def test_the_card_of_a_classifier_of_vectors_names_no_images(finished: RunRecord
     assert "images (n, 1, 8, 8), floats in [0, 1]" in publishing._card(finished, {**facts, "shape": [1, 8, 8]})
 
 
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 3)])
+def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
+    finished: RunRecord, mode: str, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = {**finished.config["experiment"], "size": 32}
+    sized = RunRecord(finished.folder, "x", {**finished.config, "experiment": task}, finished.summary)
+    model = Trained(nn.Linear(2, 2), (channels, 32, 32), ("a", "b"), AS_THEY_ARE)
+    facts = publishing._facts(sized, model, model.shape)
+    assert facts["preprocessing"]["size"] == 32 and facts["preprocessing"]["crop"] == "largest centred square"
+    assert "preprocessing" not in publishing._facts(finished, model, model.shape)
+    card = publishing._card(sized, facts)
+    assert "resized to 32 x 32 (bilinear, antialiased) and scaled to [0, 1]" in " ".join(card.split())
+    code = next(block for block in card.split("```")[1::2] if "picture.jpg" in block)
+    monkeypatch.chdir(tmp_path)
+    noise = np.random.default_rng(0).integers(0, 256, (50, 71, 4), np.uint8)
+    picture = Image.fromarray(noise).convert(mode)
+    picture.save("picture.jpg", "PNG")
+    names: dict[str, Any] = {}
+    exec(code.removeprefix("python"), names)
+    assert names["images"].shape == (1, channels, 32, 32)
+    pixels = torch.from_numpy(resize.fitted(picture, 32, "it").transpose(2, 0, 1)[None].copy())
+    assert torch.equal(names["images"], pixels / 255)
+
+
 def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord) -> None:
     facts = {"architecture": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
     assert "own training, which is not in this model" not in publishing._card(finished, facts)
@@ -196,8 +223,9 @@ def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord
 def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
     summary = {**finished.summary, "data": "x](http://evil)<script>", "partition": "a\n\n# b"}
     hostile = RunRecord(finished.folder, "`x`|<b>", finished.config, summary)
-    facts = {"architecture": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>"]}
+    facts = {"architecture": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>", "\x1b[31mred\x9b"]}
     card = publishing._card(hostile, facts)
+    assert "?\\[31mred?" in card and "\x1b" not in card and "\x9b" not in card
     assert "<script>" not in card.replace("\\<", "") and "<b>" not in card.replace("\\<", "") and "\n# b" not in card
 
 

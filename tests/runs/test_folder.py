@@ -40,7 +40,7 @@ def test_files_come_back_as_they_were_written(folder: RunFolder) -> None:
     folder.path.mkdir()
     assert folder.asked_sites and folder.read_partition(2) == ((), None) and folder.read_evaluation(None) is None
     counts = np.array([[1, 2, 3], [4, 5, 6]])
-    folder.write_partition(("a", "b", "c"), counts)
+    folder.write_partition(("a", "b", "c"), counts, {})
     folder.write_evaluation(torch.eye(3, dtype=torch.int64))
     folder.write_model({"w": torch.arange(3.0)}, {"model": "linear"})
     images = Records(torch.full((2, 1, 4, 4), 7, dtype=torch.uint8), torch.tensor([0, 2]), 3, Normalisation((0,), (1,)))

@@ -181,11 +181,11 @@ def parse_run(program: str, words: Sequence[str], experiment: Experiment, method
 
 
 def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) -> CompareFlags:
-    """Flags of a comparison; ``entries`` are ``METHOD`` or ``LABEL=METHOD``."""
+    """Flags of a comparison; ``entries`` are ``METHOD`` or ``LABEL=METHOD``; a class of your own labels itself."""
     chosen: dict[str, tuple[str, Method]] = {}
     for entry in entries:
         label, _, name = entry.rpartition("=")
-        label = label or name
+        label = label or name.rpartition(":")[2]
         if not label.replace("-", "_").isidentifier():
             raise ValueError(f"'{label}' is not a label; use letters, digits, - and _: {_word(label)}={name}")
         if label in chosen:

@@ -40,6 +40,7 @@ def complete(train: Split, test: Split | None, name: str, known: Known | None = 
         normalisation, columns = vectors.scale(train.images)
         constant = vectors.column_name(columns[0], train.features) if columns else ""
         scaled = {**asdict(normalisation), "constant": constant}
+        scaled |= {"features": list(train.features)} if train.features else {}
     else:
         scaled = asdict((known and known.normalisation) or _normalisation(train.images))
     found = {FOUND: True} if train.is_text and known is None else {}

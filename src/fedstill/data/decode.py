@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedstill.data import vectors
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 Fit = Callable[["Image", str], NDArray[np.uint8]]
 """A function of a picture and of words for it, which returns its pixels ``(height, width, 1 or 3)``."""
@@ -82,12 +84,14 @@ def from_table(
 
     Raises:
         ValueError: a column is missing, there are no records, classes are neither integers nor names, or an image can't
-            be read, differs from the first in size, has more colours, has 16 bits a channel or is transparent.
+            be read, differs from the first in size, has more colours, has more than 8 bits a channel (with ``fit``, in
+            colour or with transparency) or is transparent.
     """
     import pyarrow as pa
 
     image_column = next((name for name in image if name in table.column_names), None)
     label_column = _column(table, label, "label", where)
+    table = _without_categories(_without_index(table, (image_column, label_column)))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
     features: tuple[str, ...] = ()
@@ -105,16 +109,34 @@ def from_table(
         for name, column in zip(table.column_names, table.columns, strict=True)
         if name not in (image_column, label_column)
         and not column.null_count
-        and (pa.types.is_integer(column.type) or _is_text(column.type))
+        and (pa.types.is_integer(column.type) or vectors.is_text(column.type))
     }
     return Split(
         images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text, features=features
     )
 
 
+def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "pa.Table":
+    """The table without the columns of a pandas index: numbers of records in their order before a shuffle, say."""
+    stated = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    index = {name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)}
+    index.update(name for name in stated if isinstance(name, str))
+    return table.select([name for name in table.column_names if name in keep or name not in index])
+
+
+def _without_categories(table: "pa.Table") -> "pa.Table":
+    """The table with the values of pandas' categories in place of their codes."""
+    import pyarrow as pa
+
+    for i, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(i, column.name, table[i].cast(column.type.value_type))
+    return table
+
+
 def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str) -> str:
     """The column of the records' texts: the one named "text" or "sentence", or the only one."""
-    texts = [n for n in table.column_names if n != label and _is_text(table.schema.field(n).type)]
+    texts = [n for n in table.column_names if n != label and vectors.is_text(table.schema.field(n).type)]
     name = next((name for name in _TEXT_COLUMNS if name in texts), texts[0] if len(texts) == 1 else None)
     if name is None and texts:
         raise ValueError(
@@ -138,23 +160,17 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
     column = table[name]
     if column.null_count:
         raise ValueError(f"column {name!r} of {where} has {column.null_count} gaps; drop records without a class")
-    if _is_text(column.type):
+    if vectors.is_text(column.type):
         texts = column.to_pylist()
         names = sorted(set(texts))
         numbers = {text: number for number, text in enumerate(names)}
         return np.array([numbers[text] for text in texts], np.int64), tuple(names), True
     if not pa.types.is_integer(column.type):
         raise ValueError(
-            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; number the "
-            "classes"
+            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; convert it, "
+            "as with .astype(int) in pandas"
         )
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string))
 
 
 def _column(table: "pa.Table", names: Sequence[str], what: str, where: str) -> str:
@@ -189,9 +205,18 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
         name += f" ({path})" if path else ""
         try:
             image = Image.open(io.BytesIO(encoded) if encoded is not None else folder / str(path))
+            bits = _depth(image)
+            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
             image.load()  # and closes the file
         except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
             raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
+        if pages > 1:
+            raise ValueError(f"{name} has {pages} pages, but a record is one picture; save each page as its own file")
+        if bits > 8 and not image.mode.startswith(("I", "F")):
+            raise ValueError(
+                f"{name} has {bits} bits a channel, of which 8 at most can be read in colour or with transparency; "
+                "convert the images to 8 bits first"
+            )
         pixels = fit(image, name) if fit else _pixels(image, name)
         if images is None:
             height, width, channels = pixels.shape
@@ -207,6 +232,22 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
     return images
 
 
+def _depth(image: "ImageFile") -> int:
+    """Bits of a channel in an open PNG or TIFF file, of which Pillow drops all but 8 in most modes; 8 for others."""
+    from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
+
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(BITSPERSAMPLE, 1)
+        return max(bits) if isinstance(bits, tuple) else int(bits)
+    if image.format != "PNG" or image.fp is None:
+        return 8
+    place = image.fp.tell()
+    image.fp.seek(24)  # in the header IHDR
+    (bits,) = image.fp.read(1)
+    image.fp.seek(place)
+    return bits
+
+
 def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
     """Pixels ``(height, width, 1 or 3)`` with exactly the file's colours."""
     gray = image.mode in ("1", "L", "LA")
@@ -217,6 +258,8 @@ def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
                 f"{name} has transparent pixels, but records are opaque; give --size N, which lays it over white, or "
                 "lay it over another colour first"
             )
+    elif image.mode == "F":
+        raise ValueError(f"{name} has real-valued pixels, but records are 8-bit gray or RGB; save it with 8 bits")
     elif image.mode not in ("1", "L", "P", "RGB"):
         raise ValueError(
             f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; give --size N, which converts "

@@ -20,6 +20,8 @@ Counts = NDArray[np.int64]  # (C, K): number of records of each class for each c
 
 FORMS = "iid, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S, by:COLUMN"
 """All rules: A is a number above 0, C and S are integers from 1, COLUMN is a column of the data set."""
+MOST_VALUES = 20
+"""Largest number of values of a column that are listed for a client."""
 MAX_DRAWS = 1000
 """Number of draws after which a Dirichlet rule fails because a client has too few records."""
 
@@ -91,6 +93,15 @@ def split(
         raise _invalid(rule)
     assert all(len(part) for part in parts) and sum(map(len, parts)) == len(labels), rule
     return [np.sort(part).astype(np.int64) for part in parts]
+
+
+def values_of(rule: str, columns: Mapping[str, np.ndarray], parts: Sequence[Indices]) -> dict[str, list[list[str]]]:
+    """For ``by:COLUMN``, the column's values at each client, the first `MOST_VALUES` as text; empty for other rules."""
+    name, _, column = rule.partition(":")
+    if name != "by":
+        return {}
+    found = [list(map(str, np.unique(columns[column][part]))) for part in parts]
+    return {column: [v[:MOST_VALUES] + [f"and {len(v) - MOST_VALUES} more"] * (len(v) > MOST_VALUES) for v in found]}
 
 
 def local_test_split(

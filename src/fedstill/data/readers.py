@@ -213,6 +213,11 @@ def read_npz(path: Path) -> Splits:
 
     Other 1-d arrays as long as ``y_train`` are columns.
     """
+    if path.suffix.lower() == ".csv":
+        raise ValueError(
+            f"{str(path)!r} is a CSV file, which is not read; convert it, as with "
+            f"pandas.read_csv({path.name!r}).to_parquet({path.with_suffix('.parquet').name!r})"
+        )
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no zip archive")

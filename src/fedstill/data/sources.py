@@ -24,8 +24,8 @@ from fedstill.records import Normalisation, Records
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
-_FOLDERS = 2
-"""Version of the readers of folders: increased if the same folder gives other records or columns than before."""
+_READERS = 3
+"""Version of the readers of files: increased if the same files give other records or columns than before."""
 
 
 CLASSES = "list of classes", "number of classes"
@@ -55,6 +55,8 @@ class DataSet:
     """Facts of the task that were computed from the train records, in words, and so are not public."""
     constant: str = ""
     """A column of vectors that has one value in all train records, in words, if there is one: it has no scale."""
+    features: tuple[str, ...] = ()
+    """Names of the columns of a table's vectors, in their order."""
 
 
 def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
@@ -117,7 +119,8 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
     scale = ("scale" if train.are_vectors else "normalisation",) * (known is None or known.normalisation is None)
     measured = scale + _measured_classes(class_names, known, found=bool(entry.facts.get(FOUND)))
     constant = str(entry.facts.get("constant", ""))
-    return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant)
+    features = tuple(entry.facts.get("features", ()))
+    return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant, features)
 
 
 def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:
@@ -278,7 +281,7 @@ def _found(name: str, fit: Fit | None) -> _Source:
             read = partial(read_parquet, path, fit=fit) if path.suffix == ".parquet" else partial(read_npz, path)
         else:
             read = partial(read_folder, path, known, fit)
-        state = f"{known} {_files_state(path)}" + (f" {_FOLDERS}" if path.is_dir() else "")
+        state = f"{known} {_files_state(path)} {_READERS}"
         return _Source(name if known else path.stem, str(path), state, read, known)
     hub = known.hub if known else name
     if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 WIDEST = 10_000
 """Largest length of a vector: the scale of its columns is in the description of the run."""
+_LOSS = 1e-3
+"""Largest error by the rounding to float32, in standard deviations of a column."""
 _DIGITS = 6
 """Significant digits of a measured scale, which the description of a run has as text."""
 
@@ -27,7 +29,7 @@ def of_array(values: NDArray[Any], where: str, names: Sequence[str] = ()) -> NDA
 
     Raises:
         ValueError: there are too many columns or none, or a number is NaN, infinite or too large for float32; with its
-            record and column.
+            record and column. Or float32 does not tell the numbers of a column apart.
     """
     if not 1 <= values.shape[1] <= WIDEST:
         raise ValueError(
@@ -43,7 +45,25 @@ def of_array(values: NDArray[Any], where: str, names: Sequence[str] = ()) -> NDA
             f"record {row} of {where} has {values[row, column]} in {column_name(column, names)}; each value must be a "
             "finite number, so fill the gap or drop the record"
         )
+    if not np.can_cast(values.dtype, np.float32):
+        _check_rounding(values, vectors, where, names)
     return vectors
+
+
+def _check_rounding(values: NDArray[Any], vectors: NDArray[np.float32], where: str, names: Sequence[str]) -> None:
+    """Refuse a column whose differences float32 loses, such as seconds since 1970 within an hour."""
+    error = np.zeros(values.shape[1])
+    for exact, some in zip(_pieces(values), _pieces(vectors), strict=True):
+        error = np.maximum(error, np.abs(exact - some.astype(np.float64)).max(0))
+    mean, std = _moments(values)
+    lossy = np.flatnonzero((values != values[:1]).any(0) & (error > _LOSS * std))
+    if len(lossy):
+        column = int(lossy[0])
+        raise ValueError(
+            f"{column_name(column, names)} of {where} has a standard deviation of {std[column]:.3g} around "
+            f"{mean[column]:.6g}, which float32 rounds by up to {error[column]:.3g}; subtract a constant such as "
+            f"{mean[column]:.0f} from the column"
+        )
 
 
 def column_name(column: int, names: Sequence[str]) -> str:
@@ -55,10 +75,11 @@ def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.floa
     """The vectors of an Arrow table, and the names of their columns; None if no column has numbers.
 
     A vector is the row's list in the only column of lists. Without one, it has the numbers and booleans of all columns
-    except ``label``, in the order of the table.
+    except ``label``, in the order of the table; texts are left out.
 
     Raises:
-        ValueError: there are several columns of lists, the lists differ in length, or a value is missing or not finite.
+        ValueError: there are several columns of lists, the lists differ in length, a value is missing or not finite, or
+            a column has neither numbers nor texts, but dates, say.
     """
     import pyarrow as pa
 
@@ -74,6 +95,12 @@ def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.floa
     numeric = [name for name in names if _is_number(table.schema.field(name).type)]
     if not numeric:
         return None
+    for column in table.schema:
+        if column.name in names and not _is_number(column.type) and not is_text(column.type):
+            raise ValueError(
+                f"column {column.name!r} of {where} has type {column.type}, which no vector has; turn it into numbers "
+                "or drop the column"
+            )
     values = np.empty((table.num_rows, len(numeric)), np.float64)
     for i, name in enumerate(numeric):
         column = table[name]
@@ -89,6 +116,13 @@ def _is_number(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     return any(check(kind) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+
+
+def is_text(kind: "pa.DataType") -> bool:
+    """Whether a column of this type has texts."""
+    import pyarrow as pa
+
+    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string))
 
 
 def _is_list(kind: "pa.DataType") -> bool:
@@ -123,13 +157,23 @@ def scale(vectors: NDArray[np.float32]) -> tuple[Normalisation, tuple[int, ...]]
 
     Numbers are rounded since they stand in every description of the run.
     """
-    mean = vectors.mean(0, dtype=np.float64)
-    std = np.zeros(vectors.shape[1])
-    for some in np.array_split(vectors, -(-len(vectors) // 10_000)):  # without a float64 copy of all
-        std += np.square(some - mean).sum(0)
-    std = np.sqrt(std / len(vectors))
+    mean, std = _moments(vectors)
     constant = (vectors == vectors[:1]).all(0)
     std[constant | (std == 0)] = 1.0
     rounded = ([float(f"{value:.{_DIGITS}g}") for value in values.tolist()] for values in (mean, std))
     means, stds = map(tuple, rounded)
     return Normalisation(means, stds), tuple(np.flatnonzero(constant).tolist())
+
+
+def _moments(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation of each column."""
+    mean = values.mean(0, dtype=np.float64)
+    squares = np.zeros(values.shape[1])
+    for some in _pieces(values):
+        squares += np.square(some - mean).sum(0)
+    return mean, np.sqrt(squares / len(values))
+
+
+def _pieces(values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Blocks of 10,000 records, so that there is no float64 copy of all."""
+    return np.array_split(values, -(-len(values) // 10_000))

@@ -92,7 +92,8 @@ def check_records(job: Job, task: Task) -> None:
     """
     kind = type(job.method)
     if job.experiment.local_test and task.parts and not any(len(test) for _, test in task.parts):
-        raise ValueError("no client has a test record; raise --local-test, or lower --clients")
+        what, flag = ("validation", "--validation") if job.experiment.validation else ("test", "--local-test")
+        raise ValueError(f"no client has a {what} record; raise {flag}, or lower --clients")
     if task.train.are_vectors and kind.images_only:
         raise ValueError(
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"

@@ -69,7 +69,8 @@ class Experiment(Settings):
     limit: PositiveInt | None = None
     """Number of training records to use, drawn at random, for a quick test; all by default."""
     validation: Fraction = 0.0
-    """Share of the training records to evaluate on in place of the test set, for tuning; no client has them."""
+    """Share of the training records to evaluate on in place of the test set, for tuning; no client has them. With
+    --local-test: of each client's, in place of its test records."""
     local_test: Fraction = 0.0
     """Share of each client's records to use as its test records; models are then evaluated on these."""
     drop: Fraction = 0.0

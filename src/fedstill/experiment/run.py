@@ -79,6 +79,8 @@ def run(
     check_job(job)
     if sites is not None and (job.experiment.drop or job.experiment.slow):
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
+    if sites is not None and job.experiment.validation:
+        raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
     with locks.PROCESS:  # a new thread takes over the number of threads, which a step of another run may have changed
         torch.get_num_threads()
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
@@ -129,7 +131,7 @@ def _run(
     if is_first and (source := origin.get("answers") or origin.get("extends")):
         watcher.reused(source)
     if sites is None:
-        folder.write_partition(task.class_names, task.counts())
+        folder.write_partition(task.class_names, task.counts(), task.values)
         keep_memory()
         make_site = partial(
             Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads
@@ -281,6 +283,5 @@ def _finish(
 
 
 def _test_records(experiment: Experiment) -> str:
-    if experiment.local_test:
-        return "the clients' own test records"
-    return "validation records" if experiment.validation else "test records"
+    own = "the clients' own " if experiment.local_test else ""
+    return own + ("validation records" if experiment.validation else "test records")

@@ -111,8 +111,6 @@ def read_sweep(path: Path) -> Sweep:
 def _check(experiment: Experiment, plan: Plan) -> None:
     if not experiment.validation:
         raise ValueError("validation is 0, but a sweep chooses by validation records; set it above 0, as 0.1")
-    if experiment.local_test:
-        raise ValueError("local_test evaluates on the clients' test records, and a sweep must not; leave it out")
     if experiment.seed:
         raise ValueError(f"seed is {experiment.seed}; give seeds: [{experiment.seed}] in its place")
     for name, seeds in (("seeds", plan.seeds), ("final_seeds", plan.final_seeds)):

@@ -23,7 +23,7 @@ class Task(NamedTuple):
     """A data set partitioned among clients.
 
     Attributes:
-        parts: indices of each client's training and test records in ``train``.
+        parts: indices of each client's training and test (or validation) records in ``train``.
         source: name or records from which another process loads ``train``.
         public: indices of the public records in ``train``, or None.
     """
@@ -39,6 +39,8 @@ class Task(NamedTuple):
     """Facts of the task that were computed from the train records (`DataSet.measured`)."""
     backbone: str | None = None
     """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
+    values: Mapping[str, list[list[str]]] = {}
+    """The column of the partition by:COLUMN with its values at each client (`partition.values_of`)."""
 
     @property
     def held(self) -> int:
@@ -91,7 +93,7 @@ def share_out(
     if experiment.limit is not None and experiment.limit < len(rows):
         order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
         rows = np.sort(order[: experiment.limit])
-    if experiment.validation:
+    if experiment.validation and not experiment.local_test:
         rng = seeds.numpy_stream(experiment.seed, "validation")
         training, validation = partition.local_test_split(
             np.arange(len(rows)), fraction=experiment.validation, rng=rng, labels=labels[rows]
@@ -116,15 +118,26 @@ def share_out(
         rng=seeds.numpy_stream(experiment.seed, "partition"),
         columns={name: column[rows] for name, column in loaded.columns.items()},
     )
-    parts = []
-    for client, own in enumerate(rows[part] for part in split):
-        rng = seeds.numpy_stream(experiment.seed, "local test", client)
-        if experiment.local_test:
-            parts.append(partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels))
-        else:
-            parts.append((own, own[:0]))
-    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone
+    parts = [_own_split(experiment, client, rows[part], labels) for client, part in enumerate(split)]
+    if experiment.validation and experiment.local_test:
+        test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
+    values = partition.values_of(experiment.partition, loaded.columns, [rows[part] for part in split])
+    facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
     return Task(loaded.train, test, parts, *facts)
+
+
+def _own_split(
+    experiment: Experiment, client: int, own: shards.Indices, labels: NDArray[np.int64]
+) -> tuple[shards.Indices, shards.Indices]:
+    """A client's training records and those to evaluate on: its test records, or its validation records instead."""
+    rng = seeds.numpy_stream(experiment.seed, "local test", client)
+    if not experiment.local_test:
+        return own, own[:0]
+    training, test = partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels)
+    if not experiment.validation:
+        return training, test
+    rng = seeds.numpy_stream(experiment.seed, "local validation", client)
+    return partition.local_test_split(training, fraction=experiment.validation, rng=rng, labels=labels)
 
 
 def _check_given(data: sources.DataSet) -> None:

@@ -14,8 +14,19 @@ from fedstill.experiment.trained import Trained, load_model
 from fedstill.report import guarantees, program
 from fedstill.report.record import RunRecord, read_run
 from fedstill.report.words import accuracy_words, human_bytes
+from fedstill.schema import clean
 from fedstill.weights import state
 
+_RESIZED = {
+    "rotation": "as the EXIF tag says",
+    "transparency": "over white",
+    "crop": "largest centred square",
+    "resize": "bilinear, antialiased (Pillow)",
+    "scale": "pixels / 255, to [0, 1]; gray of 16 bits / 65535",
+}
+"""The work of `fedstill.data.resize.fitted` on a picture, in its order, and the scale of the program's input."""
+_LONGEST = 1000
+"""Largest length of a text on the card."""
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
 
 
@@ -103,6 +114,8 @@ def upload(folder: Path, name: str) -> str:
 def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[str, Any]:
     """What a program needs to use the model; mean and standard deviation are of its input, or of the features."""
     behind = {} if model.features is None else dict(zip(("backbone", "backbone_sha256"), model.features, strict=True))
+    size = record.config["experiment"].get("size")
+    resized = {} if size is None else {"preprocessing": {"size": size, **_RESIZED}}
     return {
         "architecture": record.config["experiment"]["model"],
         **behind,
@@ -111,6 +124,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
         "class_names": list(model.class_names),
         "mean": list(model.normalisation.mean),
         "std": list(model.normalisation.std),
+        **resized,
         "fedstill": fedstill.__version__,
     }
 
@@ -168,7 +182,7 @@ model = torch.export.load("{PROGRAM}").module()
 logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 ```
 
-{_onnx(facts["shape"]) if onnx else ""}Classes, in the order of the logits: {classes}.
+{_pictures(facts)}{_onnx(facts["shape"]) if onnx else ""}Classes, in the order of the logits: {classes}.
 `{WEIGHTS}` has the network's weights alone.
 
 ## Privacy
@@ -183,6 +197,29 @@ def _clients(summary: Mapping[str, Any]) -> str:
     """How many clients have a part in the model."""
     without = len({refusal["client"] for refusal in summary["refused"]})
     return f"{summary['clients']} clients" + (f" ({without} of them without all of their replies)" if without else "")
+
+
+def _pictures(facts: Mapping[str, Any]) -> str:
+    """The way from a picture to the program's input, for a run with ``--size``."""
+    if "preprocessing" not in facts:
+        return ""
+    channels, size = facts["shape"][0], facts["preprocessing"]["size"]
+    mode = "L" if channels == 1 else "RGB"
+    return f"""Pictures were turned as their EXIF tag says, laid over white where transparent, cut to the largest
+centred square, resized to {size} x {size} (bilinear, antialiased) and scaled to [0, 1]. With 8 bits:
+
+```python
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGBA")
+opaque = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("{mode}")
+square = ImageOps.fit(opaque, ({size}, {size}), method=Image.Resampling.BILINEAR)
+images = torch.from_numpy(np.array(square)).reshape(1, {size}, {size}, {channels}).permute(0, 3, 1, 2) / 255
+```
+
+"""
 
 
 def _onnx(shape: list[int]) -> str:
@@ -205,5 +242,6 @@ def _reproduce(record: RunRecord) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on one line without Markdown's and HTML's special characters."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in " ".join(str(text).split()))
+    """Text on one line without control characters and Markdown's and HTML's special ones."""
+    line = clean(" ".join(str(text).split()), _LONGEST)
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in line)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from fedstill.errors import front_door
 from fedstill.journal import Refusal
@@ -85,6 +86,15 @@ class RunRecord:
         import pandas as pd
 
         return pd.DataFrame(list(self.metrics))
+
+    @override
+    def __repr__(self) -> str:
+        """The run on one line; its arrays are attributes."""
+        return (
+            f"<RunRecord {self.label} on {self.summary.get('data')}: {self.state}, accuracy "
+            f"{accuracy_words(self.summary.get('accuracy'), None)} %, guarantee {guarantees.words(self.guarantee)}, "
+            f"{str(self.folder)!r}>"
+        )
 
     def _repr_html_(self) -> str:
         """The results as a table and a picture, for a notebook's cell."""

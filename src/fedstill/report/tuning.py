@@ -25,7 +25,8 @@ def budget(outcome: Outcome) -> str:
     share, seeds = f"{100 * sweep.experiment.validation:g} %", len(sweep.plan.seeds)
     kind = "a grid" if sweep.plan.search == "grid" else "optuna"
     over = f"{seeds} seeds each" if seeds > 1 else "one seed each"
-    text = f"Settings chosen on validation records ({share} of the training records), from {kind}, {over}: "
+    whose = "each client's training records" if sweep.experiment.local_test else "the training records"
+    text = f"Settings chosen on validation records ({share} of {whose}), from {kind}, {over}: "
     if not searched:
         text += "no method has settings to try. "
     elif sweep.has_equal_budgets():
@@ -34,9 +35,10 @@ def budget(outcome: Outcome) -> str:
         text += f"unequal budgets, {', '.join(f'{e.tries} tries for {e.label}' for e in searched)}. "
     plain = [entry.label for entry in sweep.entries if not entry.space]
     text += f"Without a search: {', '.join(plain)}. " if plain and searched else ""
+    test = "Each client's test set" if sweep.experiment.local_test else "The test set"
     if outcome.tests:
-        return text + "The test set was opened once, for the best settings of each method."
-    return text + "The test set is closed; --final opens it, for the best settings of each method."
+        return text + f"{test} was opened once, for the best settings of each method."
+    return text + f"{test} is closed; --final opens it, for the best settings of each method."
 
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:

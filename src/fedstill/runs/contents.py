@@ -133,7 +133,10 @@ class Metric(Part):
 
 
 class Partition(Part):
-    """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``."""
+    """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``.
+
+    After the partition by:COLUMN, ``values`` has the column with its values at each client.
+    """
 
     class_names: tuple[str, ...]
     counts: tuple[tuple[Count, ...], ...]

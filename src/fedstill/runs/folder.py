@@ -202,9 +202,10 @@ class RunFolder:
         """Write ``summary.json``, which marks the run as finished."""
         files.write_json(self.summary, content)
 
-    def write_partition(self, class_names: Sequence[str], counts: Counts) -> None:
-        """Write ``partition.json``; ``counts`` are records of each class at each client, ``(K, C)``."""
-        files.write_json(self.partition, {"class_names": list(class_names), "counts": counts.tolist()})
+    def write_partition(self, class_names: Sequence[str], counts: Counts, values: Mapping[str, Any]) -> None:
+        """Write ``partition.json``; ``counts`` are records ``(K, C)``, ``values`` a column's values at each client."""
+        more = {"values": dict(values)} if values else {}
+        files.write_json(self.partition, {"class_names": list(class_names), "counts": counts.tolist(), **more})
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
         """Class names and counts; no names and None if the file is absent."""
