@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedstill import Experiment, Job, methods, run
 from fedstill.data import sources
+from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
 
@@ -132,6 +133,24 @@ def test_some_records_that_are_public_too_are_named(tmp_path: Path) -> None:
     assert found["holds"] and "nothing protects 30 of the clients' 120 records" in found["reason"]
     other = result(place, tmp_path / "2", **stated, public="noise=40")["guarantee"]
     assert other["holds"] and "public ones" not in other["reason"]
+
+
+def test_twins_are_equal_in_every_number() -> None:
+    rows = torch.arange(12).reshape(4, 3).repeat(1, 400).float()
+    others = rows.clone()
+    others[1, 1] += 1
+    assert twins(rows, others).tolist() == [True, False, True, True]
+    assert twins(rows, others[:0]).tolist() == twins(rows, others[:, :9]).tolist() == [False] * 4
+    assert twins(rows, others.double()).tolist() == [False] * 4
+
+
+@pytest.mark.timeout(20)
+def test_records_that_differ_in_few_places_take_no_time_of_pairs() -> None:
+    rows = torch.zeros(20_000, 1, 28, 28, dtype=torch.uint8)
+    rows[:, 0, 0, 1] = torch.arange(20_000) % 250
+    others = rows.clone()
+    others[:, 0, 0, 2] = 7
+    assert not twins(rows, others).any() and twins(rows, rows).all()
 
 
 def test_features_learnt_from_the_clients_images_end_the_guarantee(tmp_path: Path) -> None:
