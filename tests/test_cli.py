@@ -544,7 +544,7 @@ def test_removing_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_comparison_is_refused_before_its_first_run_if_one_is_impossible(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "compare fedavg fedproto --data digits --local-test 0.2 --workers 0 --models mlp:hidden=4 mlp:hidden=8"
+    words = "compare fedavg fedrep --data digits --local-test 0.2 --workers 0 --models mlp:hidden=4 mlp:hidden=8"
     with pytest.raises(SystemExit) as stop:
         main([*words.split(), "--out", str(tmp_path / "out")])
     assert stop.value.code == 2 and not (tmp_path / "out").exists()

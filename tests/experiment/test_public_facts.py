@@ -14,6 +14,7 @@ from fedstill.data import sources
 from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
+from fedstill.sites.policy import SitePolicy
 
 
 def write(place: Path, white: bool = False, seed: int = 0) -> Path:
@@ -102,6 +103,16 @@ def test_a_list_of_classes_from_private_labels_ends_the_guarantee(tmp_path: Path
         old, new = named.class_names, stated["class_names"]
         assert [old[i] for i in named.train.labels] == [new[i] for i in task.train.labels]
         assert [old[i] for i in named.test.labels] == [new[i] for i in task.test.labels]
+
+
+def test_folders_with_numbers_as_names_keep_their_pictures(tmp_path: Path) -> None:
+    for name in "012":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("L", (8, 8), 100 * int(name) + i).save(tmp_path / "data" / name / f"{i}.png")
+    stated = Experiment(data=str(tmp_path / "data"), clients=2, mean=(0.5,), std=(0.25,), class_names=("2", "1", "0"))
+    train = share_out(stated, None).train
+    assert all(image.float().mean() < 50 for image in train.images[train.labels == 2])  # of the folder "0"
 
 
 def test_names_that_a_table_declares_are_public(tmp_path: Path) -> None:
@@ -193,3 +204,5 @@ def test_real_noise_promises_no_delta_beyond_its_tails() -> None:
     with pytest.raises(ValueError, match="delta is 1e-12, but real noise has tails to 1e-10 only"):
         Experiment(noise="entropy", delta=1e-12)
     assert Experiment(noise="entropy", delta=1e-10).delta == Experiment(delta=1e-10).delta
+    with pytest.raises(ValueError, match="greater than or equal to"):
+        SitePolicy(client=0, data=Path("d"), state=Path("s"), methods=("fedavg-p",), delta=1e-14)

@@ -254,6 +254,13 @@ def test_pure_releases_of_records_add_up_alone_and_beside_gaussians() -> None:
     assert delta == pytest.approx(1e-5, rel=0.02)  # and not much more than needed
 
 
+def test_a_replaced_label_has_twice_the_influence_of_a_record_on_a_gaussian_release() -> None:
+    noisy, unlike = Gaussian(noise_multiplier=5.0), Pure(epsilon=0.1)
+    alone = accounting.epsilon([noisy], 1e-5, "label")
+    assert alone == pytest.approx(accounting.gaussian_epsilon(2.5, 1e-5), rel=1e-3)
+    assert alone < accounting.epsilon([noisy, unlike], 1e-5, "label") < alone + 0.1
+
+
 @pytest.mark.parametrize(
     ("events", "unit"),
     [

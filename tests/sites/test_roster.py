@@ -192,3 +192,9 @@ def test_more_records_than_a_client_may_have_are_refused() -> None:
     assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True, False]
     assert arrivals[1].failure == "it claims 501 records; its limit is 500 (max_records)"
     assert arrivals[1].reply == replies[1]  # it crossed, so its bytes count
+
+
+def test_a_mistyped_place_gets_no_lock(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="roster"):
+        roster.invite(tmp_path / "nowhere" / "roster.toml", 0, None)
+    assert not (tmp_path / "nowhere").exists()

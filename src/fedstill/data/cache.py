@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,12 @@ class CacheEntry:
     Attributes:
         arrays: arrays by file-safe name; after reading, copy-on-write views of the mapped files.
         facts: other values, as JSON.
+        notes: values, as JSON, that tell how the source says the same; equal content may have others.
     """
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def default_folder() -> Path:
@@ -129,7 +131,7 @@ def _read(folder: Path, source: str) -> tuple[CacheEntry, str] | None:
                 raise ValueError(f"{path.name} does not match its checksum")
             with locks.LITERALS:
                 arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
-        return CacheEntry(arrays, content["facts"]), fingerprint
+        return CacheEntry(arrays, content["facts"], meta["notes"]), fingerprint
     except (OSError, ValueError, KeyError, TypeError) as error:
         if folder.exists():
             _log.warning("rebuilding the damaged cache entry %s: %s", folder, error)
@@ -146,6 +148,7 @@ def _write(folder: Path, source: str, entry: CacheEntry) -> None:
         np.save(new / f"{name}.npy", array, allow_pickle=False)
     content = {"arrays": {name: _checksum(new / f"{name}.npy") for name in entry.arrays}, "facts": entry.facts}
     meta = {"format": FORMAT, "source": source, "fingerprint": _fingerprint(content), "content": content}
+    meta["notes"] = entry.notes
     (new / "meta.json").write_text(json.dumps(meta, indent=1))
     if folder.exists():
         folder.rename(old)  # processes that have mapped it keep their pages

@@ -14,7 +14,7 @@ from fedstill.records import Normalisation
 from fedstill.seeds import numpy_stream
 
 FOUND = "classes_found"
-"""The fact that the classes' names are those that occur among the records."""
+"""The note whether the classes' names are those that occur among the records."""
 
 
 def complete(train: Split, test: Split | None, name: str, known: Known | None = None) -> cache.CacheEntry:
@@ -37,16 +37,18 @@ def complete(train: Split, test: Split | None, name: str, known: Known | None = 
     if train.texts:
         scaled: dict[str, Any] = {}
     elif train.images.ndim == 2:
+        if train.rounding is not None:  # those of test records are measured with the train records' deviations
+            worst = train.rounding if test.rounding is None else np.maximum(train.rounding, test.rounding)
+            vectors.check_rounding(worst, train.images, repr(name), train.features)
         normalisation, columns = vectors.scale(train.images)
         constant = vectors.column_name(columns[0], train.features) if columns else ""
         scaled = {**asdict(normalisation), "constant": constant}
-        scaled |= {"features": list(train.features)} if train.features else {}
     else:
         scaled = asdict((known and known.normalisation) or _normalisation(train.images))
-    found = {FOUND: True} if train.is_text and known is None else {}
     return cache.CacheEntry(
         arrays=arrays_of(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
-        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns), **found},
+        facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
+        notes={FOUND: train.is_text and known is None, "features": list(train.features)},
     )
 
 

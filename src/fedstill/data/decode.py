@@ -37,6 +37,7 @@ class Split:
         is_text: whether the source has a class's name in place of its number, so that ``class_names`` are only those
             that occur, sorted.
         features: names of the columns of a table's vectors.
+        rounding: largest error of each column by the rounding to float32; None if there is none.
     """
 
     images: NDArray[Any]
@@ -45,6 +46,7 @@ class Split:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     is_text: bool = False
     features: tuple[str, ...] = ()
+    rounding: NDArray[np.float64] | None = None
 
     @property
     def texts(self) -> bool:
@@ -94,12 +96,12 @@ def from_table(
     table = _without_categories(_without_index(table, (image_column, label_column)))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
-    features: tuple[str, ...] = ()
+    table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
         records: NDArray[Any] = _decode(cells, table.num_rows, where, folder, fit)
-    elif (found := vectors.of_table(table, label_column, where)) is not None:
-        records, features = found
+    elif (table_of := vectors.of_table(table, label_column, where)) is not None:
+        records = table_of.vectors
     else:
         image_column = _text_column(table, label_column, image, where)
         records = np.array(table[image_column].to_pylist(), dtype=object)
@@ -111,9 +113,8 @@ def from_table(
         and not column.null_count
         and (pa.types.is_integer(column.type) or vectors.is_text(column.type))
     }
-    return Split(
-        images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text, features=features
-    )
+    split = Split(images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text)
+    return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
 
 
 def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "pa.Table":

@@ -66,10 +66,10 @@ def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict
             "needed, one for each record"
         )
     if records.ndim == 2 and records.dtype.kind in "biuf":
-        values: NDArray[Any] = vectors.of_array(records, where)
-    else:
-        values = _pixels(records, where)
-    return Split(values, labels.astype(np.int64), class_names, columns)
+        found = vectors.of_array(records, where)
+        rounding = vectors.rounding(records, found)
+        return Split(found, labels.astype(np.int64), class_names, columns, rounding=rounding)
+    return Split(_pixels(records, where), labels.astype(np.int64), class_names, columns)
 
 
 def _items(data: Dataset[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:

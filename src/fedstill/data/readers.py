@@ -263,7 +263,8 @@ def _npz_split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split:
     }
     numbers = labels.reshape(-1).astype(np.int64)
     if are_vectors:
-        return Split(vectors.of_array(images, where), numbers, columns=columns)
+        found = vectors.of_array(images, where)
+        return Split(found, numbers, columns=columns, rounding=vectors.rounding(images, found))
     images = images.reshape(*images.shape[:3], -1).transpose(0, 3, 1, 2)
     return Split(np.ascontiguousarray(images), numbers, columns=columns)
 

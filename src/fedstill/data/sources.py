@@ -117,9 +117,9 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
     )
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts["columns"])}
     scale = ("scale" if train.are_vectors else "normalisation",) * (known is None or known.normalisation is None)
-    measured = scale + _measured_classes(class_names, known, found=bool(entry.facts.get(FOUND)))
+    measured = scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND)))
     constant = str(entry.facts.get("constant", ""))
-    features = tuple(entry.facts.get("features", ()))
+    features = tuple(entry.notes.get("features", ()))
     return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant, features)
 
 
@@ -226,7 +226,7 @@ def _raw(source: "_Source", entry: cache.CacheEntry, fingerprint: str) -> Raw:
 
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
     names = tuple(entry.facts["class_names"])
-    measured = _measured_classes(names, source.known, found=bool(entry.facts.get(FOUND)))
+    measured = _measured_classes(names, source.known, found=bool(entry.notes.get(FOUND)))
     return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, measured)
 
 

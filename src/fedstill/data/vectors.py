@@ -1,7 +1,7 @@
 """Records that are vectors: rows of a table, or a list of numbers for each record; and the scale of their columns."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ def of_array(values: NDArray[Any], where: str, names: Sequence[str] = ()) -> NDA
 
     Raises:
         ValueError: there are too many columns or none, or a number is NaN, infinite or too large for float32; with its
-            record and column. Or float32 does not tell the numbers of a column apart.
+            record and column.
     """
     if not 1 <= values.shape[1] <= WIDEST:
         raise ValueError(
@@ -45,24 +45,41 @@ def of_array(values: NDArray[Any], where: str, names: Sequence[str] = ()) -> NDA
             f"record {row} of {where} has {values[row, column]} in {column_name(column, names)}; each value must be a "
             "finite number, so fill the gap or drop the record"
         )
-    if not np.can_cast(values.dtype, np.float32):
-        _check_rounding(values, vectors, where, names)
     return vectors
 
 
-def _check_rounding(values: NDArray[Any], vectors: NDArray[np.float32], where: str, names: Sequence[str]) -> None:
-    """Refuse a column whose differences float32 loses, such as seconds since 1970 within an hour."""
+def rounding(values: NDArray[Any], vectors: NDArray[np.float32]) -> NDArray[np.float64] | None:
+    """The largest error of each column of ``vectors``, which are ``values`` as float32; None if there can be none."""
+    if np.can_cast(values.dtype, np.float32):
+        return None
     error = np.zeros(values.shape[1])
     for exact, some in zip(_pieces(values), _pieces(vectors), strict=True):
-        error = np.maximum(error, np.abs(exact - some.astype(np.float64)).max(0))
-    mean, std = _moments(values)
-    lossy = np.flatnonzero((values != values[:1]).any(0) & (error > _LOSS * std))
+        error = np.maximum(error, np.abs(exact - some.astype(np.float64)).max(0, initial=0.0))
+    return error
+
+
+def check_rounding(
+    error: NDArray[np.float64], vectors: NDArray[np.float32], where: str, names: Sequence[str] = ()
+) -> None:
+    """Refuse a column whose differences float32 loses, such as seconds since 1970 within an hour.
+
+    Args:
+        error: the largest error of each column (`rounding`).
+        vectors: the train records.
+        where: name of the records for error messages.
+        names: names of the columns, if they have some.
+
+    Raises:
+        ValueError: there is such a column.
+    """
+    mean, std = _moments(vectors)
+    lossy = np.flatnonzero((vectors != vectors[:1]).any(0) & (error > _LOSS * std))
     if len(lossy):
         column = int(lossy[0])
         raise ValueError(
             f"{column_name(column, names)} of {where} has a standard deviation of {std[column]:.3g} around "
             f"{mean[column]:.6g}, which float32 rounds by up to {error[column]:.3g}; subtract a constant such as "
-            f"{mean[column]:.0f} from the column"
+            f"{mean[column]:.6g} from this column in all splits and at all sites, or drop it"
         )
 
 
@@ -71,8 +88,16 @@ def column_name(column: int, names: Sequence[str]) -> str:
     return f"column {names[column]!r}" if names else f"column {column}"
 
 
-def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]] | None:
-    """The vectors of an Arrow table, and the names of their columns; None if no column has numbers.
+class Table(NamedTuple):
+    """Vectors of a table, the names of their columns if it has a column for each number, and their `rounding`."""
+
+    vectors: NDArray[np.float32]
+    names: tuple[str, ...]
+    rounding: NDArray[np.float64] | None
+
+
+def of_table(table: "pa.Table", label: str, where: str) -> Table | None:
+    """The vectors of an Arrow table; None if no column has numbers.
 
     A vector is the row's list in the only column of lists. Without one, it has the numbers and booleans of all columns
     except ``label``, in the order of the table; texts are left out.
@@ -91,7 +116,9 @@ def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.floa
             "keep one of them"
         )
     if lists:
-        return of_array(_rows(table[lists[0]], f"column {lists[0]!r} of {where}"), where), ()
+        rows = _rows(table[lists[0]], f"column {lists[0]!r} of {where}")
+        found = of_array(rows, where)
+        return Table(found, (), rounding(rows, found))
     numeric = [name for name in names if _is_number(table.schema.field(name).type)]
     if not numeric:
         return None
@@ -109,7 +136,8 @@ def of_table(table: "pa.Table", label: str, where: str) -> tuple[NDArray[np.floa
                 f"column {name!r} of {where} has {column.null_count} gaps; fill them, or drop the records or the column"
             )
         values[:, i] = column.cast(pa.float64(), safe=False).to_numpy()
-    return of_array(values, where, numeric), tuple(numeric)
+    found = of_array(values, where, numeric)
+    return Table(found, tuple(numeric), rounding(values, found))
 
 
 def _is_number(kind: "pa.DataType") -> bool:

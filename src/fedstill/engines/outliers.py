@@ -25,7 +25,7 @@ def size(values: Mapping[str, Any], fields: Schema) -> float:
     """
     parts = [(f, _plain(values[f.name])) for f in fields if _is_measured(f)]
     named = [tensor for f, part in parts if f.like for tensor in part.values() if tensor.is_floating_point()]
-    others = [part for f, part in parts if not f.like and part.numel()]
+    others = [part for f, part in parts if not f.like and part.numel() and part.is_floating_point()]
     return max([math.hypot(*map(_norm, named)), *(_norm(tensor) / math.sqrt(tensor.numel()) for tensor in others)])
 
 
@@ -34,11 +34,7 @@ def _plain(part: Any) -> Any:
 
 
 def _is_measured(f: Field) -> bool:
-    return f.like is not None or _has_floats(f) and not f.is_released
-
-
-def _has_floats(f: Field) -> bool:
-    return f.is_tensor and any(dtype.startswith("float") for dtype in f.annotation.dtypes)
+    return f.like is not None or f.is_tensor and not f.is_released
 
 
 def _norm(tensor: Tensor) -> float:
@@ -49,7 +45,10 @@ def _norm(tensor: Tensor) -> float:
 def check_released(values: Mapping[str, Any], fields: Schema) -> None:
     """Raise `Refused` if a tensor of a private release has a magnitude above `LARGEST`."""
     for f in fields:
-        if f.is_released and _has_floats(f) and (tensor := _plain(values[f.name])).numel():
+        if not (f.is_released and f.is_tensor):
+            continue
+        tensor = _plain(values[f.name])
+        if tensor.is_floating_point() and tensor.numel():
             low, high = map(float, torch.aminmax(tensor))
             if (largest := max(-low, high)) > LARGEST:
                 raise Refused(f"field '{f.name}' has a value of magnitude {largest:.3g}; the limit is {LARGEST:g}")

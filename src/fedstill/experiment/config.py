@@ -21,16 +21,13 @@ from pydantic import (
 from typing_extensions import override
 
 from fedstill import methods
+from fedstill.privacy.events import LEAST_DELTA
 from fedstill.settings import Settings
 
 if TYPE_CHECKING:  # `fedstill run METHOD --help` imports no torch
     from fedstill.protocol import Method
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
-
-
-LEAST_DELTA = 1e-10
-"""The least delta of real noise: each number, drawn from 53 bits, adds up to 2^-54 to it (`fedstill.seeds.Entropy`)."""
 
 
 class Experiment(Settings):

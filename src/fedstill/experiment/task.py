@@ -207,7 +207,7 @@ def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[st
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"--class-names has {twice!r} twice; name each class once")
-    if data.class_names == tuple(map(str, range(len(data.class_names)))):
+    if sources.CLASSES[1] in data.measured:  # labels are numbers
         if len(names) < len(data.class_names):
             most = len(data.class_names)
             raise ValueError(f"--class-names has {len(names)} names, but the labels go up to {most - 1}; give {most}")

@@ -21,8 +21,9 @@ from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 def epsilon(events: Iterable[Event], delta: float, unit: Unit) -> float:
     """The epsilon of all ``events`` together at ``delta``; infinite if one of them is unbounded.
 
-    For ``unit`` "record", neighbours differ by one record that is added or removed, and noise multipliers are relative
-    to that sensitivity. For "label", they differ by one label that is replaced.
+    For ``unit`` "record", neighbours differ by one record that is added or removed; for "label", by one label that is
+    replaced. Noise multipliers are relative to the influence of one record that is added or removed, twice of which a
+    replaced label has.
 
     Raises:
         ValueError: ``delta`` is not in (0, 1), or an event has no accountant for this unit.
@@ -71,9 +72,10 @@ def _epsilon(events: tuple[Event, ...], delta: float, unit: Unit) -> float:
     from fedstill.privacy import loss_distributions  # imported here because it takes a second
 
     bounds = [loss_distributions.epsilon(merged, delta, unit)]  # of tiny losses mostly its own rounding
-    if len(merged) == sum(isinstance(event, Pure) for event in merged):
+    all_pure = all(isinstance(event, Pure) for event in merged)
+    if all_pure:
         bounds.append(pure)
-    if unit == "record" or not sampled:
+    if all_pure or unit == "record":  # the divergences of Gaussians are for a record that is added or removed
         bounds.append(_renyi_epsilon(merged, delta))
     return min(bounds)
 
@@ -219,7 +221,7 @@ class RdpFilter:
     def __init__(self, epsilon: float, delta: float, first: Event = _ON_ALL) -> None:
         _check_delta(delta)
         self._delta = delta
-        once = first.model_copy(update={"count": 1}) if isinstance(first, Gaussian) else _ON_ALL
+        once = _once(first)
         self.order, self.bound = max(
             ((order, _room(order, epsilon, delta)) for order in range(2, 1025)),
             key=lambda pair: pair[1] / renyi(once, pair[0]),
@@ -244,8 +246,17 @@ class RdpFilter:
         return sum(renyi(event, self.order) for event in merged)
 
 
-rdp_filter = lru_cache(maxsize=64)(RdpFilter)
-"""`RdpFilter`, cached by budget."""
+def rdp_filter(epsilon: float, delta: float, first: Event = _ON_ALL) -> RdpFilter:
+    """`RdpFilter`, cached by its arguments."""
+    return _filter(epsilon, delta, _once(first))
+
+
+def _once(first: Event) -> Gaussian:
+    """The step whose order a filter takes."""
+    return first.model_copy(update={"count": 1}) if isinstance(first, Gaussian) else _ON_ALL
+
+
+_filter = lru_cache(maxsize=1024)(RdpFilter)
 
 
 def _room(order: int, epsilon: float, delta: float) -> float:

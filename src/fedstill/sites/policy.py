@@ -10,6 +10,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from fedstill import lookup, methods, models, schema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
+from fedstill.privacy.events import LEAST_DELTA
 from fedstill.protocol import Method
 from fedstill.settings import Settings
 
@@ -29,7 +30,7 @@ class SitePolicy(Settings):
     """Allowed steps: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
     budget: PositiveFloat | None = None
     """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing."""
-    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    delta: Annotated[float, Ge(LEAST_DELTA), Lt(1)] = 1e-5
     """Delta of that epsilon, and the maximum delta of a run."""
     budget_per_run: PositiveFloat | None = None
     """Maximum epsilon, at ``delta``, of the releases of one run; None lets one run take the whole budget."""
@@ -136,6 +137,8 @@ class SitePolicy(Settings):
             )
         if spec.delta > self.delta:
             raise schema.Refused(f"the run's delta is {spec.delta:g}; the site's limit is {self.delta:g} (delta)")
+        if spec.delta < LEAST_DELTA and not spec.simulated_noise:
+            raise schema.Refused(f"the run's delta is {spec.delta:g}; real noise has tails to {LEAST_DELTA:g} only")
         public = (spec.public or "noise").partition(":")[0]
         if public.split("=")[0] != "noise" and public not in self.public:
             raise schema.Refused(f"the site has no public data '{schema.clean(public)}' (public)")

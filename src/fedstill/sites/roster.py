@@ -191,6 +191,7 @@ def remove(place: Path, client: int, flwr: Flwr) -> None:
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
     """Keep other commands from a change of the roster, from its reading to its writing."""
+    load(place)  # where there is no roster, no lock is left
     lock = FileLock(place.with_suffix(".lock"))
     try:
         lock.acquire(timeout=_PATIENCE)
