@@ -55,7 +55,9 @@ def start(site: SitePolicy, text: str, request: bytes, out: Path) -> int:
         return process
     try:
         digest = hashlib.sha256(answer(site, text, request)).hexdigest()
-        out.write_text(digest)
+        whole = out.with_suffix(".part")  # a kill between opening and writing would leave an empty file
+        whole.write_text(digest)
+        whole.replace(out)
     finally:
         os._exit(0)
 
