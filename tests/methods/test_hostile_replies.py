@@ -1,11 +1,16 @@
 """One client's well-formed but absurd reply ends nobody's run, neither at once nor when the run is resumed."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rogue import MAX, Change, counting, none, of, reasons, times
 
 from fedstill.data.sources import DataSet
+from fedstill.engines import outliers
+from fedstill.engines.client_evaluation import ConfusionReply
+from fedstill.methods.fedavg import Update
 
 HOSTILE: dict[tuple[str, str], tuple[Change, str]] = {
     ("fedsd2c", "no images"): (none, "at least 1 is needed"),
@@ -41,3 +46,10 @@ def test_a_client_without_labels_gives_no_images(change: Change, digits: DataSet
 @pytest.mark.parametrize(("name", "factor"), [("afl", 1e9), ("fedrd-records", 1e9), ("fedmd", 100.0), ("fedrd", 100.0)])
 def test_large_but_possible_numbers_are_used(name: str, factor: float, digits: DataSet, tmp_path: Path) -> None:
     assert reasons(name, times(factor), digits, tmp_path) == set()  # sums grow with a client's records
+
+
+def test_replies_of_whole_numbers_have_no_sizes() -> None:
+    """So the sizes of the last weights are kept over an evaluation, for the sentence on a model that is not finite."""
+    replies: Any = SimpleNamespace(clients=[0, 1])
+    assert outliers.sizes_of(replies, ConfusionReply.schema, {0: 0.0, 1: 0.0}) == {}
+    assert outliers.sizes_of(replies, Update.schema, {0: 3.0, 1: 0.0}) == {0: 3.0, 1: 0.0}

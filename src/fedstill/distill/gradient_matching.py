@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedstill.train.loop import has_batch_norms
+
 Distance = Literal["grouped", "mse", "cos", "convolutions"]
 """Distance between gradients, by `gradient_distance`."""
 _EPS = 1e-6
@@ -76,7 +78,7 @@ def real_gradient(
     whole batch goes through at once.
     """
     total: list[Tensor] | None = None
-    for chunk in torch.split(inputs, len(inputs) if _has_batch_norms(model) else _CHUNK):
+    for chunk in torch.split(inputs, len(inputs) if has_batch_norms(model) else _CHUNK):
         loss = _cross_entropy(model, chunk, label, "sum") / len(inputs)
         part = torch.autograd.grad(loss, parameters)
         if total is None:
@@ -125,14 +127,10 @@ def _cross_entropy(model: nn.Module, inputs: Tensor, label: int, reduction: str)
     try:
         logits = model(inputs)
     except ValueError as error:
-        if len(inputs) > 1 or not _has_batch_norms(model):
+        if len(inputs) > 1 or not has_batch_norms(model):
             raise
         raise ValueError(
             f"1 image of a class is too few for the batch norms of {type(model).__name__}, which need 2 values per "
             "channel; take --ipc 2, if clients have 2 records of each class, or a model without batch norms"
         ) from error
     return functional.cross_entropy(logits, labels, reduction=reduction)
-
-
-def _has_batch_norms(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -55,13 +55,14 @@ def check_released(values: Mapping[str, Any], fields: Schema) -> None:
 
 
 def sizes_of(replies: Replies[Any], fields: Schema, known: Mapping[int, float]) -> dict[int, float]:
-    """The size of each reply by client, ``known`` or from the journal; empty for replies without such fields."""
+    """The size of each reply by client, ``known`` or from the journal; empty for replies without measured numbers."""
     if not any(map(_is_measured, fields)):
         return {}
-    return {
+    found = {
         client: known[client] if client in known else size(vars(replies[i]), fields)
         for i, client in enumerate(replies.clients)
     }
+    return found if any(found.values()) else {}
 
 
 def too_large(sizes: Mapping[int, float]) -> dict[int, str]:

@@ -20,14 +20,13 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from fedstill.methods.averaging import weighted_mean
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
-from fedstill.train.loop import Diverged
+from fedstill.train.loop import Diverged, has_batch_norms
 from fedstill.train.sgd import SGD
 
 
@@ -57,7 +56,7 @@ class LDPFedAvg(Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         model = fed.new_model()  # w_0
-        if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        if has_batch_norms(model):
             raise ValueError(
                 "ldp-fedavg can't protect BatchNorm's running statistics, and a batch of one record has none, which "
                 "would tell how many a client has; take a model without BatchNorm, as convnet"

@@ -100,9 +100,14 @@ def run_epochs(
 def _batch_sizes(count: int, batch_size: int, model: nn.Module) -> list[int]:
     """Sizes of an epoch's batches; with batch norms, a last record that would be alone joins the batch before."""
     whole, rest = divmod(count, batch_size)
-    if rest == 1 and whole and any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if rest == 1 and whole and has_batch_norms(model):
         return [batch_size] * (whole - 1) + [batch_size + 1]
     return [batch_size] * whole + [rest] * (rest > 0)
+
+
+def has_batch_norms(model: nn.Module) -> bool:
+    """Whether the model has a batch norm, in any number of dimensions."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def _freeze_norms(model: nn.Module) -> None:
