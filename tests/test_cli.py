@@ -132,7 +132,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "twice.yaml"], "twice.yaml cannot be read as YAML: 'method' stands again in line 3; write it once"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
         (
-            ["run", "fedavg-p", "--data", "digits", "--mean", "2"],
+            ["run", "fedavg-p", "--data", "digits", "--public", "noise", "--mean", "2"],
             "--mean is 2.0, but the pixels of images lie in [0, 1]",
         ),
     ],
@@ -552,3 +552,6 @@ def test_a_comparison_is_refused_before_its_first_run_if_one_is_impossible(
     with pytest.raises(SystemExit):
         main(["compare", "fedavg", "fedmd", "--data", "digits", "--workers", "0", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists() and "fedmd gives every client its own model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "fedavg", "afl", "--data", "digits", "--workers", "0", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists() and "afl needs public images" in capsys.readouterr().err

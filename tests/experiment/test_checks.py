@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedstill import Experiment, FedAvg, Job, run
+from fedstill import Experiment, FedAvg, Job, methods, run
 from fedstill.experiment import checks
 from fedstill.experiment.dry_run import estimate
 from fedstill.experiment.run import spec_of
@@ -58,3 +58,12 @@ def test_a_run_and_a_dry_run_say_it(tmp_path: object, caplog: pytest.LogCaptureF
         with caplog.at_level(logging.WARNING, "fedstill"):
             start(job)  # type: ignore[operator]
         assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in methods.TABLE if methods.find(name).needs_public])
+def test_a_method_that_needs_public_records_is_refused_before_anything_is_done(name: str) -> None:
+    kind = methods.find(name)
+    experiment = TASK.model_copy(update={"local_test": 0.2 if kind.personal else 0.0})
+    with pytest.raises(ValueError, match=f"^{name} needs public .*--public, as --public (noise|held=1000)$"):
+        checks.check_job(Job(experiment, kind(), "unused"))
+    checks.check_job(Job(experiment.model_copy(update={"public": "held=9"}), kind(), "unused"))

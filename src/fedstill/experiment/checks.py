@@ -12,7 +12,7 @@ from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.convnet import ConvNet
-from fedstill.protocol import returns_run_model
+from fedstill.protocol import public_images, returns_run_model
 
 _log = logging.getLogger(__name__)
 _OTHER_METHODS = (
@@ -43,6 +43,7 @@ def check_job(job: Job) -> None:
         )
     if experiment.local_test and not returns_run_model(kind):
         raise ValueError(f"{job.name} ends with a network that only the server can evaluate; leave --local-test out")
+    _check_public(job)
     if (experiment.workers or experiment.engine == "flower") and not is_importable(job):
         raise ValueError(
             f"{job.name} or its model is defined where other processes cannot import it (a notebook's cell, say); move "
@@ -63,6 +64,17 @@ def _check_losses(experiment: Experiment) -> None:
             f"--slow is {experiment.slow:g}, which leaves {left} of {experiment.clients} clients, but --min-clients is "
             f"{experiment.min_clients}; lower one of them"
         )
+
+
+def _check_public(job: Job) -> None:
+    """Refuse a run without the public records that its method needs, which the method would only at the server."""
+    if job.experiment.public is None:
+        if type(job.method).needs_public == "labelled":
+            raise ValueError(
+                f"{job.name} needs public records with labels; name some with --public, as --public held=1000"
+            )
+        if type(job.method).needs_public:
+            public_images(None, job.name)
 
 
 def _check_features(job: Job) -> None:

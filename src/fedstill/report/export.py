@@ -162,7 +162,7 @@ def latex_text(records: Sequence[RunRecord]) -> str:
 
     A table that is still wider is reduced to the page's width.
     """
-    text = "% \\usepackage{booktabs, graphicx}\n"
+    text = "% \\usepackage{booktabs, graphicx}\n% pdfLaTeX has Latin letters only; for names in others take LuaLaTeX\n"
     for task in group(records):
         words = tables.text_columns(task)
         top = tables.headings(task)
