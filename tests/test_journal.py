@@ -37,6 +37,23 @@ def test_a_crash_between_a_reply_and_its_line_loses_no_bytes(tmp_path: Path) -> 
     assert journal.bytes_up == 8
 
 
+def test_every_message_counts_even_if_a_client_is_asked_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for reply in (b"first", b"second!"):
+        journal.count_sent(0, 1, 10)
+        journal.count_sent(0, 2, 10)
+        journal.store_refusal(0, Refusal(2, "update", None, "bad"), 3)
+        journal.forget_refusals(0, "update")
+        journal.store_reply(0, "update", 1, reply)
+        journal.refuse_reply(0, Refusal(1, "update", None, "too large"))  # the same message
+        journal.forget_refusals(0, "update")
+    journal.store_reply(0, "update", 2, b"good")
+    journal.flush()
+    for opened in (journal, Journal(tmp_path)):
+        opened.replies_to(0, "update", size=10)
+        assert (opened.bytes_down, opened.bytes_up) == (40, 5 + 7 + 2 * 3 + 4)
+
+
 def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.count_sent(0, 1, 10)

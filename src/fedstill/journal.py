@@ -106,8 +106,9 @@ class Journal:
         """Count the bytes of a request; a request that is sent again after a crash counts twice."""
         self._line(exchange=exchange, client=client, down=size)
 
-    def _received(self, exchange: int, client: int, size: int) -> None:
-        if size and (exchange, client) not in self._crossed["up"]:
+    def _count_received(self, exchange: int, client: int, size: int) -> None:
+        """Count the bytes of a reply, used or not; those of a client that is asked again count twice."""
+        if size:
             self._line(exchange=exchange, client=client, up=size)
 
     def _line(self, **counts: int) -> None:
@@ -153,6 +154,7 @@ class Journal:
 
     def store_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
         """Store a reply that passed its checks. Small replies are written in the background until `flush`."""
+        self._count_received(exchange, client, len(reply))
         place = self._place(exchange, step) / f"{client:05d}.reply"
         label = _label(exchange, step, client)
         if len(reply) > _SMALL:
@@ -161,7 +163,6 @@ class Journal:
             if len(self._writing) == _PENDING:
                 self._writing.popleft().result()
             self._writing.append(self._writers.submit(files.write_checked, place, reply, label))
-        self._received(exchange, client, len(reply))
 
     def flush(self) -> None:
         """Wait until every reply is on the disk; raise the first error of a background write."""
@@ -171,9 +172,12 @@ class Journal:
 
     def store_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
         """Store the reason why a reply is not used, and count the reply's ``size`` in bytes."""
+        self._count_received(exchange, refusal.client, size)
+        self._write_refusal(exchange, refusal, size)
+
+    def _write_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
         place = self._place(exchange, refusal.step) / f"{refusal.client:05d}.refused"
         files.write_json(place, {**vars(refusal), "bytes": size})
-        self._received(exchange, refusal.client, size)
 
     def refuse_reply(self, exchange: int, refusal: Refusal) -> None:
         """Replace a stored reply by the reason why it is not used after all."""
@@ -181,7 +185,7 @@ class Journal:
         place = self._place(exchange, refusal.step) / f"{refusal.client:05d}.reply"
         size = files.checked_size(place)
         place.unlink()  # first: after a crash in between, the client is asked again
-        self.store_refusal(exchange, refusal, size)
+        self._write_refusal(exchange, refusal, size)
 
     def read_reply(self, exchange: int, step: str, client: int) -> bytearray:
         """A stored reply; raises `Damaged` if its checksum differs, as that of another client's or request's reply."""
@@ -225,16 +229,17 @@ class Journal:
         clients = sorted(client for client in stored if asked is None or client in asked)
         refusals = []
         for f in sorted(place.glob("*.refused")):
-            refusal, size = self._read_refusal(f)
+            refusal, refused = self._read_refusal(f)
             if asked is not None and refusal.client not in asked:
                 continue
             refusals.append(refusal)
-            self._received(exchange, refusal.client, size)
-        for client in clients:  # after a crash between a reply and its line in the meter, or the loss of last lines
+            if (exchange, refusal.client) not in self._crossed["up"]:
+                self._count_received(exchange, refusal.client, refused)
+        for client in clients:  # after a crash that lost the last lines of the meter
             if size and (exchange, client) not in self._crossed["down"]:
                 self.count_sent(exchange, client, size)
             if (exchange, client) not in self._crossed["up"]:
-                self._received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
+                self._count_received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
         return clients, refusals
 
     def _read_refusal(self, place: Path) -> tuple[Refusal, int]:

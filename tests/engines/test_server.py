@@ -11,14 +11,17 @@ import torch
 from doubles import Killed, Mortal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rogue import Rogue
 from small import Probe, federation, run, site, spec_of, weights, world
 
 from fedstill import files, wire
+from fedstill.engines import checkpoint
 from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.transport import Arrival, Watcher
 from fedstill.journal import Journal
 from fedstill.methods.dense import Dense
+from fedstill.methods.fedavg import FedAvg
 
 
 class Canned:
@@ -341,6 +344,43 @@ def test_a_failed_exchange_asks_again_at_the_next_start(good: bytes, digits: Any
     with pytest.raises(TooFewReplies):
         ask([b"too late"], digits, tmp_path, min_clients=None)
     assert len(ask([good], digits, tmp_path, min_clients=None)[0]) == 1
+
+
+def test_a_reply_counts_even_if_another_follows_it(good: bytes, digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(TooFewReplies):
+        ask([good, b"x" * 1000], digits, tmp_path, min_clients=None)
+    _, fed = ask([good, good], digits, tmp_path, min_clients=None)
+    assert fed.journal.bytes_up == len(good) + 1000 + len(good)
+
+
+def test_a_negative_variance_is_refused(digits: Any, tmp_path: Path) -> None:
+    def negative(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: -value if name.endswith("running_var") else value for name, value in tensors.items()}
+
+    here = world(
+        FedAvg(rounds=1), digits, tmp_path, 3, transport=lambda s: Rogue(Inline(s), negative), min_clients=1,
+        model="convnet:norm=batch,width=4,depth=1",
+    )  # fmt: skip
+    here.spec.method.server(here.federation)
+    (refusal,) = here.federation.journal.refusals()
+    assert refusal.client == 0 and "has the variance -" in refusal.reason
+
+
+def test_epochs_go_on_in_a_later_round(digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY", 0)
+
+    def work(fed: ServerFederation, dies: bool) -> Iterator[tuple[int, int]]:
+        model = fed.new_model()
+        for round in fed.rounds(3, model):
+            for epoch in fed.epochs(3, model):
+                yield round.number, epoch
+                if dies and (round.number, epoch) == (2, 3):
+                    raise Killed
+
+    with pytest.raises(Killed):
+        list(work(world(Probe(), digits, tmp_path).federation, True))
+    left = list(work(world(Probe(), digits, tmp_path).federation, False))
+    assert left == [(2, 3), (3, 1), (3, 2), (3, 3)]
 
 
 def test_requests_are_counted_when_they_leave(digits: Any, tmp_path: Path) -> None:

@@ -73,6 +73,18 @@ def test_kinds_are_not_added_up_with_the_exact_sum_of_one() -> None:
     assert not admits([Unbounded(reason="none")], one, 1.0, 1e-5)
 
 
+@pytest.mark.parametrize(("sampling", "epsilon", "share", "count"), [(1.0, 4.0, 1e-5, 10), (0.5, 2.0, 1.0, 100)])
+def test_the_first_release_alone_chooses_the_order(sampling: float, epsilon: float, share: float, count: int) -> None:
+    """Were it the last, an adversary could choose the order by what the releases before have told.
+
+    Beside the exact filter for noise on all records, this filter has ``share`` of delta.
+    """
+    first = Gaussian(noise_multiplier=5.0, sampling=sampling)
+    later = Gaussian(noise_multiplier=1.0, sampling=0.01, count=count)
+    assert accounting.rdp_filter(epsilon, 1e-5 * share, later).allows([first, later])
+    assert not admits([first, later], first, epsilon, 1e-5)
+
+
 def test_a_replaced_label_is_a_record_removed_and_one_added() -> None:
     assert for_replaced_labels(Gaussian(noise_multiplier=4.0, count=3)) == [Gaussian(noise_multiplier=2.0, count=3)]
     # on samples: at least what the exact accountant says

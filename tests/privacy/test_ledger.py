@@ -140,6 +140,7 @@ def test_adaptive_noise_goes_through_a_filter(tmp_path: Path) -> None:
 def test_the_guarantee_is_that_of_the_client_who_spent_most() -> None:
     two = Gaussian(noise_multiplier=accounting.gaussian_noise(2.0, 1e-5))
     found = guarantee.derive([], {0: [entry(ONE)], 1: [entry(two)], 2: []}, 1e-5)
+    assert guarantee.derive([], {0: [entry(two)], 1: [entry(ONE)]}, 1e-5).epsilon == found.epsilon
     assert found.holds
     assert found.unit == "record"
     assert found.epsilon == pytest.approx(2.0, rel=1e-3)
