@@ -1,5 +1,6 @@
 """Evaluation of models on labelled records: outputs, predictions, accuracies, confusion tables."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -9,6 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from fedstill.records import Records, Trainable
+from fedstill.weights import content_digest
 
 
 def predictions(model: nn.Module, records: Trainable, batch_size: int = 256) -> Int64[Tensor, " n"]:
@@ -59,6 +61,21 @@ def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int6
     predicted = predictions(model, records, batch_size)
     cells = records.labels.to(predicted.device) * records.num_classes + predicted
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
+
+
+class LastConfusion:
+    """`confusion` of models on the same records, computed anew only if the model or its weights are not the last's."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._last: tuple[weakref.ref[nn.Module], str, Tensor] | None = None
+
+    def __call__(self, model: nn.Module) -> Int64[Tensor, "classes classes"]:
+        """Counts by true (row) and predicted class (column), ``(num_classes, num_classes)``; on the model's device."""
+        digest = content_digest(model)
+        if self._last is None or self._last[0]() is not model or self._last[1] != digest:
+            self._last = weakref.ref(model), digest, confusion(model, self._records)
+        return self._last[2].clone()
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Named tensors of a model: reading them, also from files, and copying them into another model."""
 
+import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,15 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """The model's trainable parameters by name, detached."""
     return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def content_digest(model: nn.Module) -> str:
+    """SHA-256 of the model's layers, as their ``repr`` shows them, and of all parameters and buffers."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import avg_pool2d, max_pool2d
 
 from fedstill import models
+from fedstill.models.convnet import AvgPool2
 from fedstill.models.pooling import max_pool2
 from fedstill.seeds import isolated
 
@@ -287,3 +288,13 @@ def test_the_feature_width_is_read_off_without_a_trace() -> None:
     model.train()
     models.feature_width(model, DIGITS)
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("side", [(8, 8), (7, 9), (2, 3)])
+def test_average_pooling_has_pytorch_s_gradients(side: tuple[int, int]) -> None:
+    x = torch.randn(3, 2, *side, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    own, other = AvgPool2()(x), avg_pool2d(x, 2)
+    torch.testing.assert_close(own, other)  # sums of four in another order
+    weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
+    (gradient,), (expected,) = (torch.autograd.grad((weights * out).sum(), x) for out in (own, other))
+    assert torch.equal(gradient, expected)  # a quarter of the output's, in both

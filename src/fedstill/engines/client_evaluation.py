@@ -22,7 +22,7 @@ class ConfusionReply(Reply):
 def judge(self: Method, client: Client, shared: Shared) -> ConfusionReply:
     """Evaluate the client's model on its own test records."""
     model = self.personal_model(client, shared)
-    return ConfusionReply(confusion=confusion(model, client.test, client.test.num_classes).cpu())
+    return ConfusionReply(confusion=confusion(model, client.test).cpu())
 
 
 EVALUATE = Step(judge)  # its name crosses to the sites, and stands in their policies

@@ -23,7 +23,7 @@ from fedstill.engines.reply_checks import check
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Transport, Watcher
 from fedstill.errors import FedstillError
-from fedstill.evaluate import accuracies, confusion
+from fedstill.evaluate import LastConfusion, accuracies
 from fedstill.journal import EVALUATIONS, Journal, Refusal
 from fedstill.privacy.events import Event, Unit
 from fedstill.privacy.guarantee import Guarantee
@@ -93,6 +93,7 @@ class ServerFederation(Federation):
         self._transport = transport
         self._transport.tell = None if watcher is None else watcher.working
         self._test = test.to(device)
+        self._confusion = LastConfusion(self._test)
         self._keep_replies = keep_replies
         self._evaluate_every = evaluate_every
         self._watcher = watcher or Watcher()
@@ -273,12 +274,13 @@ class ServerFederation(Federation):
         return self._round is None or not self._round % self._evaluate_every or self._round == self.num_rounds
 
     def evaluate_model(self, model: nn.Module) -> EvaluationResult:
-        """Evaluate ``model``; where clients do, reuse the last result for the same model if no request followed it.
+        """Evaluate ``model``, or reuse the last result if it is of the same model with the same weights.
 
-        A request may change the clients' states, and with them their own models.
+        Where clients evaluate, a request since then forbids that: it may change their states, and with them their own
+        models.
         """
         if not self._local_test:
-            return EvaluationResult(confusion(model, self._test, self.num_classes).cpu())
+            return EvaluationResult(self._confusion(model).cpu())
         shared = shared_part(self.spec.method, model)
         digest = hashlib.sha256(wire.pack(shared, {})).hexdigest()
         last, last_digest, result = self._last_evaluation or (0, "", None)

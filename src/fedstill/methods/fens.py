@@ -96,14 +96,15 @@ class FENS(Method):
         weights = state(head)  # live tensors of the aggregator
         moments = first_moments(weights)
         sizes = {"inputs": len(networks) * fed.num_classes, "units": len(networks) * self.hidden}
+        stacked = StackedModel(networks, head)
         for round in fed.rounds(self.rounds, head, moments):  # phase 2: FedAdam on the aggregator alone
             replies = fed.ask(self.improve, ready, exactly=sizes, head=Head(**_fields(weights)))
             change = weighted_mean((reply.num_records, _named(reply)) for reply in replies)
             self.optimiser.step(weights, moments, change)
             if round.number == self.rounds:
                 others = ensemble_accuracies(fed, Teachers(networks), None)
-                round.log(accuracy=fed.evaluate(StackedModel(networks, head)), **others)
-        return StackedModel(networks, head)
+                round.log(accuracy=fed.evaluate(stacked), **others)
+        return stacked
 
     @step
     def train(self, client: Client) -> Trained:

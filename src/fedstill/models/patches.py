@@ -22,6 +22,8 @@ _RIDGE = 0.1
 """Constant added to the variances of normalised patches before whitening."""
 _SAMPLES = 100
 """Public patches for each centroid."""
+_TOGETHER = 8
+"""Images whose patches are normalised at a time: few, for the CPU's cache."""
 _PASSES = 20
 """Largest number of passes of k-means over the patches."""
 
@@ -108,18 +110,27 @@ class Patches(nn.Module):
         weights = self.whitening @ self.centroids.T
         lengths = (self.centroids**2).sum(1)
         if torch.compiler.is_compiling():  # an exported program takes any number of images
-            active = self._active(x, weights, lengths).view(x.shape[0], -1, self.centroids.shape[0])
+            active = self._active(self._patches(x), weights, lengths).view(x.shape[0], -1, self.centroids.shape[0])
             sums: Tensor = (self.cells @ active).flatten(1)
             return sums
-        rows = [(self.cells @ self._active(image[None], weights, lengths)).flatten() for image in x]
-        return torch.stack(rows) if rows else x.new_zeros(0, self.classifier.in_features)
+        if not len(x):
+            return x.new_zeros(0, self.classifier.in_features)
+        rows = []
+        for some in torch.split(x, _TOGETHER):
+            for patches in torch.split(self._patches(some), self.cells.shape[1]):
+                own = patches.clone()  # in memory of its own, since matrix products may look at the alignment
+                rows.append((self.cells @ self._active(own, weights, lengths)).flatten())
+        return torch.stack(rows)
+
+    def _patches(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n*places values"]:
+        """The normalised and centred patches of all images; the bits of an image's do not depend on the others."""
+        columns = unfold(x, self.side, stride=self.stride)
+        return _normalised(columns.transpose(1, 2).flatten(0, 1).contiguous()) - self.centre
 
     def _active(
-        self, x: Float[Tensor, "n c h w"], weights: Tensor, lengths: Tensor
-    ) -> Float[Tensor, "n*places centroids"]:
-        """The activations of all patches of all images."""
-        columns = unfold(x, self.side, stride=self.stride)
-        patches = _normalised(columns.transpose(1, 2).flatten(0, 1).contiguous()) - self.centre
+        self, patches: Float[Tensor, "m values"], weights: Tensor, lengths: Tensor
+    ) -> Float[Tensor, "m centroids"]:
+        """The activations of patches."""
         own = (patches @ self.whitening).square().sum(1, keepdim=True)
         distances = torch.addmm(lengths, patches, weights, alpha=-2).add_(own).clamp_min_(0).sqrt_()
         return (distances.mean(1, keepdim=True) - distances).clamp_min_(0)
