@@ -18,6 +18,7 @@ from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.journal import Journal, Refusal
+from fedstill.runs import formats
 from fedstill.runs.folder import RunFolder
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
@@ -38,10 +39,11 @@ def read_job(run: Path, out: Path, command: str) -> Job:
     try:
         name = str(settings.pop("name"))
         return Job(Experiment(**content.experiment), name, methods.find(name)(**settings), out, content.label, command)
-    except ValidationError as error:
-        raise ValueError(f"{folder.config}: {config.sentence(error)}") from error
     except KeyError as error:
         raise folder.damaged(folder.config, f"it lacks {error}") from error
+    except ValueError as error:  # a method or a setting that this version does not know
+        words = f"{folder.config}: {config.sentence(error)}" if isinstance(error, ValidationError) else str(error)
+        raise formats.of_newer(run, folder.config, words) or ValueError(words) from error
 
 
 def read_simulated(run: Path, command: str) -> Job:
