@@ -1,7 +1,8 @@
 """The format of a run's folder, and the versions of fedstill that wrote one.
 
-``config.json`` and ``summary.json`` have the number ``format``; without it, it is 1. The number covers the journal too.
-It rises where an older version could not read a folder or would read it wrongly, not where a file gains a value.
+``config.json`` and ``summary.json`` have the number ``format``; without it, it is 1. The number covers the journal too,
+whose replies ``--without`` and ``--replies`` take from finished runs of the same format by any version. It rises where
+an older version could not read a folder or would read it wrongly, not where a file gains a key.
 """
 
 import json
