@@ -44,6 +44,19 @@ def check_format(place: Path, number: object, newest: int, writer: str | None = 
         )
 
 
+def without_format(
+    content: Mapping[str, Any], place: Path, newest: int = 1, writer: str | None = None
+) -> dict[str, Any]:
+    """The content of a file without its number ``format``, which is 1 where it is missing.
+
+    Raises:
+        NewerFormat: the number is above ``newest``, as in `check_format`.
+        Damaged: it is no number from 1; one sentence.
+    """
+    check_format(place, content.get("format", 1), newest, writer)
+    return {name: value for name, value in content.items() if name != "format"}
+
+
 def write_bytes(path: Path, *parts: bytes) -> None:
     """Write ``parts``, concatenated, to ``path``; a crash at any moment leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -297,7 +297,7 @@ def test_an_extension_needs_the_version_of_the_run_and_leaves_no_folder(away: Pa
     of_version(tmp_path / "run", "0.0.1")
     (away / "2").unlink()
     with pytest.raises(
-        ValueError, match=r"is of fedstill 0.0.1, and this is .*, so install fedstill 0.0.1, or run anew"
+        ValueError, match="is of fedstill 0.0.1, and this is .*, so install fedstill 0.0.1"
     ):
         extended(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()

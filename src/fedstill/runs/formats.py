@@ -28,8 +28,7 @@ def checked(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
         Damaged: the format is no number from 1; one sentence.
     """
     writer = content.get("version")
-    files.check_format(file, content.get("format", 1), FORMAT, writer if isinstance(writer, str) else None)
-    return {key: value for key, value in content.items() if key != "format"}
+    return files.without_format(content, file, FORMAT, writer if isinstance(writer, str) else None)
 
 
 def of_newer(run: Path, file: Path, problem: object) -> files.NewerFormat | None:
