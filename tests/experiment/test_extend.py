@@ -296,8 +296,6 @@ def test_an_extension_needs_the_version_of_the_run_and_leaves_no_folder(away: Pa
     run(job(tmp_path / "run"))
     of_version(tmp_path / "run", "0.0.1")
     (away / "2").unlink()
-    with pytest.raises(
-        ValueError, match="is of fedstill 0.0.1, and this is .*, so install fedstill 0.0.1"
-    ):
+    with pytest.raises(ValueError, match="is of fedstill 0.0.1, and this is .*, so install fedstill 0.0.1"):
         extended(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
