@@ -18,6 +18,45 @@ class Damaged(InputError):
     """A file's content fails its check; the text names the file and a remedy."""
 
 
+class NewerFormat(Damaged):
+    """A file was written by a newer version of fedstill, which can read it; nothing is wrong with it."""
+
+
+def check_format(place: Path, number: object, newest: int, writer: str | None = None) -> None:
+    """Refuse what is in ``place`` if its format has a ``number`` above ``newest``, the last that this version reads.
+
+    Args:
+        place: the file or folder.
+        number: the number in it; anything else than a number from 1 is refused too.
+        newest: the last format that this version reads; the first is 1.
+        writer: the version of fedstill that wrote it, if it says so.
+
+    Raises:
+        NewerFormat: the number is above ``newest``; one sentence.
+        Damaged: it is no number from 1; one sentence.
+    """
+    if type(number) is not int or number < 1:
+        raise Damaged(f"{place} has the format {number!r:.80}; it must be a number from 1 to {newest}")
+    if number > newest:
+        remedy = f"fedstill {writer} or a newer one" if writer else "the newer fedstill that wrote it"
+        raise NewerFormat(
+            f"{place} has the format {number}; this fedstill reads formats up to {newest}, so install {remedy}"
+        )
+
+
+def without_format(
+    content: Mapping[str, Any], place: Path, newest: int = 1, writer: str | None = None
+) -> dict[str, Any]:
+    """The content of a file without its number ``format``, which is 1 where it is missing.
+
+    Raises:
+        NewerFormat: the number is above ``newest``, as in `check_format`.
+        Damaged: it is no number from 1; one sentence.
+    """
+    check_format(place, content.get("format", 1), newest, writer)
+    return {name: value for name, value in content.items() if name != "format"}
+
+
 def write_bytes(path: Path, *parts: bytes) -> None:
     """Write ``parts``, concatenated, to ``path``; a crash at any moment leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from typing import Any
 import late
 import pytest
 
+import fedstill
 from fedstill.cli import main
 from fedstill.experiment import extend, reuse
 from fedstill.experiment.config import Experiment
@@ -267,3 +268,34 @@ def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pyt
         assert told in capsys.readouterr().err
     main(["run", "--without", "--help"])
     assert "usage: fedstill run --without CLIENT RUN" in capsys.readouterr().out
+
+
+def of_version(run: Path, version: str) -> None:
+    """Let another version of fedstill have written a run."""
+    for name in ("config.json", "summary.json"):
+        (run / name).write_text(json.dumps({**json.loads((run / name).read_text()), "version": version}))
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "0.1.99"])
+def test_a_client_is_left_out_of_a_run_of_another_version(
+    version: str, away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise an upgrade would take away the right to withdraw."""
+    run(job(tmp_path / "run"))
+    left_out(tmp_path / "run", 1, tmp_path / "same")
+    of_version(tmp_path / "run", version)
+    main(["run", "--without", "1", str(tmp_path / "run"), "--quiet"])
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("same", "run-without-1")]
+    assert models[0] == models[1]
+    content = json.loads((tmp_path / "run-without-1" / "config.json").read_text())
+    assert content["version"] == fedstill.__version__ and content["answers"] == str(tmp_path / "run")
+
+
+def test_an_extension_needs_the_version_of_the_run_and_leaves_no_folder(away: Path, tmp_path: Path) -> None:
+    (away / "2").touch()
+    run(job(tmp_path / "run"))
+    of_version(tmp_path / "run", "0.0.1")
+    (away / "2").unlink()
+    with pytest.raises(ValueError, match="is of fedstill 0.0.1, and this is .*, so install fedstill 0.0.1"):
+        extended(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ from typing import Any
 import method_settings
 import pytest
 
+import fedstill
 from fedstill import methods
 from fedstill.cli import main
 from fedstill.engines.site import Site
@@ -14,6 +15,7 @@ from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
+from fedstill.runs.folder import RunFolder
 
 TASK = {"data": "digits", "clients": 2, "limit": 80, "model": "convnet:width=8,depth=2", "workers": 0}
 SERVER: dict[str, dict[str, Any]] = {
@@ -300,13 +302,45 @@ def test_what_would_ask_real_sites_again_is_refused_before_it_begins(
     assert not (tmp_path / "other").exists()
 
 
-def test_replies_of_another_version_are_refused(tmp_path: Path) -> None:
+def of_version(run: Path, version: str, **more: Any) -> None:
+    """Let another version of fedstill have written a run."""
+    for name in ("config.json", "summary.json"):
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps({**content, "version": version, **more}))
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "99.0.0"])
+def test_replies_of_another_version_serve_if_the_format_is_the_same(version: str, tmp_path: Path) -> None:
+    first, other = job("real", tmp_path / "first"), job("real", tmp_path / "other", training={"epochs": 1})
+    run(first)
+    of_version(first.out, version)
+    run(reuse.repeat(first.out, other))
+    run(other.replace(out=tmp_path / "alone"))
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("other", "alone")]
+    assert models[0] == models[1]
+    begun = RunFolder(other.out).read_config()
+    assert begun.version == RunFolder(other.out).read_summary().version == fedstill.__version__
+    of_version(other.out, version)  # a run in progress stays with the version that began it
+    (other.out / "summary.json").unlink()
+    with pytest.raises(ValueError, match=f"was begun with version {version}"):
+        run(other)
+
+
+def test_replies_of_another_format_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     first = job("real", tmp_path / "first")
     run(first)
-    config = json.loads((first.out / "config.json").read_text())
-    (first.out / "config.json").write_text(json.dumps({**config, "version": "0.0.1"}))
-    with pytest.raises(ValueError, match="is of fedstill 0.0.1, and this is"):
+    of_version(first.out, "99.0.0", format=2)
+    with pytest.raises(ValueError, match=r"has the format 2; .*install fedstill 99.0.0"):
         reuse.repeat(first.out, job("real", tmp_path / "other", training={"epochs": 1}))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_comparison_asks_anew_after_a_change_of_version(tmp_path: Path) -> None:
+    first = job("real", tmp_path / "first")
+    run(first)
+    of_version(first.out, "0.0.1")
+    reuse.prepare(job("real", tmp_path / "other", training={"epochs": 1}), [first.out])
+    assert not (tmp_path / "other").exists()
 
 
 def test_settings_that_are_valid_together_only_are_taken_together() -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,18 @@ def test_an_unfinished_or_damaged_run_says_so_in_a_sentence(tmp_path: Path) -> N
         place.write_bytes(b"")
     place.write_bytes(whole)
     assert load_model(tmp_path).shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("change", [{"name": "fedtomorrow"}, {"tomorrow": 1}])
+def test_a_method_of_a_newer_version_names_that_version(change: dict[str, Any], tmp_path: Path) -> None:
+    made(tmp_path)
+    place = tmp_path / "config.json"
+    config = json.loads(place.read_text())
+    config["method"] |= change
+    place.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"no method 'fedtomorrow'|tomorrow is not a setting") as told:
+        load_model(tmp_path)
+    assert "written by" not in str(told.value)
+    place.write_text(json.dumps({**config, "version": "1.1.0"}))
+    with pytest.raises(ValueError, match=r"was written by fedstill 1.1.0, .*tomorrow.*; install fedstill 1.1.0 or"):
+        load_model(tmp_path)

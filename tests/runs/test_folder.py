@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.files import Damaged
+import fedstill
+from fedstill import read_run
+from fedstill.files import Damaged, NewerFormat
 from fedstill.records import Normalisation, Records
 from fedstill.report import guarantees
 from fedstill.runs.folder import RunFolder
+from fedstill.runs.listing import entry
 
 SUMMARY = {
     "method": "fedgm",
@@ -132,3 +135,48 @@ def test_pictures_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> N
     assert place.stat().st_size < 10**6
     with pytest.raises(ValueError, match="it unpacks to more than 256 MiB"):
         RunFolder(tmp_path).read_images()
+
+
+def wrote(folder: RunFolder, version: str, **changes: object) -> None:
+    """A run of some version, with changes of its summary."""
+    folder.write_config({"experiment": {}, "method": {}, "label": "x", "version": version})
+    folder.summary.write_text(json.dumps({**SUMMARY, "version": version, **changes}))
+
+
+def test_a_folder_of_a_newer_format_is_neither_damaged_nor_to_be_deleted(folder: RunFolder) -> None:
+    for file, read in ((folder.config, folder.read_config), (folder.summary, folder.read_summary)):
+        wrote(folder, "1.1.0")
+        read()
+        content = json.loads(file.read_text())
+        for more in ({}, {"label": ["a", "b"], "method": 3}):
+            file.write_text(json.dumps({**content, **more, "format": 2}))
+            with pytest.raises(NewerFormat) as refused:
+                read()
+            remedy = "this fedstill reads formats up to 1, so install fedstill 1.1.0 or a newer one"
+            assert str(refused.value) == f"{file} has the format 2; {remedy}"
+    assert entry(folder.path).state == "newer"
+    with pytest.raises(ValueError, match="has the format 2") as told:
+        read_run(folder.path)
+    assert "delete" not in str(told.value) and "damaged" not in str(told.value)
+
+
+def test_a_value_of_a_newer_version_is_no_damage(folder: RunFolder) -> None:
+    wrote(folder, "1.1.0", guarantee={**SUMMARY["guarantee"], "unit": "group"})  # type: ignore[dict-item]
+    folder.partition.write_text("{}")
+    for read in (folder.read_summary, lambda: folder.read_partition(2)):
+        with pytest.raises(NewerFormat, match=r"was written by fedstill 1.1.0, .*; install fedstill 1.1.0 or") as told:
+            read()
+        assert "delete" not in str(told.value) and "damaged" not in str(told.value)
+    for version in ("0.0.9", fedstill.__version__, "x", None):
+        wrote(folder, version, guarantee={"unit": "group"})  # type: ignore[arg-type]
+        with pytest.raises(Damaged, match="is damaged .*; delete"):
+            folder.read_summary()
+
+
+@pytest.mark.parametrize("number", [0, -1, "2", None, True, 1.5])
+def test_a_format_is_a_number_from_1(number: object, folder: RunFolder) -> None:
+    wrote(folder, "0.1.0")
+    assert json.loads(folder.config.read_text())["format"] == 1
+    folder.config.write_text(json.dumps({**json.loads(folder.config.read_text()), "format": number}))
+    with pytest.raises(Damaged, match="it must be a number from 1 to 1"):
+        folder.read_config()

@@ -10,6 +10,7 @@ import torch
 
 from fedstill.cli import main
 from fedstill.privacy import accounting
+from fedstill.sites import log, verify
 from fedstill.sites.ledger import create_ledger, open_ledger
 from fedstill.sites.opacus import read
 
@@ -132,3 +133,65 @@ def test_a_history_of_full_batches_that_the_ledger_admits_is_imported(tmp_path: 
     place.write_text(json.dumps(state([(accounting.release_noise(1.0, 1e-5), 1.0, 1)])))
     main(["privacy", "import", str(place), "--policy", str(policy)])
     assert len((tmp_path / "state" / "ledger" / "ledger.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The policy of a site with a ledger."""
+    policy = tmp_path / "site" / "policy.toml"
+    create_ledger(policy.parent / "state" / "ledger")
+    policy.write_text('client = 0\ndata = "d"\nstate = "state"\nmethods = ["dp-fl"]\nbudget = 20.0\n')
+    return policy
+
+
+def imported(policy: Path, history: Any = ((5.0, 1.0, 2), (6.0, 1.0, 2))) -> None:
+    place = policy.parent / "a.json"
+    place.write_text(json.dumps(state(history)))
+    main(["privacy", "import", str(place), "--policy", str(policy)])
+
+
+def test_an_imported_history_is_in_the_log_and_verifies(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    imported(site)
+    main(["site", "log", str(site.parent), "--verify"])
+    assert "log and ledger are whole and agree" in capsys.readouterr().out
+    begun, *charged = log.read(site.parent / "state")
+    assert (begun["what"], begun["step"]) == ("imported", "imported") and "2 entries of a.json" in begun["detail"]
+    assert [(line["what"], line["ledger"], line["unit"]) for line in charged] == [
+        ("charged", 1, "record"),
+        ("charged", 2, "record"),
+    ]
+    assert charged[1]["total"]["record"]["epsilon"] > charged[0]["total"]["record"]["epsilon"] == charged[0]["epsilon"]
+    main(["site", "status", str(site.parent), "--json"])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["releases"] == 2 and run["first"] is not None
+
+
+def test_an_import_that_was_killed_is_a_note_and_goes_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "charged", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            imported(site)
+    found = verify.verify(site.parent / "state")
+    assert found.problems == [] and "charge 1" in found.notes[0] and "imported" in found.notes[0]
+    imported(site)
+    found = verify.verify(site.parent / "state")
+    assert found.problems == [] and found.counts["charges"] == 2
+
+
+def test_no_history_is_charged_to_a_site_of_a_newer_version_or_with_a_damaged_log(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = site.parent / "state" / "format.json"
+    lines = site.parent / "state" / "ledger" / "ledger.jsonl"
+    place.write_text('{"version": 3}')
+    with pytest.raises(SystemExit):
+        imported(site)
+    assert "has the format 3; this fedstill reads formats up to 2" in capsys.readouterr().err
+    assert lines.read_bytes() == b""
+    place.unlink()
+    log.append(site.parent / "state", {"what": "asked", "detail": ""})
+    (site.parent / "state" / "log.head").unlink()
+    with pytest.raises(SystemExit):
+        imported(site)
+    assert "log.head can't be read" in capsys.readouterr().err
+    assert lines.read_bytes() == b""

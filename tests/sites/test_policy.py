@@ -369,8 +369,11 @@ def test_a_policy_that_is_wrong_is_a_sentence(tmp_path: Path) -> None:
     place = tmp_path / "policy.toml"
     for content, reason in (
         ("client = ", "can't be read as TOML"),
-        ('client = -1\ndata = "d"\nstate = "s"\nmethods = []', "'client'"),
-        ('client = 1\ndata = "d"\nstate = "s"\nmethods = []\nbudgets = 3', "'budgets'"),
+        ('client = -1\ndata = "d"\nstate = "s"\nmethods = []', "is invalid: client is -1; it must be greater than"),
+        (
+            'client = 1\ndata = "d"\nstate = "s"\nmethods = []\nbudgets = 3',
+            "is invalid: budgets is not a setting here; did you mean budget?",
+        ),
     ):
         place.write_text(content)
         with pytest.raises(ValueError, match=reason):

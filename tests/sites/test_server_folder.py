@@ -9,6 +9,7 @@ import ssl
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cryptography import x509
 from fedstill.cli import main
 from fedstill.sites import invitation, roster, server, service, submit
 from fedstill.sites.certificates import site_key
+from fedstill.sites.policy import SitePolicy
 from fedstill.sites.server import FAILED, Server
 from fedstill.sites.submit import RunFlags
 
@@ -316,3 +318,28 @@ def test_flower_s_output_has_no_colours_in_a_notebook(made: Server, monkeypatch:
         for environment in (made.environment, os.environ)
     )
     assert json.loads(plain) == {"node-id": "7"} and "\x1b[" in coloured
+
+
+def test_files_of_a_newer_format_are_refused_in_one_sentence(made: Server, tmp_path: Path) -> None:
+    invite, policy = made.invite(0, None), tmp_path / "policy.toml"
+    policy.write_text('client = 0\ndata = "d"\nstate = "s"\nmethods = []\n')
+    reads: list[tuple[Path, Callable[[], object]]] = [
+        (made.folder / "server.toml", lambda: Server(made.folder)),
+        (made.roster, lambda: roster.read(made.roster)),
+        (invite, lambda: invitation.read(invite)),
+        (policy, lambda: SitePolicy.read(policy)),
+    ]
+    for place, read in reads:
+        text = place.read_text()
+        place.write_text(f"format = 1\n{text}")
+        assert read() is not None
+        for number, sentence in (
+            ("2", "has the format 2; this fedstill reads formats up to 1, so install the newer fedstill that wrote it"),
+            ("0", "has the format 0; it must be a number from 1 to 1"),
+            ('"1"', "has the format '1'; it must be a number from 1 to 1"),
+        ):
+            place.write_text(f"format = {number}\nunheard = 1\n{text}")
+            with pytest.raises(ValueError) as refused:
+                read()
+            assert str(refused.value) == f"{place} {sentence}"
+        place.write_text(text)

@@ -317,3 +317,33 @@ def test_what_is_wrong_is_a_sentence(
     words: list[str], sentence: str, site: SitePolicy, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in fails(capsys, *(folder if word == "FOLDER" else word for word in words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status FOLDER",
+        "status FOLDER --prometheus",
+        "ledger FOLDER",
+        "log FOLDER",
+        "log FOLDER --verify",
+        "log FOLDER --restart",
+        "log FOLDER --export FOLDER/a.json",
+        "show FOLDER 1",
+        "check FOLDER",
+        "pause FOLDER",
+        "resume FOLDER",
+        "approve FOLDER",
+        "approve FOLDER 0 --yes",
+    ],
+)
+def test_the_state_of_a_newer_version_is_refused_and_stays_as_it_is(
+    words: str, site: SitePolicy, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ledger may count what this version does not."""
+    log.append(site.state, {"what": "asked", "detail": ""})
+    (site.state / log.FORMAT).write_text('{"version": 3}')
+    before = {place: place.read_bytes() for place in site.state.rglob("*") if place.is_file()}
+    told = fails(capsys, *words.replace("FOLDER", str(folder)).split())
+    assert "has the format 3; this fedstill reads formats up to 2, so install the newer fedstill" in told
+    assert before == {place: place.read_bytes() for place in site.state.rglob("*") if place.is_file()}

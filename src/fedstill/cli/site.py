@@ -190,8 +190,8 @@ def _ledger(words: list[str]) -> None:
     from fedstill.sites import log, site_status
     from fedstill.sites.ledger import read_charges
 
-    charges = read_charges(policy.ledger)
-    runs = [run for run in site_status.runs(policy, log.read(policy.state), charges) if run["releases"]]
+    lines, charges = log.read(policy.state), read_charges(policy.ledger)
+    runs = [run for run in site_status.runs(policy, lines, charges) if run["releases"]]
     if "--json" in flags:
         listed = [{**charge._asdict(), "entry": charge.entry.model_dump(mode="json")} for charge in charges]
         print_json({"budget": site_status.budget(policy, charges), "runs": runs, "charges": listed})

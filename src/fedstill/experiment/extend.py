@@ -12,12 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 from typing_extensions import override
 
+import fedstill
 from fedstill import files, methods
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.journal import Journal, Refusal
+from fedstill.runs import formats
 from fedstill.runs.folder import RunFolder
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
@@ -38,10 +40,11 @@ def read_job(run: Path, out: Path, command: str) -> Job:
     try:
         name = str(settings.pop("name"))
         return Job(Experiment(**content.experiment), name, methods.find(name)(**settings), out, content.label, command)
-    except ValidationError as error:
-        raise ValueError(f"{folder.config}: {config.sentence(error)}") from error
     except KeyError as error:
         raise folder.damaged(folder.config, f"it lacks {error}") from error
+    except ValueError as error:  # a method or a setting that this version does not know
+        words = f"{folder.config}: {config.sentence(error)}" if isinstance(error, ValidationError) else str(error)
+        raise formats.of_newer(run, folder.config, words) or ValueError(words) from error
 
 
 def read_simulated(run: Path, command: str) -> Job:
@@ -66,7 +69,8 @@ def begin(run: Path, job: Job) -> None:
         job: the job from `read_job`, possibly with more clients if they are real sites.
 
     Raises:
-        ValueError: the run has more than one request, no reply is missing, or ``job`` is another task; one sentence.
+        ValueError: the run has more than one request, no reply is missing, another version of fedstill made it, or
+            ``job`` is another task; one sentence.
     """
     folder, out = RunFolder(run), RunFolder(job.out)
     content = folder.read_config()
@@ -85,6 +89,11 @@ def begin(run: Path, job: Job) -> None:
     if job.out.exists() and any(job.out.iterdir()):
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     _check_one_shot(folder, job.experiment.clients)
+    if content.version not in (None, fedstill.__version__):
+        raise ValueError(
+            f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; all its clients must compute "
+            f"with one version, so install fedstill {content.version}, or run anew"
+        )
     if content.run is None:
         raise folder.damaged(folder.config, "it lacks 'run', as in early versions")
     facts = content.model_dump(include={"version", "fingerprint", "run"})
@@ -95,6 +104,8 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     """Prepare ``job.out`` for the model that the other clients of ``run`` would have made, without a request to anyone.
 
     A folder that has been prepared before stays unchanged, and so does ``run``, which still has the client's reply.
+    Another version of fedstill may have made ``run`` in the same format (`fedstill.runs.formats`): an upgrade takes no
+    client's consent as given for good.
 
     Args:
         run: a finished run.
@@ -122,7 +133,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     if len(there) == 1:
         raise ValueError(f"client {client} is the only one whose reply {folder} has; nothing would be left")
     step = replies[0].parent.name.partition("-")[2]
-    facts = content.model_dump(include={"version", "fingerprint", "run"})
+    facts = {"version": fedstill.__version__, **content.model_dump(include={"fingerprint", "run"})}
     more = f"{folder.journal.name}/000000-*/*.refused"
     refusal = Refusal(client, step, None, "its reply was withdrawn (--without)")
     description = {**job.description(), **facts, "answers": str(run)}

@@ -22,7 +22,8 @@ def repeat(run: Path, job: Job) -> Job:
     """Prepare ``job.out`` for other work of the server on the replies to the first request of ``run``.
 
     A folder that has been prepared before stays unchanged, and so does ``run``. The replies' bytes and releases count
-    in the new run as in ``run``.
+    in the new run as in ``run``, which another version of fedstill may have made in the same format
+    (`fedstill.runs.formats`); the first request and every reply are checked as those of an interrupted run.
 
     Args:
         run: a finished run.
@@ -38,8 +39,6 @@ def repeat(run: Path, job: Job) -> Job:
     before, content = read_job(run, job.out, job.command), folder.read_config()
     if other := _other_task(job, before, content):
         raise ValueError(f"{run} has {other}; its replies are of that task")
-    if content.version != fedstill.__version__:
-        raise ValueError(f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; repeat it first")
     if (wanted := _work(job)) is None or wanted != _work(before):
         same = _same_work(before.method)
         raise ValueError(
@@ -59,7 +58,7 @@ def repeat(run: Path, job: Job) -> Job:
         return job
     if not (having := clients_of(folder, "reply")):
         raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
-    facts = content.model_dump(include={"version", "fingerprint", "run"})
+    facts = {"version": fedstill.__version__, **content.model_dump(include={"fingerprint", "run"})}
     more = f"{folder.journal.name}/000000-*/*.refused"
     having |= clients_of(folder, "refused")
     lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, more, having=having)

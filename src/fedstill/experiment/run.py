@@ -29,7 +29,7 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.lines import Lines
 from fedstill.experiment.simulation import connect
 from fedstill.experiment.task import Task, client_data, share_out
-from fedstill.runs import environment
+from fedstill.runs import environment, formats
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.lock import Taken
@@ -113,7 +113,7 @@ def _run(
         if sites is None and (task is not None or data is not None or sources.is_own(experiment.data)):
             now = task or share_out(experiment, data, share=False)
             _check_unchanged(folder, begun, {"fingerprint": now.fingerprint})
-        summary = folder.read_json(folder.summary)
+        summary = formats.checked(folder.read_json(folder.summary), folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)

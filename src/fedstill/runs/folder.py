@@ -35,7 +35,7 @@ from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.journal import EVALUATIONS, Journal
-from fedstill.runs import lock, pictures
+from fedstill.runs import formats, lock, pictures
 from fedstill.runs.contents import ClientResults, Config, Environment, Evaluation, Metric, Part, Partition, Summary
 from fedstill.runs.pictures import Images as Images
 
@@ -100,7 +100,8 @@ def runs_below(folder: Path) -> list[Path]:
 class RunFolder:
     """A run's folder, which need not exist yet.
 
-    Every ``read_...`` raises `fedstill.files.Damaged`, with one sentence, if its file is damaged.
+    Every ``read_...`` raises `fedstill.files.Damaged`, with one sentence, if its file is damaged, and its subclass
+    `fedstill.files.NewerFormat` if a newer version of fedstill wrote it and this one can't read it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,8 +174,10 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------------------- the files
 
     def damaged(self, file: Path, problem: object) -> files.Damaged:
-        """The error for a damaged file of this run."""
-        return files.Damaged(f"{file} is damaged ({problem}); delete {self.path} and run again")
+        """The error for a damaged file of this run, or for one of a newer version that this one can't read."""
+        return formats.of_newer(self.path, file, problem) or files.Damaged(
+            f"{file} is damaged ({problem}); delete {self.path} and run again"
+        )
 
     def read_json(self, file: Path) -> dict[str, Any]:
         """The JSON object in a file of the run."""
@@ -188,19 +191,19 @@ class RunFolder:
 
     def read_config(self) -> Config:
         """``config.json``."""
-        return self._read(self.config, Config)
+        return self._checked(formats.checked(self.read_json(self.config), self.config), Config, self.config)
 
     def read_summary(self) -> Summary:
         """``summary.json``."""
-        return self._read(self.summary, Summary)
+        return self._checked(formats.checked(self.read_json(self.summary), self.summary), Summary, self.summary)
 
     def write_config(self, content: Mapping[str, Any]) -> None:
         """Write ``config.json``."""
-        files.write_json(self.config, content)
+        files.write_json(self.config, {"format": formats.FORMAT, **content})
 
     def write_summary(self, content: Mapping[str, Any]) -> None:
         """Write ``summary.json``, which marks the run as finished."""
-        files.write_json(self.summary, content)
+        files.write_json(self.summary, {"format": formats.FORMAT, **content})
 
     def write_partition(self, class_names: Sequence[str], counts: Counts, values: Mapping[str, Any]) -> None:
         """Write ``partition.json``; ``counts`` are records ``(K, C)``, ``values`` a column's values at each client."""

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
         seed: the seed, or None if the configuration is damaged.
         accuracy: accuracy in [0, 1] of the last evaluation so far, or None.
         guarantee: the guarantee; None before the end.
-        state: ``running`` if a process writes the folder.
+        state: ``running`` if a process writes the folder; ``newer`` if a newer fedstill wrote what this can't read.
         when: time of the end, or of the last sign of work.
         tags: the tags that somebody gave it (`fedstill.runs.tags`).
     """
@@ -41,13 +41,13 @@ class Entry(NamedTuple):
     seed: int | None
     accuracy: float | None
     guarantee: Guarantee | None
-    state: Literal["finished", "running", "interrupted", "damaged"]
+    state: Literal["finished", "running", "interrupted", "damaged", "newer"]
     when: datetime
     tags: tuple[str, ...] = ()
 
 
 def entry(path: Path) -> Entry:
-    """The state of the run in ``path``; a damaged file makes it ``damaged``."""
+    """The state of the run in ``path``; a damaged file makes it ``damaged``, one of a newer version ``newer``."""
     folder = RunFolder(path)
     when = _last_change(folder)
     try:
@@ -60,8 +60,9 @@ def entry(path: Path) -> Entry:
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
         return Entry(*facts, evaluated[-1] if evaluated else None, None, state, when, read_tags(path))
-    except files.Damaged:
-        return Entry(path, "?", "?", None, None, None, "damaged", when)
+    except files.Damaged as error:
+        is_newer = isinstance(error, files.NewerFormat)
+        return Entry(path, "?", "?", None, None, None, "newer" if is_newer else "damaged", when)
 
 
 def _last_change(folder: RunFolder) -> datetime:

@@ -77,7 +77,7 @@ class Live(NamedTuple):
 
     label: str
     task: str
-    state: Literal["finished", "running", "interrupted", "damaged"]
+    state: Literal["finished", "running", "interrupted", "damaged", "newer"]
     round: int
     rounds: int | None
     step: str

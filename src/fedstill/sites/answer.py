@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Callable
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,12 +15,11 @@ from fedstill.data import features, public, sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import NO_REPLY, Question, Site
 from fedstill.models import pretrained
-from fedstill.privacy.composition import shares
 from fedstill.privacy.ledger import BudgetExceeded, Ledger
 from fedstill.records import Records
 from fedstill.sites import decisions, log, refusals, sent
 from fedstill.sites.consent import kind_of
-from fedstill.sites.ledger import Charge, SiteStore, open_ledger, standing
+from fedstill.sites.ledger import Charge, SiteStore, open_ledger
 from fedstill.sites.policy import SitePolicy
 from fedstill.sites.questions import Questions
 
@@ -128,15 +126,8 @@ class _Answer:
 
     def _charged(self, charge: Charge, store: SiteStore) -> None:
         """Log a charge, before the release."""
-        policy, entry = self._policy, charge.entry
         self._charges.append(charge.number)
-        first = store.first.event if store.first else None
-        own = standing(store.runs[self._run], None, policy.budget_per_run or policy.budget, policy.delta)
-        every = standing(list(chain(*store.runs.values())), first, policy.budget, policy.delta)
-        alone = shares(standing([entry], None, policy.budget, policy.delta))[entry.unit]
-        facts: dict[str, Any] = {"ledger": charge.number, "ledger_mac": charge.mac, "unit": entry.unit}
-        costs: dict[str, Any] = {"epsilon": alone["epsilon"], "run_total": shares(own), "total": shares(every)}
-        self._note("charged", f"{entry.mechanism} ({entry.unit})", **facts, **costs, budget=policy.budget)
+        log.charged(self._policy, self._facts, charge, store)
 
     def _refusal(self, error: Exception, **header: object) -> bytes:
         reason = schema.clean(str(error), 500)

@@ -30,10 +30,6 @@ START = bytes(32)
 _TAIL = len(',"mac":""}') + 2 * len(START)
 
 
-class NewerFormat(files.Damaged):
-    """A file was written by a newer version of fedstill."""
-
-
 @dataclass(frozen=True)
 class Head:
     """The end of a chain: numbers of lines in all files and before the current one, the last MAC, and a file size."""
@@ -211,7 +207,7 @@ class Chain:
         raw = self._bytes("head")
         try:
             head = self._decode(key, raw)
-        except NewerFormat:
+        except files.NewerFormat:
             raise
         except files.Damaged:  # or of version 1: the lines will tell
             return raw
@@ -227,22 +223,15 @@ class Chain:
             text = {name: value for name, value in facts.items() if name != "mac"}
             if not hmac.compare_digest(signed(key, b"head", json.dumps(text).encode())[0] + b"\n", raw):
                 raise ValueError
-            self._check_version(text.get("version", 1))
+            files.check_format(self._place("head"), text.get("version", 1), VERSION)
             head = Head(**{n: v for n, v in text.items() if n != "version"} | {"last": bytes.fromhex(text["last"])})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            if isinstance(error, NewerFormat):
+            if isinstance(error, files.NewerFormat):
                 raise
             raise self._damaged(f"{self._place('head').name} was changed, or the key is another's") from error
         if "version" not in text:  # version 1 has no sizes
             raise self._damaged(f"{self._place('head').name} has an old format; read the whole chain first")
         return head
-
-    def _check_version(self, version: Any) -> None:
-        if version not in range(1, VERSION + 1):
-            raise NewerFormat(
-                f"{self._place('head')} has the format {version}; this fedstill reads formats up to {VERSION}, so "
-                "install the newer fedstill that wrote it"
-            )
 
     def _check(self, key: bytes, raw: bytes, now: Head, shorter: Head) -> None:
         """Compare the head's bytes with what the lines say; repair them after a crash or from an older format."""

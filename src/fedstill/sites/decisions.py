@@ -20,6 +20,7 @@ class Waiting(schema.Refused):
 
 def pause(policy: SitePolicy) -> None:
     """Let the site refuse every question, for the same public reason."""
+    log.check_format(policy.state)
     facts = {"by": units.user()}
     files.write_json(_paused(policy.state), {"time": time.strftime(TIME), **facts})
     log.write(policy, facts, "paused", "the site replies to no question until it is resumed")
@@ -27,6 +28,7 @@ def pause(policy: SitePolicy) -> None:
 
 def resume(policy: SitePolicy) -> None:
     """End a pause."""
+    log.check_format(policy.state)
     _paused(policy.state).unlink(missing_ok=True)
     log.write(policy, {"by": units.user()}, "resumed", "the site replies to questions again")
 
@@ -71,6 +73,7 @@ def check_approval(policy: SitePolicy, run: str, text: str, step: str) -> None:
 
 def waiting(policy: SitePolicy) -> list[dict[str, Any]]:
     """The runs without a decision, in the order of their first questions."""
+    log.check_format(policy.state)
     places = (policy.state / "approvals").glob("*.json")
     found = [facts for facts in map(_facts, sorted(places)) if facts and facts["decision"] is None]
     return sorted(found, key=lambda facts: str(facts["time"]))
@@ -99,6 +102,7 @@ def request_of(policy: SitePolicy, run: str) -> dict[str, Any]:
 
 
 def _place(policy: SitePolicy, run: str) -> tuple[Path, dict[str, Any]]:
+    log.check_format(policy.state)
     places = [p for p in (policy.state / "approvals").glob("*.json") if p.stem.startswith(run)]
     if len(places) != 1:
         number = f"{len(places)} runs have names that begin with" if places else "no run has the name"

@@ -49,13 +49,15 @@ def read(place: Path) -> Invitation:
     """Read an invitation.
 
     Raises:
-        ValueError: the file is no invitation; one sentence.
+        ValueError: the file is no invitation, or one of a newer fedstill; one sentence.
     """
     try:
         content = place.open("rb").read(_LARGEST + 1)
         if len(content) > _LARGEST:
             raise ValueError(f"it has more than {_LARGEST:,} bytes")
-        return Invitation(**tomllib.loads(content.decode()))
+        return Invitation(**files.without_format(tomllib.loads(content.decode()), place))
+    except files.Damaged:  # its format
+        raise
     except ValidationError as error:
         raise ValueError(f"{place} is no invitation: {config.sentence(error)[:300]}") from error
     except (OSError, ValueError, TypeError) as error:

@@ -8,8 +8,9 @@ what          facts
 ============  ========================================================================================================
 started       of the node: version of fedstill, the policy
 asked         run, method, step, exchange, model, settings, ``spec`` and ``request`` (SHA-256), bytes, process, policy
-charged       the same, number ``ledger`` and ``ledger_mac`` of the line in the ledger, unit, epsilon, shares of budgets
-answered      the same, ``reply`` (SHA-256), its bytes, its fields, the numbers of its charges
+imported      run and ``history`` (SHA-256) of releases by another program, which the ledger is charged with next
+charged       as above, number ``ledger`` and ``ledger_mac`` of the line in the ledger, unit, epsilon, shares of budgets
+answered      as asked, ``reply`` (SHA-256), its bytes, its fields, the numbers of its charges
 refused       the same, ``reply``; of a foreign bundle, ``bundle`` (SHA-256)
 waiting       as refused: the operator has not approved the run
 failed        as refused; the reason may contain data
@@ -26,14 +27,16 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping
+from itertools import chain as chained
 from pathlib import Path
 from typing import Any
 
 from fedstill import files, schema
+from fedstill.privacy.composition import shares
 from fedstill.sites import refusals
-from fedstill.sites.chain import Chain, NewerFormat
+from fedstill.sites.chain import Chain
 from fedstill.sites.ledger import LINES as LEDGER
-from fedstill.sites.ledger import TIME
+from fedstill.sites.ledger import TIME, Charge, SiteStore, standing
 from fedstill.sites.policy import SitePolicy
 
 OLD = "log-old.jsonl"
@@ -42,6 +45,8 @@ HEAD = "log.head"
 """Name of the file with the end of the chain, which a site has since it first served."""
 FORMAT, VERSION = "format.json", 2
 """File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
+IMPORTED, OPACUS = "imported", "Opacus"
+"""Step of the charges for the history of another program, and the beginning of their mechanism's name."""
 _LARGEST = 64 * 2**20
 _DETAIL = 1000
 _REMEDY = (
@@ -71,9 +76,22 @@ def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str |
     append(policy.state, line)
 
 
+def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: Charge, store: SiteStore) -> None:
+    """Append a line with ``facts`` and the costs of a charge that ``store`` has just taken."""
+    entry, limit = charge.entry, policy.budget_per_run or policy.budget
+    own = standing(store.runs[charge.run], None, limit, policy.delta)
+    first = store.first.event if store.first else None
+    every = standing(list(chained(*store.runs.values())), first, policy.budget, policy.delta)
+    alone = shares(standing([entry], None, policy.budget, policy.delta))[entry.unit]
+    cost = {"epsilon": alone["epsilon"], "run_total": shares(own), "total": shares(every), "budget": policy.budget}
+    ledger = {"ledger": charge.number, "ledger_mac": charge.mac, "unit": entry.unit}
+    write(policy, facts, "charged", f"{entry.mechanism} ({entry.unit})", **ledger, **cost)
+
+
 def append(state: Path, line: Mapping[str, Any]) -> None:
     """Append a line to the log in a site's folder ``state``, and begin the log if there is none."""
     check_format(state)
+    _mark(state)
     chain = _chain(state)
     with chain.lock:
         _begin(state, chain)
@@ -87,6 +105,7 @@ def read(state: Path) -> list[dict[str, Any]]:
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
     """
+    check_format(state)
     if not (state / HEAD).exists() and not (state / "log.key").exists():
         return files.read_json_lines(state / "log.jsonl", _REMEDY)
     chain = _chain(state)
@@ -101,7 +120,12 @@ def read(state: Path) -> list[dict[str, Any]]:
 
 
 def restart(state: Path) -> Path:
-    """Put a damaged log aside and begin another, whose first line says so; returns the folder of the old one."""
+    """Put a damaged log aside and begin another, whose first line says so; returns the folder of the old one.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote the state.
+    """
+    check_format(state)
     aside = state / time.strftime("log-damaged-%Y%m%d-%H%M%S")
     chain = _chain(state)
     with chain.lock:
@@ -115,25 +139,27 @@ def restart(state: Path) -> Path:
 
 
 def check_format(state: Path) -> None:
-    """Refuse the state of a newer fedstill; mark that of an older one, whose layout is the same.
+    """Refuse the state of a newer fedstill, which has more than this one can read and continue.
 
     Raises:
         NewerFormat: a newer fedstill wrote the state.
+        Damaged: the file with its version can't be read.
     """
     place = state / FORMAT
-    if not place.exists():
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.write_json(place, {"version": VERSION})
-        return
     try:
-        version = json.loads(place.read_text())["version"]
+        version = json.loads(place.read_bytes())["version"]
+    except FileNotFoundError:
+        return
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
-    if version not in range(1, VERSION + 1):
-        raise NewerFormat(
-            f"{state} has the format {version}; this fedstill reads formats up to {VERSION}, so install the newer "
-            "fedstill that wrote it"
-        )
+    files.check_format(state, version, VERSION)
+
+
+def _mark(state: Path) -> None:
+    """Note the version of a state that has none, whose layout is the same."""
+    if not (state / FORMAT).exists():
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_json(state / FORMAT, {"version": VERSION})
 
 
 def _chain(state: Path) -> Chain:

@@ -8,6 +8,7 @@ Opacus can charge it to its ledger, whose budget is then smaller by it.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from fedstill.privacy.events import Gaussian
 from fedstill.privacy.ledger import BudgetExceeded, Entry
 from fedstill.report import guarantees
 from fedstill.settings import Settings
+from fedstill.sites import log, units
 from fedstill.sites.ledger import open_ledger
 from fedstill.sites.policy import SitePolicy
 from fedstill.weights import plain
@@ -59,7 +61,7 @@ class Import(Settings):
         )
         yield Text("neighbours: one record is added or removed\nassumes: Poisson samples (Opacus's poisson_sampling)")
         if self.policy is not None:
-            yield _charged(events, name, content, SitePolicy.read(self.policy))
+            yield _charged(events, name, place.name, content, SitePolicy.read(self.policy))
 
 
 def read(place: Path) -> tuple[list[Gaussian], str, bytes]:
@@ -104,21 +106,27 @@ def _event(place: Path, number: int, each: Any) -> Gaussian:
         ) from error
 
 
-def _charged(events: list[Gaussian], name: str, content: bytes, policy: SitePolicy) -> Text:
-    run = hashlib.sha256(content).hexdigest()[:32]
-    ledger = open_ledger(policy.ledger, run, delta=policy.delta, budget=policy.budget)
-    if ledger.entries:
+def _charged(events: list[Gaussian], name: str, file: str, content: bytes, policy: SitePolicy) -> Text:
+    """Charge the events of a history; those that a killed import has charged already stay."""
+    log.check_format(policy.state)
+    digest = hashlib.sha256(content).hexdigest()
+    run, facts = digest[:32], {"run": digest[:32], "step": log.IMPORTED, "history": digest}
+    note = partial(log.charged, policy, facts)
+    ledger = open_ledger(policy.ledger, run, delta=policy.delta, budget=policy.budget, charged=note)
+    if (already := len(ledger.entries)) >= len(events):
         raise ValueError(f"the ledger {policy.ledger} has this history already; it is charged once")
     if policy.budget is not None and not composition.admits(events, events[0], policy.budget, policy.delta):
         raise ValueError(_too_much(policy))
+    # before the first charge, so that a log that can't be written stops them all
+    log.write(policy, {**facts, "by": units.user()}, log.IMPORTED, f"{len(events)} entries of {file}")
     try:
-        for index, event in enumerate(events):
+        for index, event in list(enumerate(events))[already:]:
             ledger.charge(
                 Entry(
                     exchange=0,
-                    step="imported",
+                    step=log.IMPORTED,
                     index=index,
-                    mechanism=f"Opacus ({name})",
+                    mechanism=f"{log.OPACUS} ({name})",
                     unit="record",
                     event=event,
                     theorem="Gaussian mechanism on Poisson samples, as the history of Opacus's accountant states it",

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from fedstill import lookup, methods, models, schema
+from fedstill import files, lookup, methods, models, schema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
+from fedstill.experiment import config
 from fedstill.privacy.events import LEAST_DELTA
 from fedstill.protocol import Method
 from fedstill.settings import Settings
@@ -83,16 +84,18 @@ class SitePolicy(Settings):
         """Read the file; its relative paths are relative to its folder.
 
         Raises:
-            ValueError: the file can't be read, or a setting is invalid; one sentence.
+            ValueError: the file can't be read, a newer fedstill wrote it (its ``format``), or a setting is invalid; one
+                sentence.
         """
         try:
-            policy = cls(**tomllib.loads(path.read_text()))
+            policy = cls(**files.without_format(tomllib.loads(path.read_text()), path))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"the policy {str(path)!r} can't be read as TOML: {error}") from error
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"the policy {str(path)!r} has an invalid '{where}': {first['msg']}") from error
+            unknown = str(first["loc"][0]) if first["type"] == "extra_forbidden" else ""
+            near = lookup.suggestion(unknown, cls.model_fields) if unknown else ""
+            raise ValueError(f"the policy {str(path)!r} is invalid: {config.sentence(error)}{near}") from error
         here = path.resolve().parent
         return policy.model_copy(
             update={

@@ -76,10 +76,11 @@ def load(place: Path) -> Roster:
     """The content of a roster's file.
 
     Raises:
-        ValueError: the file is no roster, or two members have the same client, key or node; one sentence.
+        ValueError: the file is no roster, a newer fedstill wrote it (its ``format``), or two members have the same
+            client, key or node; one sentence.
     """
     try:
-        roster = Roster(**tomllib.loads(place.read_text()))
+        roster = Roster(**files.without_format(tomllib.loads(place.read_text()), place))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"the roster {str(place)!r} can't be read as TOML: {error}") from error
     except ValidationError as error:

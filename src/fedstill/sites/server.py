@@ -64,7 +64,7 @@ class Server:
         folder: a folder that `init` made.
 
     Raises:
-        ValueError: there is no ``server.toml``, or it is invalid; one sentence.
+        ValueError: there is no ``server.toml``, a newer fedstill wrote it, or it is invalid; one sentence.
 
     Attributes:
         settings: content of ``server.toml``.
@@ -76,7 +76,7 @@ class Server:
         self.folder = folder.resolve()
         place = self.folder / "server.toml"
         try:
-            self.settings = ServerSettings(**tomllib.loads(place.read_text()))
+            self.settings = ServerSettings(**files.without_format(tomllib.loads(place.read_text()), place))
         except FileNotFoundError as error:
             raise ValueError(f"{folder} is no folder of a server; make one with 'fedstill server init'") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -43,6 +43,7 @@ def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
     if place.exists():
         raise ValueError(f"{place} exists already; edit it, or choose another folder")
     state = folder.resolve() / read_settings(settings).state.expanduser()
+    log.check_format(state)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     state.chmod(0o700)
     if not (state / log.HEAD).exists():  # the site has never served

@@ -21,7 +21,11 @@ Line = Mapping[str, Any]
 
 
 def status(policy: SitePolicy) -> dict[str, Any]:
-    """The state of a site as JSON: budget, runs, running and last questions, waiting runs, health."""
+    """The state of a site as JSON: budget, runs, running and last questions, waiting runs, health.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote the state.
+    """
     lines, charges, health = _evidence(policy)
     outcomes = [line for line in lines if line["what"] in verify.OUTCOMES]
     health |= {"data": _data(policy), "free_gb": round(_free(policy) / 1e9, 1)}
@@ -126,10 +130,14 @@ def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[Charge], d
     health: dict[str, Any] = {"log": "whole", "ledger": "whole"}
     try:
         lines = log.read(policy.state)
+    except files.NewerFormat:
+        raise
     except files.Damaged as error:
         health["log"] = str(error)
     try:
         charges = read_charges(policy.ledger)
+    except files.NewerFormat:
+        raise
     except files.Damaged as error:
         health["ledger"] = str(error)
     return lines, charges, health
