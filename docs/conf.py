@@ -38,11 +38,12 @@ nitpicky = False
 
 def _api() -> str:
     """The page of public names, which `fedstill.PLACES` lists."""
+    reading = "run", "RunRecord", "Guarantee", "Refusal", "read_run", "find_runs", "load_model", "Trained"
     groups = {
-        "Run and read": ("run", "RunRecord", "read_run", "find_runs", "load_model", "write_report", "Watcher"),
-        "Tasks": ("Experiment", "Job", "DataSet", "load_data"),
+        "Run and read": (*reading, "write_report", "Watcher"),
+        "Tasks": ("Experiment", "Job", "DataSet", "Records", "Normalisation", "load_data", "from_torch"),
         "Errors": ("FedstillError", "InputError", "TooFewReplies"),
-        "Methods of your own": ("Method", "Federation", "Client", "Reply", "step", "Examples", "Released"),
+        "Methods of your own": ("Method", "Federation", "Round", "Client", "Reply", "step", "Examples", "Released"),
     }
     grouped = {name for names in groups.values() for name in names}
     others = [name for name, place in fedstill.PLACES.items() if name not in grouped and ".methods." not in place]

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,9 +32,11 @@ CLASSES = "list of classes", "number of classes"
 """Facts about classes among `DataSet.measured`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSet:
     """A classification task: records to deal to clients, and records to test on.
+
+    `load_data` and `from_torch` make it. Made by hand, it has to say which of its facts are private (``measured``).
 
     Attributes:
         name: the known name, the hub's id, or the last part of the path.
@@ -43,20 +45,23 @@ class DataSet:
         class_names: one for each class.
         columns: other integer and text columns of ``train``, each ``(len(train),)``, for the rule ``by:COLUMN``.
         fingerprint: SHA-256 of the content; equal data from any source have an equal fingerprint.
+        measured: the facts that were computed from the train records and so are not public, each of which ends a run's
+            guarantee unless its settings state it: ``"normalisation"`` of images, ``"scale"`` of vectors, ``"list of
+            classes"``, ``"number of classes"``. ``()`` claims that all are public.
+        constant: a column of vectors that has one value in all train records, in words, if there is one: it has no
+            scale.
+        features: names of the columns of a table's vectors, in their order.
     """
 
     name: str
     train: Records
     test: Records
     class_names: tuple[str, ...]
-    columns: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
     fingerprint: str
-    measured: tuple[str, ...] = ()
-    """Facts of the task that were computed from the train records, in words, and so are not public."""
+    measured: tuple[str, ...]
     constant: str = ""
-    """A column of vectors that has one value in all train records, in words, if there is one: it has no scale."""
     features: tuple[str, ...] = ()
-    """Names of the columns of a table's vectors, in their order."""
 
 
 def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
@@ -117,10 +122,17 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
     )
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts["columns"])}
     scale = ("scale" if train.are_vectors else "normalisation",) * (known is None or known.normalisation is None)
-    measured = scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND)))
-    constant = str(entry.facts.get("constant", ""))
-    features = tuple(entry.notes.get("features", ()))
-    return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant, features)
+    return DataSet(
+        name=name,
+        train=train,
+        test=test,
+        class_names=class_names,
+        columns=columns,
+        fingerprint=fingerprint,
+        measured=scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND))),
+        constant=str(entry.facts.get("constant", "")),
+        features=tuple(entry.notes.get("features", ())),
+    )
 
 
 def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:
