@@ -181,7 +181,7 @@ def test_another_method_takes_the_replies_of_a_run(tmp_path: Path) -> None:
 
 def test_a_run_whose_replies_came_from_a_run_that_is_gone_still_asks_its_clients(tmp_path: Path) -> None:
     task = Experiment(**TASK, local_test=0.2)
-    first, second = (Job(task, "real", Real(ipc=1, training={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
+    first, second = (Job(task, Real(ipc=1, training={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
     run(first)
     reuse.prepare(second, [first.out])
     shutil.rmtree(first.out)

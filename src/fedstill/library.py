@@ -148,4 +148,4 @@ def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: 
         made = method if isinstance(method, Method) else kind(**own)
     except ValidationError as error:
         raise ValueError(sentence(error)) from error
-    return Job(experiment, method, made, out) if isinstance(method, str) else Job(experiment, made, out)
+    return Job(experiment, made, out, name=method if isinstance(method, str) else "")

@@ -27,7 +27,7 @@ TIME = r"\d+:\d\d"
 
 def job(out: Path, **settings: Any) -> Job:
     task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
-    return Job(task, "fedavg", find("fedavg")(**settings), out)
+    return Job(task, find("fedavg")(**settings), out)
 
 
 def test_a_log_has_a_line_for_each_round_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def write(place: Path, white: bool = False, seed: int = 0) -> Path:
 def result(place: Path, out: Path, **facts: Any) -> dict[str, Any]:
     method = methods.find("fedavg-p")(extractor={"pretrain": "none"}, space={"dims": 4})
     task = {"model": "convnet:width=4,depth=1", "clients": 2, "workers": 0, "public": "noise=40", **facts}
-    return run(Job(Experiment(data=str(place), **task), "fedavg-p", method, out))
+    return run(Job(Experiment(data=str(place), **task), method, out))
 
 
 def test_a_normalisation_from_private_pixels_ends_the_guarantee(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def run_one(words: list[str]) -> None:
     parsed = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
     from fedstill.experiment.job import Job
 
-    job = Job(parsed.experiment, name, parsed.method, Path(), command=line_of(["run", *words]))
+    job = Job(parsed.experiment, parsed.method, Path(), name=name, command=line_of(["run", *words]))
     plain = Path("runs") / f"{slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
     output = parsed.output
     note_default(words, output)
@@ -151,7 +151,7 @@ def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
         experiment = parsed.experiment.model_copy(update={"seed": seed})
         for label, (name, method) in parsed.methods.items():
             path = Path(label) / f"seed-{seed}"
-            jobs[path] = Job(experiment, name, method, path, label=label, command=command)
+            jobs[path] = Job(experiment, method, path, name=name, label=label, command=command)
     return jobs
 
 

@@ -37,7 +37,14 @@ def read_job(run: Path, out: Path, command: str) -> Job:
     settings = dict(content.method)
     try:
         name = str(settings.pop("name"))
-        return Job(Experiment(**content.experiment), name, methods.find(name)(**settings), out, content.label, command)
+        return Job(
+            Experiment(**content.experiment),
+            methods.find(name)(**settings),
+            out,
+            name=name,
+            label=content.label,
+            command=command,
+        )
     except ValidationError as error:
         raise ValueError(f"{folder.config}: {config.sentence(error)}") from error
     except KeyError as error:
