@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small import Probe
 
-from fedstill import Experiment, FedAvg, Job, Real, RunRecord, Watcher, load_data, run
+from fedstill import Experiment, FedAvg, InputError, Job, Real, RunRecord, Watcher, load_data, run
 from fedstill.engines.site import Site
 from fedstill.experiment import reuse
 from fedstill.protocol import Method
@@ -97,6 +97,33 @@ def test_no_method_has_a_setting_of_the_task() -> None:
 
     kinds: list[type[Method]] = [methods.find(name) for name in methods.TABLE] + [Probe]
     assert not {(kind.__name__, name) for kind in kinds for name in kind.model_fields.keys() & Experiment.model_fields}
+
+
+class Limited(FedAvg):
+    """A method of one's own with names that the run has too, some of them in a later version only."""
+
+    limit: int = 3
+    out: str = "mine"
+
+
+@pytest.mark.parametrize("key", ["limit", "out"])
+def test_a_keyword_that_is_the_run_s_and_the_method_s_is_refused(key: str, tmp_path: Path) -> None:
+    given = {**TASK, "limit": 100, "out": str(tmp_path / "run"), "rounds": 1}
+    alone = {name: value for name, value in given.items() if name not in ("limit", "out") or name == key}
+    for method in (Limited, "test_library:Limited"):
+        with pytest.raises(InputError, match=rf"^{key} is a setting of the run and of Limited; .*run\(Limited\({key}="):
+            run(method, **alone)
+    assert not (tmp_path / "run").exists()
+    record = run(Limited(rounds=1, limit=5), **{name: given[name] for name in given if name != "rounds"})
+    assert record.config["experiment"]["limit"] == 100 and record.folder == tmp_path / "run"
+    assert record.config["method"]["limit"] == 5 and record.config["method"]["out"] == "mine"
+
+
+def test_a_class_with_such_a_name_runs_where_the_keyword_is_not_given() -> None:
+    """So a setting that the run gains breaks no call without it."""
+    task = {name: value for name, value in TASK.items() if name != "limit"}
+    record = run(Limited, **task, rounds=1, local={"epochs": 1}, validation=0.9)
+    assert record.config["method"]["limit"] == 3 and record.config["experiment"]["limit"] is None
 
 
 class Cancelled(Exception):
