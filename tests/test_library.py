@@ -25,6 +25,11 @@ def test_a_run_needs_a_name_and_settings_only(tmp_path: Path, capsys: pytest.Cap
     assert isinstance(record, RunRecord)
     assert record.config["experiment"]["limit"] == 100 and record.config["method"]["local"]["epochs"] == 1
     assert record.accuracy == record["accuracy"] == record.summary["accuracy"]
+    assert "accuracy" in record and "nothing" not in record and 0 not in record
+    assert list(record) == list(record.summary) and dict(record) == record.summary
+    assert (record.get("accuracy"), record.get("nothing"), record.get("nothing", 1)) == (record.accuracy, None, 1)
+    with pytest.raises(KeyError, match="nothing"):
+        record["nothing"]
     again = run(FedAvg, **TASK, rounds=2, local={"epochs": 1}, out=str(tmp_path / "run"))
     assert again.summary == record.summary  # read, not run again
     by_object = run(FedAvg(rounds=2, local={"epochs": 1}), **TASK)
