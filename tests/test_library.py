@@ -112,10 +112,15 @@ class Limited(FedAvg):
 
 
 @pytest.mark.parametrize("key", ["limit", "out"])
-def test_a_keyword_that_is_the_run_s_and_the_method_s_is_refused(key: str, tmp_path: Path) -> None:
+def test_a_keyword_that_is_the_run_s_and_the_method_s_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "limited_here.py").write_text("import fedstill\n\nclass Limited(fedstill.FedAvg):\n"
+                                              "    limit: int = 3\n    out: str = 'mine'\n")  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
     given = {**TASK, "limit": 100, "out": str(tmp_path / "run"), "rounds": 1}
     alone = {name: value for name, value in given.items() if name not in ("limit", "out") or name == key}
-    for method in (Limited, "test_library:Limited"):
+    for method in (Limited, "limited_here:Limited"):
         with pytest.raises(InputError, match=rf"^{key} is a setting of the run and of Limited; .*run\(Limited\({key}="):
             run(method, **alone)
     assert not (tmp_path / "run").exists()
