@@ -78,6 +78,26 @@ def test_data_may_be_an_object() -> None:
     assert run(job, data=load_data("digits"))["accuracy"] == record.accuracy
 
 
+def test_data_and_folders_may_be_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = load_data("digits", cache_dir=str(tmp_path / "cache"))
+    assert (tmp_path / "cache").is_dir() and load_data.__name__ == "load_data"
+    assert load_data(data="digits", cache_dir=tmp_path / "cache").fingerprint == digits.fingerprint
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="'./digits' is neither a known data set .* nor an existing file"):
+        load_data(Path("digits"))
+    images, labels = digits.train.images[:, 0].numpy(), digits.train.labels.numpy()
+    np.savez(tmp_path / "digits.npz", x_train=images, y_train=labels, x_test=images[:50], y_test=labels[:50])
+    assert len(load_data(Path("digits.npz"), cache_dir=tmp_path / "cache").train) == len(images)
+    for place in (Path("digits.npz"), tmp_path / "digits.npz"):
+        record = run("fedavg", **{**TASK, "data": place}, rounds=1)
+        assert record.config["experiment"]["data"] == ("./digits.npz" if place == Path("digits.npz") else str(place))
+    for wrong in (3, ["digits"]):
+        with pytest.raises(InputError, match="give a name or a path"):
+            load_data(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="give a name or a path"):
+            run("fedavg", data=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "sentence"),
     [

@@ -80,4 +80,4 @@ from fedstill.methods.fedkd import FedKD as FedKD
 from fedstill.methods.fedkadp import FedKADP as FedKADP
 
 __version__: str
-PLACES: dict[str, str]
+_PLACES: dict[str, str]

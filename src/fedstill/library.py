@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
-from fedstill.data.sources import DataSet
+from fedstill.data.sources import DataSet, place_of
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.errors import front_door
 from fedstill.experiment import extend, reuse
@@ -32,7 +32,7 @@ from fedstill.tracking.names import TrackerName
 def run(
     method: Job | str | Method | type[Method],
     *,
-    data: str | DataSet | None = None,
+    data: str | Path | DataSet | None = None,
     out: str | Path | None = None,
     replies: RunRecord | str | Path | None = None,
     watcher: Watcher | None = None,
@@ -66,6 +66,8 @@ def run(
             clients of ``replies`` did other work, or the package of a tracker is missing; one sentence.
         TooFewReplies: too few clients gave a usable reply.
     """
+    if data is not None and not isinstance(data, DataSet):
+        data = place_of(data)
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):

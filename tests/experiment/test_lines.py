@@ -81,7 +81,7 @@ def test_time_left_follows_the_pace_of_this_start(monkeypatch: pytest.MonkeyPatc
     now = 1000.0
     monkeypatch.setattr("fedstill.experiment.lines.time.monotonic", lambda: now)
     watcher = Lines(said.append, "x")
-    watcher.resumed(7, 10)
+    watcher.resumed(done=7, total=10)
     watcher.asked("update", 10, 2)
     now += 60
     watcher.logged(8, 10, {"accuracy": 0.5, "loss": 2.0})

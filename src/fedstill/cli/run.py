@@ -184,13 +184,13 @@ def _show(
     column_cm: float = 8.4,
 ) -> None:
     from fedstill.report import export, pareto, tables
-    from fedstill.report.page import write_report
+    from fedstill.report.page import write_page
 
     page = out / "report.html"
     fronts = pareto.pictures(records) if with_pareto else []
     if with_pareto and not fronts:
         raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
-    write_report(records, page, command=command, fronts=fronts)
+    write_page(records, page, command=command, fronts=fronts)
     written = export.write_tables(records, out, latex=latex, markdown=markdown)
     written += export.write_fronts(fronts, out)
     if figures:

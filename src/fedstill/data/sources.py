@@ -64,10 +64,11 @@ class DataSet:
     features: tuple[str, ...] = ()
 
 
-def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
+@front_door
+def load_data(data: str | Path, *, size: int | None = None, cache_dir: str | Path | None = None) -> DataSet:
     """Load a data set; the first call decodes it, later calls map the decoded cache.
 
-    ``name_or_path`` is looked up in this order:
+    ``data`` is looked up in this order:
 
     1. a name in :data:`fedstill.data.names.KNOWN` (``digits`` comes with scikit-learn);
     2. ``$FEDSTILL_DATA/<name_or_path>``, for a known name and for any other that does not start with ``.``, ``~`` or
@@ -83,22 +84,35 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
     constant one gets a standard deviation of 1).
 
     Args:
-        name_or_path: a known name, a path or a hub id.
+        data: a known name, a path or a hub id; a `Path` is that of a file or folder, whatever its name.
         size: height and width of the images (`fedstill.data.resize.fitted`); as they are by default, if all are alike.
         cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
-        ValueError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
+        InputError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
             length, with classes ``0 .. C-1`` that each occur in the train split.
     """
+    return load(place_of(data), size=size, cache_dir=None if cache_dir is None else Path(cache_dir))
+
+
+def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
+    """`load_data` for the package's own modules; its errors are plain ``ValueError``."""
     source, entry, fingerprint = _cached(name_or_path, size, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
     return data_set(entry, fingerprint, source.name, source.known)
 
 
-load_data = front_door(load)
-"""The name of `load` in the package `fedstill`."""
+def place_of(data: str | Path) -> str:
+    """A name or path as `load` takes it; a relative `Path` begins with ``./``, so that it is no known name.
+
+    Raises:
+        ValueError: it is of another type.
+    """
+    if not isinstance(data, str | Path):
+        raise ValueError(f"the data are {data!r}; give a name or a path, as 'digits' or './scans'")
+    text = str(data)
+    return text if isinstance(data, str) or data.is_absolute() or text.startswith((".", "~")) else f"./{text}"
 
 
 def _cached(name_or_path: str, size: int | None, cache_dir: Path | None) -> tuple["_Source", cache.CacheEntry, str]:
