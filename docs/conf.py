@@ -52,7 +52,7 @@ def _api() -> str:
     lines = [
         "# Python API",
         "",
-        "Everything here is imported from `fedstill`. Other modules may change ([Stability](stability.md)).",
+        "Everything here is imported from `fedstill`; [Stability](stability.md) lists those of modules.",
         "",
     ]
     for heading, names in groups.items():
