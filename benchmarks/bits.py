@@ -45,7 +45,7 @@ def one(name: str, settings: dict[str, Any], task: dict[str, Any], engine: str, 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         method = name.partition("#")[0]
-        job = Job(experiment, method, methods.find(method)(**settings), folder)
+        job = Job(experiment, methods.find(method)(**settings), folder, name=method)
         return digest(folder, run(job).summary)
 
 

@@ -138,7 +138,7 @@ def program(folder: Path, policy: SitePolicy, request: Path) -> None:
 
 def job_of(study: str, out: Path) -> Job:
     name, settings, task = STUDIES[study]
-    return Job(Experiment(**TASK, **task), name, find(name)(**settings), out)
+    return Job(Experiment(**TASK, **task), find(name)(**settings), out, name=name)
 
 
 def server(folder: Path, study: str) -> None:

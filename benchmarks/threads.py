@@ -31,7 +31,7 @@ RUNS = (
 def digest(number: int, folder: Path) -> str:
     """Run number ``number`` and the SHA-256 of its model's file."""
     name, settings, changes = RUNS[number]
-    run(Job(Experiment(**{**TASK, **changes}), name, methods.find(name)(**settings), folder))
+    run(Job(Experiment(**{**TASK, **changes}), methods.find(name)(**settings), folder, name=name))
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 

@@ -37,21 +37,22 @@ nitpicky = False
 
 
 def _api() -> str:
-    """The page of public names, which `fedstill.PLACES` lists."""
+    """The page of public names, which `fedstill._PLACES` lists."""
+    reading = "run", "RunRecord", "Guarantee", "Refusal", "read_run", "find_runs", "load_model", "Trained"
     groups = {
-        "Run and read": ("run", "RunRecord", "read_run", "find_runs", "load_model", "write_report", "Watcher"),
-        "Tasks": ("Experiment", "Job", "DataSet", "load_data"),
+        "Run and read": (*reading, "write_report", "Watcher"),
+        "Tasks": ("Experiment", "Job", "DataSet", "Records", "Normalisation", "load_data", "from_torch"),
         "Errors": ("FedstillError", "InputError", "TooFewReplies"),
-        "Methods of your own": ("Method", "Federation", "Client", "Reply", "step", "Examples", "Released"),
+        "Methods of your own": ("Method", "Federation", "Round", "Client", "Reply", "step", "Examples", "Released"),
     }
     grouped = {name for names in groups.values() for name in names}
-    others = [name for name, place in fedstill.PLACES.items() if name not in grouped and ".methods." not in place]
+    others = [name for name, place in fedstill._PLACES.items() if name not in grouped and ".methods." not in place]
     assert not others, f"public names that no part of the API page lists: {others}"
-    groups["Methods"] = tuple(name for name, place in fedstill.PLACES.items() if ".methods." in place)
+    groups["Methods"] = tuple(name for name, place in fedstill._PLACES.items() if ".methods." in place)
     lines = [
         "# Python API",
         "",
-        "Everything here is imported from `fedstill`. Other modules may change ([Stability](stability.md)).",
+        "Everything here is imported from `fedstill`; [Stability](stability.md) lists those of modules.",
         "",
     ]
     for heading, names in groups.items():
@@ -59,7 +60,7 @@ def _api() -> str:
         for name in names:
             value = getattr(fedstill, name)
             kind = "autoclass" if isinstance(value, type) else "autofunction"
-            module, _, attribute = fedstill.PLACES[name].partition(":")
+            module, _, attribute = fedstill._PLACES[name].partition(":")
             members = ["   :members:"] if kind == "autoclass" and heading != "Methods" else []
             lines += [f".. {kind}:: {module}.{attribute}", *members, ""]
         lines += ["~~~", ""]

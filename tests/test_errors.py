@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import fedstill
@@ -61,6 +62,7 @@ def test_all_loggers_are_below_fedstill() -> None:
 
 def test_bad_arguments_raise_the_base_class_and_a_value_error(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
+    trained = fedstill.Trained(nn.Flatten(), (1, 8, 8), ("no", "yes"), fedstill.Normalisation((0.0,), (1.0,)))
     calls = (
         lambda: fedstill.run("fedavg", **TASK, rounds=-1),
         lambda: fedstill.run("fedagv", **TASK),
@@ -71,6 +73,10 @@ def test_bad_arguments_raise_the_base_class_and_a_value_error(tmp_path: Path) ->
         lambda: fedstill.find_runs(tmp_path),
         lambda: fedstill.load_model(tmp_path / "file"),
         lambda: fedstill.write_report([], tmp_path / "x.html"),
+        lambda: fedstill.load_data("nosuch"),
+        lambda: fedstill.from_torch((torch.zeros(0, 8, 8), torch.zeros(0))),
+        lambda: trained(torch.zeros(3, 5)),
+        lambda: fedstill.Job(fedstill.Experiment(), "fedavg", tmp_path).replace(method="nosuch"),
     )
     for call in calls:
         with pytest.raises(InputError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small import Probe
 
-from fedstill import Experiment, FedAvg, Job, Real, RunRecord, Watcher, load_data, run
+from fedstill import Experiment, FedAvg, InputError, Job, Real, RunRecord, Watcher, load_data, run
 from fedstill.engines.site import Site
 from fedstill.experiment import reuse
 from fedstill.protocol import Method
@@ -25,6 +25,11 @@ def test_a_run_needs_a_name_and_settings_only(tmp_path: Path, capsys: pytest.Cap
     assert isinstance(record, RunRecord)
     assert record.config["experiment"]["limit"] == 100 and record.config["method"]["local"]["epochs"] == 1
     assert record.accuracy == record["accuracy"] == record.summary["accuracy"]
+    assert "accuracy" in record and "nothing" not in record and 0 not in record
+    assert list(record) == list(record.summary) and dict(record) == record.summary
+    assert (record.get("accuracy"), record.get("nothing"), record.get("nothing", 1)) == (record.accuracy, None, 1)
+    with pytest.raises(KeyError, match="nothing"):
+        record["nothing"]
     again = run(FedAvg, **TASK, rounds=2, local={"epochs": 1}, out=str(tmp_path / "run"))
     assert again.summary == record.summary  # read, not run again
     by_object = run(FedAvg(rounds=2, local={"epochs": 1}), **TASK)
@@ -73,6 +78,26 @@ def test_data_may_be_an_object() -> None:
     assert run(job, data=load_data("digits"))["accuracy"] == record.accuracy
 
 
+def test_data_and_folders_may_be_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = load_data("digits", cache_dir=str(tmp_path / "cache"))
+    assert (tmp_path / "cache").is_dir() and load_data.__name__ == "load_data"
+    assert load_data(data="digits", cache_dir=tmp_path / "cache").fingerprint == digits.fingerprint
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="'./digits' is neither a known data set .* nor an existing file"):
+        load_data(Path("digits"))
+    images, labels = digits.train.images[:, 0].numpy(), digits.train.labels.numpy()
+    np.savez(tmp_path / "digits.npz", x_train=images, y_train=labels, x_test=images[:50], y_test=labels[:50])
+    assert len(load_data(Path("digits.npz"), cache_dir=tmp_path / "cache").train) == len(images)
+    for place in (Path("digits.npz"), tmp_path / "digits.npz"):
+        record = run("fedavg", **{**TASK, "data": place}, rounds=1)
+        assert record.config["experiment"]["data"] == ("./digits.npz" if place == Path("digits.npz") else str(place))
+    for wrong in (3, ["digits"]):
+        with pytest.raises(InputError, match="give a name or a path"):
+            load_data(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="give a name or a path"):
+            run("fedavg", data=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "sentence"),
     [
@@ -97,6 +122,38 @@ def test_no_method_has_a_setting_of_the_task() -> None:
 
     kinds: list[type[Method]] = [methods.find(name) for name in methods.TABLE] + [Probe]
     assert not {(kind.__name__, name) for kind in kinds for name in kind.model_fields.keys() & Experiment.model_fields}
+
+
+class Limited(FedAvg):
+    """A method of one's own with names that the run has too, some of them in a later version only."""
+
+    limit: int = 3
+    out: str = "mine"
+
+
+@pytest.mark.parametrize("key", ["limit", "out"])
+def test_a_keyword_that_is_the_run_s_and_the_method_s_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "limited_here.py").write_text("import fedstill\n\nclass Limited(fedstill.FedAvg):\n"
+                                              "    limit: int = 3\n    out: str = 'mine'\n")  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = {**TASK, "limit": 100, "out": str(tmp_path / "run"), "rounds": 1}
+    alone = {name: value for name, value in given.items() if name not in ("limit", "out") or name == key}
+    for method in (Limited, "limited_here:Limited"):
+        with pytest.raises(InputError, match=rf"^{key} is a setting of the run and of Limited; .*run\(Limited\({key}="):
+            run(method, **alone)
+    assert not (tmp_path / "run").exists()
+    record = run(Limited(rounds=1, limit=5), **{name: given[name] for name in given if name != "rounds"})
+    assert record.config["experiment"]["limit"] == 100 and record.folder == tmp_path / "run"
+    assert record.config["method"]["limit"] == 5 and record.config["method"]["out"] == "mine"
+
+
+def test_a_class_with_such_a_name_runs_where_the_keyword_is_not_given() -> None:
+    """So a setting that the run gains breaks no call without it."""
+    task = {name: value for name, value in TASK.items() if name != "limit"}
+    record = run(Limited, **task, rounds=1, local={"epochs": 1}, validation=0.9)
+    assert record.config["method"]["limit"] == 3 and record.config["experiment"]["limit"] is None
 
 
 class Cancelled(Exception):
@@ -181,7 +238,7 @@ def test_another_method_takes_the_replies_of_a_run(tmp_path: Path) -> None:
 
 def test_a_run_whose_replies_came_from_a_run_that_is_gone_still_asks_its_clients(tmp_path: Path) -> None:
     task = Experiment(**TASK, local_test=0.2)
-    first, second = (Job(task, "real", Real(ipc=1, training={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
+    first, second = (Job(task, Real(ipc=1, training={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
     run(first)
     reuse.prepare(second, [first.out])
     shutil.rmtree(first.out)

@@ -129,7 +129,7 @@ def test_bars_in_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
     with Cell("fedavg <b>, seed 0") as cell:
         assert not pages  # a run without work shows nothing
-        cell.resumed(2, 5)
+        cell.resumed(done=2, total=5)
         cell.asked("update", 3, 1)
         cell.arrived(None)
         cell.arrived(Refusal(2, "update", None, "it sent <script>"))

@@ -1,5 +1,6 @@
 """Every command and Python block in the documents runs, made small; every link leads somewhere."""
 
+import ast
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -369,6 +371,49 @@ def test_the_public_names_are_there() -> None:
     assert {"FedAvg", "Method", "load_data", "load_model", "run"} <= set(fedstill.__all__) <= set(dir(fedstill))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fedstill.nothing  # type: ignore[attr-defined] # noqa: B018
+
+
+def promised() -> dict[str, set[str]]:
+    """The public names of each module, by the page about stability."""
+    rows = re.findall(
+        r"^\| `(fedstill\.[\w.]+)` \| (.*) \|$", (ROOT / "docs" / "stability.md").read_text(), re.MULTILINE
+    )
+    names = {module: set(re.findall(r"`(\w+)`", text)) for module, text in rows if module[9:10].islower()}
+    return {**names, "fedstill": {*fedstill.__all__}, "fedstill.protocol": {*fedstill.protocol.__all__}}
+
+
+def test_documents_import_nothing_that_is_not_promised() -> None:
+    public = promised()
+    assert len(public) > 10
+    for module, names in public.items():
+        assert all(hasattr(import_module(module), name) for name in names), module
+    cells = [
+        "".join(cell["source"])
+        for notebook in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        for cell in json.loads(notebook.read_text())["cells"]
+        if cell["cell_type"] == "code" and not "".join(cell["source"]).startswith("%")
+    ]
+    pages = [block for page in PAGES for block in blocks(page.read_text(), "python")]
+    found = {
+        (node.module, alias.name)
+        for text in [*pages, *cells]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "fedstill"
+        for alias in node.names
+    }
+    assert ("fedstill.train.sgd", "SGD") in found
+    assert {
+        (module, name)
+        for module, name in found
+        if name not in public.get(str(module), ()) and f"{module}.{name}" not in public
+    } == set()
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    """In a process of its own: here, imports of modules have made them attributes."""
+    code = "import fedstill; print(*sorted(name for name in vars(fedstill) if not name.startswith('_')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_method_s_name_is_its_module_s() -> None:

@@ -83,7 +83,7 @@ def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     """
     there = [row for row in rows if (row["data"], row["split"], row["clients"]) == place]  # failed ones too
     seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in plan.methods()}
-    labels = {row["label"] for row in of(rows, place) if GROUPS[group](row)}
+    labels = sorted({row["label"] for row in of(rows, place) if GROUPS[group](row)})  # equal ones by name
     ranked = sorted(labels, key=lambda label: -mean(row["accuracy"] for row in of(rows, place, label)))
     if not ranked:
         return "–"

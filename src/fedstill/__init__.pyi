@@ -6,6 +6,7 @@ is first used.
 
 # ruff: noqa: I001 - methods stand in the order in which `fedstill methods` lists them
 
+from fedstill.data.own import from_torch as from_torch
 from fedstill.data.sources import DataSet as DataSet
 from fedstill.data.sources import load_data as load_data
 from fedstill.engines.transport import Watcher as Watcher
@@ -14,8 +15,12 @@ from fedstill.errors import FedstillError as FedstillError
 from fedstill.errors import InputError as InputError
 from fedstill.experiment.config import Experiment as Experiment
 from fedstill.experiment.job import Job as Job
+from fedstill.experiment.trained import Trained as Trained
 from fedstill.experiment.trained import load_model as load_model
+from fedstill.federation import Round as Round
+from fedstill.journal import Refusal as Refusal
 from fedstill.library import run as run
+from fedstill.privacy.guarantee import Guarantee as Guarantee
 from fedstill.privacy.released import Released as Released
 from fedstill.protocol import Client as Client
 from fedstill.protocol import Federation as Federation
@@ -23,6 +28,8 @@ from fedstill.protocol import Method as Method
 from fedstill.protocol import Reply as Reply
 from fedstill.protocol import step as step
 from fedstill.records import Examples as Examples
+from fedstill.records import Normalisation as Normalisation
+from fedstill.records import Records as Records
 from fedstill.report.page import write_report as write_report
 from fedstill.report.record import RunRecord as RunRecord
 from fedstill.report.record import find_runs as find_runs
@@ -73,4 +80,4 @@ from fedstill.methods.fedkd import FedKD as FedKD
 from fedstill.methods.fedkadp import FedKADP as FedKADP
 
 __version__: str
-PLACES: dict[str, str]
+_PLACES: dict[str, str]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
-from fedstill.data.sources import DataSet
+from fedstill.data.sources import DataSet, place_of
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.errors import front_door
 from fedstill.experiment import extend, reuse
@@ -32,7 +32,7 @@ from fedstill.tracking.names import TrackerName
 def run(
     method: Job | str | Method | type[Method],
     *,
-    data: str | DataSet | None = None,
+    data: str | Path | DataSet | None = None,
     out: str | Path | None = None,
     replies: RunRecord | str | Path | None = None,
     watcher: Watcher | None = None,
@@ -47,7 +47,9 @@ def run(
     ``local={"epochs": 5}``.
 
     Args:
-        method: the method's name, class or object; or a `Job`, which has its own settings and folder.
+        method: the method's name, class or object; or a `Job`, which has its own settings and folder. A method of your
+            own that has a field by the name of another argument or of a setting of the task gets it in an object:
+            ``run(Mine(limit=3), limit=500)``.
         data: a data set by name or path, or the object; "mnist" by default.
         out: the run's folder. Without it, the files of the run are deleted together with the returned object.
         replies: a finished run, whose replies to its first request serve this method too; no client is asked for them
@@ -60,10 +62,12 @@ def run(
         settings: settings of the task and of the method.
 
     Raises:
-        ValueError: a setting is unknown or out of its range, the folder has another run, the data cannot be used, the
+        InputError: a setting is unknown or out of its range, the folder has another run, the data cannot be used, the
             clients of ``replies`` did other work, or the package of a tracker is missing; one sentence.
         TooFewReplies: too few clients gave a usable reply.
     """
+    if data is not None and not isinstance(data, DataSet):
+        data = place_of(data)
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):
@@ -75,6 +79,8 @@ def run(
         return _finished(method, source, watcher, progress, names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
+    arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress, "track": track}
+    _check_meant(method, settings, [key for key, value in arguments.items() if value not in (None, ())])
     nobody = False
     if replies is None:
         task = {"data": source.name if source is not None else data} if data is not None else {}
@@ -97,6 +103,22 @@ def run(
         raise
     weakref.finalize(record, folder.cleanup)
     return record
+
+
+def _check_meant(method: str | Method | type[Method], settings: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Refuse a keyword that is a field of the method's class too, so that one which the run gains later takes nothing.
+
+    The class alone is no error, or each new setting of a run would break methods that never use it by keyword.
+    """
+    if isinstance(method, Method):
+        return  # its own settings are in the object
+    kind = methods.find(method) if isinstance(method, str) else method
+    keywords = [*arguments, *(key for key in settings if key in Experiment.model_fields)]
+    if twice := next((key for key in keywords if key in kind.model_fields), None):
+        raise ValueError(
+            f"{twice} is a setting of the run and of {kind.__name__}; give the method as an object, which has its own: "
+            f"run({kind.__name__}({twice}=...), ...)"
+        )
 
 
 def _finished(
@@ -148,4 +170,4 @@ def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: 
         made = method if isinstance(method, Method) else kind(**own)
     except ValidationError as error:
         raise ValueError(sentence(error)) from error
-    return Job(experiment, method, made, out) if isinstance(method, str) else Job(experiment, made, out)
+    return Job(experiment, made, out, name=method if isinstance(method, str) else "")

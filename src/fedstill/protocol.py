@@ -66,7 +66,7 @@ class Method(Settings, ABC):
             is one.
     """
 
-    model_config = ConfigDict(ignored_types=(Step,))
+    model_config: ClassVar[ConfigDict] = ConfigDict(ignored_types=(Step,))
     personal: ClassVar[bool] = False
     mixed: ClassVar[bool] = False
     needs_public: ClassVar[str] = ""

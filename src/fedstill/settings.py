@@ -1,6 +1,6 @@
 """The base of every settings class, and shared types of fields."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, PositiveFloat
@@ -16,6 +16,6 @@ Share = Annotated[float, Gt(0), Lt(1)]
 class Settings(BaseModel):
     """Hyperparameters: frozen and checked, unknown names refused; the docstrings of fields are their help texts."""
 
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )

@@ -61,7 +61,7 @@ class Step(typing.Generic[R]):
     """
 
     def __init__(self, function: Callable[..., R]) -> None:
-        self.name = function.__name__
+        self.name: str = function.__name__
         self.function = function
         self.__doc__ = function.__doc__
         names = list(inspect.signature(function).parameters)

@@ -44,7 +44,7 @@ def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def finished(out: Path, name: str = "fedavg", settings: dict[str, Any] | None = None, **changes: Any) -> Path:
     task = {"data": "digits", "clients": 2, "model": "convnet:width=8,depth=2", "workers": 0, "limit": 120}
     chosen = {"fedavg": {"rounds": 1, "local": {"lr": 0.05}}, "dense": DENSE, "ldp-fedavg": PRIVATE}.get(name, {})
-    run(Job(Experiment(**{**task, **changes}), name, find(name)(**(settings or chosen)), out))
+    run(Job(Experiment(**{**task, **changes}), find(name)(**(settings or chosen)), out, name=name))
     return out
 
 

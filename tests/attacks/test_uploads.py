@@ -26,7 +26,7 @@ QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 25})  # ty
 
 def finished(folder: Path, name: str, partition: str = "classes:3", **settings: Any) -> Path:
     task = Experiment(data="digits", clients=4, partition=partition, workers=0, model="convnet:width=16,depth=2")
-    run(Job(task, name, find(name)(**settings), folder))
+    run(Job(task, find(name)(**settings), folder, name=name))
     return folder
 
 
@@ -59,7 +59,7 @@ def test_a_change_of_the_model_is_read_as_one(tmp_path: Path) -> None:
     """Against the model that it was added to, a small change would say nothing."""
     task = Experiment(data="digits", clients=4, model="convnet:width=8,depth=2")
     method = find("ldp-fedavg")()
-    spec = spec_of(Job(task, "ldp-fedavg", method, tmp_path), share_out(task, None))
+    spec = spec_of(Job(task, method, tmp_path), share_out(task, None))
     change = {name: torch.zeros_like(value) for name, value in parameters(spec.new_model()).items()}
     change["classifier.bias"][3] = 1e-9
     (step,) = client_steps(type(method)).values()
@@ -98,7 +98,7 @@ def test_sums_give_the_classes_away_unless_they_are_private(tmp_path: Path) -> N
     seen = {}
     for epsilon in (None, 0.1):
         folder = tmp_path / str(epsilon)
-        run(Job(task, "afl", find("afl")(epsilon=epsilon, **features), folder))
+        run(Job(task, find("afl")(epsilon=epsilon, **features), folder))
         seen[epsilon] = uploads(folder, QUICK)["labels"]
         assert {line["from"] for line in seen[epsilon]} == {"the sums"}
     assert all(line["held_accuracy"] == 1.0 and line["distance"] < 1e-5 for line in seen[None])

@@ -173,10 +173,10 @@ def test_a_bad_number_is_one_sentence(number: str) -> None:
 def test_a_run_with_noise_as_its_public_images(tmp_path: Path) -> None:
     experiment = Experiment(data="digits", clients=3, model="convnet:width=8,depth=2", public="noise=50", workers=0)
     method = methods.find("fedavg-p")(extractor={"pretrain": "none"}, space={"dims": 16}, epsilon=50.0)
-    summary = run(Job(experiment, "fedavg-p", method, tmp_path / "run"))
+    summary = run(Job(experiment, method, tmp_path / "run"))
     assert summary["accuracy"] > 0.5  # chance is 0.1
     assert summary["guarantee"]["holds"] and summary["guarantee"]["epsilon"] == pytest.approx(50, rel=1e-3)
-    again = run(Job(experiment, "fedavg-p", method, tmp_path / "again"))
+    again = run(Job(experiment, method, tmp_path / "again"))
     assert again["accuracy"] == summary["accuracy"]
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again"))
     assert first == second
@@ -185,7 +185,7 @@ def test_a_run_with_noise_as_its_public_images(tmp_path: Path) -> None:
 def test_a_run_with_a_bad_number_of_images_ends_in_that_sentence(tmp_path: Path) -> None:
     experiment = Experiment(data="digits", clients=3, model="convnet:width=8,depth=2", public="noise=x", workers=0)
     with pytest.raises(ValueError, match="write noise=N"):
-        run(Job(experiment, "fedavg-p", methods.find("fedavg-p")(), tmp_path / "run"))
+        run(Job(experiment, methods.find("fedavg-p")(), tmp_path / "run"))
 
 
 @pytest.mark.slow

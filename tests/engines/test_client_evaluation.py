@@ -44,7 +44,7 @@ LOCAL = {"lr": 0.05, "batch_size": 32}
 def made(out: Path, name: str = "fedavg", method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     settings = {"rounds": 2, "local": LOCAL} if method is None else method
     task = {"local_test": 0.25, "partition": "dirichlet:0.5", **changes}
-    return run(Job(Experiment(**TASK, **task), name, find(name)(**settings), out))
+    return run(Job(Experiment(**TASK, **task), find(name)(**settings), out, name=name))
 
 
 def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_validation_records_of_each_client_take_the_place_of_its_test_records(tm
 
 
 def test_validation_records_are_those_of_simulated_clients(tmp_path: Path) -> None:
-    job = Job(Experiment(**TASK, validation=0.1), "fedavg", find("fedavg")(), tmp_path / "run")
+    job = Job(Experiment(**TASK, validation=0.1), find("fedavg")(), tmp_path / "run")
     with pytest.raises(ValueError, match="--validation splits the records of simulated clients; leave it out with"):
         run(job, sites=lambda spec: pytest.fail("asked"))
 

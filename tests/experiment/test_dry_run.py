@@ -18,7 +18,7 @@ WORDS = ["--data", "digits", "--clients", "4", "--limit", "240", "--model", "con
 
 def both(name: str, folder: Path, **more: Any) -> tuple[Estimate, fedstill.RunRecord]:
     task = fedstill.Experiment(**{**TASK, **more})
-    job = fedstill.Job(task, name, find(name)(**SMALL[name]), folder / "run")
+    job = fedstill.Job(task, find(name)(**SMALL[name]), folder / "run", name=name)
     before = estimate(job)
     assert not folder.exists() or not list(folder.iterdir())
     return before, fedstill.run(job)

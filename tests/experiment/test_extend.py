@@ -34,7 +34,7 @@ def job(out: Path, name: str = "late:LateModels", **changes: Any) -> Job:
     settings = MODELS if name == "late:LateModels" else HEADS
     if name == "late:LateHeads":
         task["public"] = "noise=64"
-    return Job(Experiment(**{**task, **changes}), name, find(name)(**settings), out)
+    return Job(Experiment(**{**task, **changes}), find(name)(**settings), out, name=name)
 
 
 def extended(finished: Path, out: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_a_comparison_asks_for_the_same_models_once(tmp_path: Path, monkeypatch:
 def test_other_questions_are_asked_anew(tmp_path: Path, change: dict[str, Any] | str) -> None:
     task = {"data": "digits", "clients": 3, "model": "dense-mnist", "workers": 0, "public": "noise=64"}
     settings = {"local": {"epochs": 1}, "distillation": {"epochs": 1}}
-    first = Job(Experiment(**task), "feddf", find("feddf")(**settings), tmp_path / "first")
+    first = Job(Experiment(**task), find("feddf")(**settings), tmp_path / "first")
     run(first)
     settings = settings | {"start": "fresh"} | (change if isinstance(change, dict) else {})
     out = tmp_path / "out"
@@ -177,7 +177,7 @@ def test_other_questions_are_asked_anew(tmp_path: Path, change: dict[str, Any] |
     if change == "begun":
         out.mkdir()
         (out / "config.json").touch()
-    reuse.prepare(Job(Experiment(**task, seed=int(change == "seed")), name, method, out), [first.out])
+    reuse.prepare(Job(Experiment(**task, seed=int(change == "seed")), method, out, name=name), [first.out])
     assert not (out / "journal").exists()
     if change == "seed":  # all else was equal
         reuse.prepare(first.replace(method=method, out=out), [first.out])

@@ -13,7 +13,7 @@ import torch
 from small import Probe
 from torch import nn
 
-from fedstill import Experiment, FedAvg, Federation, FedGM, Job, run
+from fedstill import Experiment, FedAvg, Federation, FedGM, InputError, Job, run
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.experiment.run import spec_of
@@ -61,35 +61,47 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_takes_a_name_an_object_or_a_class_and_a_path_as_text() -> None:
-    for arguments, name, method, out in [
-        (("fedgm", FedGM(ipc=1), Path("runs/x")), "fedgm", FedGM(ipc=1), "runs/x"),
-        (("fedgm", "runs/x"), "fedgm", FedGM(), "runs/x"),
-        ((FedGM(ipc=2), "runs/x"), "fedgm", FedGM(ipc=2), "runs/x"),
-        ((FedGM, Path("runs/x")), "fedgm", FedGM(), "runs/x"),
-        ((Probe(rounds=3), "y"), "small:Probe", Probe(rounds=3), "y"),
-        (("small:Probe", Probe, "y"), "small:Probe", Probe(), "y"),
+    for method, out, name, made in [
+        ("fedgm", "runs/x", "fedgm", FedGM()),
+        (FedGM(ipc=2), Path("runs/x"), "fedgm", FedGM(ipc=2)),
+        (FedGM, "runs/x", "fedgm", FedGM()),
+        (Probe(rounds=3), "runs/x", "small:Probe", Probe(rounds=3)),
+        ("small:Probe", "runs/x", "small:Probe", Probe()),
     ]:
-        job = Job(TASK, *arguments)  # type: ignore[arg-type]
-        assert (job.name, job.method, job.out) == (name, method, Path(out))
-    assert Job(TASK, method=FedGM(), name="fedgm", out="x").replace(out="z").out == Path("z")
+        for job in (Job(TASK, method, out), Job(experiment=TASK, method=method, out=out), Job(TASK, method, out=out)):
+            assert (job.name, job.method, job.out) == (name, made, Path("runs/x"))
+    job = Job(TASK, Probe(), "x", name="tests/support/small.py:Probe", label="mine")
+    assert (job.name, job.label) == ("tests/support/small.py:Probe", "mine")
+
+
+def test_a_changed_copy_of_a_job_has_the_name_of_its_method() -> None:
+    job = Job(TASK, Probe(), "x", name="small.py:Probe", label="mine")
+    assert job.replace(out="z").out == Path("z") and job.replace(out="z").name == "small.py:Probe"
+    for method in (FedAvg(rounds=2), FedAvg, "fedavg"):
+        changed = job.replace(method=method)
+        assert (changed.name, type(changed.method), changed.label) == ("fedavg", FedAvg, "mine")
+    assert job.replace(method=Probe(rounds=9)).name == "small.py:Probe"
+    assert job.replace(method=Probe(rounds=9), name="other.py:Probe").name == "other.py:Probe"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "name", "sentence"),
     [
-        ((TASK, "nosuch", Probe(), "x"), "there is no method 'nosuch'.*the object is small:Probe; label='nosuch'"),
-        ((TASK, "fedagm", FedGM(), "x"), "there is no method 'fedagm'; did you mean fedgm?"),
-        ((TASK, "fedavg", FedGM(), "x"), "the job is named 'fedavg', but its method is fedgm; leave the name out"),
-        ((TASK, "fedagv", "x"), "there is no method 'fedagv'; did you mean fedavg"),
-        ((TASK, FedGM()), "the run's folder is None; give a path"),
-        ((TASK, "fedgm", FedGM(), 3), "the run's folder is 3; give a path"),
-        ((TASK, 3, "x"), "the method is 3; give a method's name, class or object"),
-        (("digits", "fedgm", "x"), "the experiment is 'digits'; give an Experiment"),
+        ((TASK, Probe(), "x"), "nosuch", "there is no method 'nosuch'.*the object is small:Probe; label='nosuch'"),
+        ((TASK, FedGM(), "x"), "fedagm", "there is no method 'fedagm'; did you mean fedgm?"),
+        ((TASK, FedGM(), "x"), "fedavg", "the job is named 'fedavg', but its method is fedgm; leave the name out"),
+        ((TASK, "fedgm", "x"), "fedavg", "the job is named 'fedavg', but its method is fedgm; leave the name out"),
+        ((TASK, FedGM(), "x"), 3, "the method's name is 3; leave it out, or give a text"),
+        ((TASK, "fedagv", "x"), "", "there is no method 'fedagv'; did you mean fedavg"),
+        ((TASK, FedGM(), None), "", "the run's folder is None; give a path"),
+        ((TASK, "fedgm", FedGM()), "", "the run's folder is FedGM.*; give a path"),
+        ((TASK, 3, "x"), "", "the method is 3; give a method's name, class or object"),
+        (("digits", "fedgm", "x"), "", "the experiment is 'digits'; give an Experiment"),
     ],
 )
-def test_a_wrong_job_is_refused_in_a_sentence(arguments: tuple[Any, ...], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        Job(*arguments)
+def test_a_wrong_job_is_refused_in_a_sentence(arguments: tuple[Any, ...], name: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Job(*arguments, name=name)
 
 
 def test_only_jobs_are_run() -> None:

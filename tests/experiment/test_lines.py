@@ -27,7 +27,7 @@ TIME = r"\d+:\d\d"
 
 def job(out: Path, **settings: Any) -> Job:
     task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
-    return Job(task, "fedavg", find("fedavg")(**settings), out)
+    return Job(task, find("fedavg")(**settings), out)
 
 
 def test_a_log_has_a_line_for_each_round_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_time_left_follows_the_pace_of_this_start(monkeypatch: pytest.MonkeyPatc
     now = 1000.0
     monkeypatch.setattr("fedstill.experiment.lines.time.monotonic", lambda: now)
     watcher = Lines(said.append, "x")
-    watcher.resumed(7, 10)
+    watcher.resumed(done=7, total=10)
     watcher.asked("update", 10, 2)
     now += 60
     watcher.logged(8, 10, {"accuracy": 0.5, "loss": 2.0})

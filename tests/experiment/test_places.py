@@ -24,7 +24,7 @@ QUICK = "--data digits --clients 2 --limit 100 --model convnet:width=8,depth=2 -
 
 
 def job(name: str = "fedavg", label: str = "", *, task: dict[str, Any] | None = None, **settings: Any) -> Job:
-    return Job(Experiment(**{**TASK, **(task or {})}), name, find(name)(**settings), Path(), label)
+    return Job(Experiment(**{**TASK, **(task or {})}), find(name)(**settings), Path(), name=name, label=label)
 
 
 def begin(folder: Path, some: Job) -> None:

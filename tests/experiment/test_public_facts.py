@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill import Experiment, Job, methods, run
+from fedstill import DataSet, Experiment, Job, from_torch, methods, run
 from fedstill.data import sources
 from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
@@ -30,7 +30,7 @@ def write(place: Path, white: bool = False, seed: int = 0) -> Path:
 def result(place: Path, out: Path, **facts: Any) -> dict[str, Any]:
     method = methods.find("fedavg-p")(extractor={"pretrain": "none"}, space={"dims": 4})
     task = {"model": "convnet:width=4,depth=1", "clients": 2, "workers": 0, "public": "noise=40", **facts}
-    return run(Job(Experiment(data=str(place), **task), "fedavg-p", method, out))
+    return run(Job(Experiment(data=str(place), **task), method, out))
 
 
 def test_a_normalisation_from_private_pixels_ends_the_guarantee(tmp_path: Path) -> None:
@@ -48,6 +48,27 @@ def test_a_normalisation_from_private_pixels_ends_the_guarantee(tmp_path: Path) 
     ]
     assert specs[0][0].normalisation == specs[0][1].normalisation and specs[0][0].num_classes == 4
     assert specs[1][0].normalisation != specs[1][1].normalisation
+
+
+def test_a_data_set_of_ones_own_says_which_of_its_facts_are_private() -> None:
+    """Its normalisation may come from private records, so silence is no claim that it is public."""
+    digits = sources.load("digits")
+    facts: dict[str, Any] = {
+        "name": "hospital", "train": digits.train, "test": digits.test, "class_names": digits.class_names,
+        "fingerprint": "0" * 64,
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'measured'"):
+        DataSet(**facts)
+    with pytest.raises(TypeError, match="positional argument"):
+        DataSet(*facts.values(), ("normalisation",))  # type: ignore[call-arg, misc]
+    task = {"model": "convnet:width=4,depth=1", "clients": 2, "workers": 0, "public": "noise=40", "limit": 200}
+    settings = {"extractor": {"pretrain": "none"}, "space": {"dims": 4}, "epsilon": 1.0}
+    private = DataSet(**facts, measured=("normalisation",))
+    assert not run("fedavg-p", data=private, **task, **settings).guarantee.holds
+    assert run("fedavg-p", data=private, **task, **settings, mean=(0.5,), std=(0.25,)).guarantee.holds
+    assert run("fedavg-p", data=DataSet(**facts, measured=()), **task, **settings).guarantee.holds
+    torchs = from_torch((digits.train.images, digits.train.labels), class_names="abcdefghij")
+    assert torchs.measured == ("normalisation",)
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def job(name: str, out: Path, **settings: Any) -> Job:
     both = {**method_settings.SMALL[name], **({"rounds": 1} if name == "feddm" else {}), **settings}
     if "epsilon" in methods.find(name).model_fields:
         both["epsilon"] = None  # noise is never the same again
-    return Job(Experiment(**TASK, **public), name, methods.find(name)(**both), out)
+    return Job(Experiment(**TASK, **public), methods.find(name)(**both), out, name=name)
 
 
 def first_replies(folder: Path) -> dict[str, bytes]:
@@ -189,8 +189,8 @@ def test_a_private_reply_is_not_released_again(tmp_path: Path) -> None:
     task = {**TASK, "public": "noise=40", "mean": (0.5,), "std": (0.25,), "num_classes": 10, "budget": 1.0}
     small = {**method_settings.SMALL["fedd-p"], "epsilon": 1.0}
     kind = methods.find("fedd-p")
-    first = run(Job(Experiment(**task), "fedd-p", kind(**small), tmp_path / "first"))
-    other = Job(Experiment(**task), "fedd-p", kind(**small, student="fresh"), tmp_path / "other")
+    first = run(Job(Experiment(**task), kind(**small), tmp_path / "first"))
+    other = Job(Experiment(**task), kind(**small, student="fresh"), tmp_path / "other")
     second = run(reuse.repeat(tmp_path / "first", other))
     assert first["guarantee"] == second["guarantee"] and first["guarantee"]["holds"]
     assert first_replies(tmp_path / "first") == first_replies(tmp_path / "other")  # the noise is the same too
@@ -219,7 +219,7 @@ class {name}(FedDF):
 
 def own_job(place: str, out: Path, **task: Any) -> Job:
     settings = {**method_settings.SMALL["feddf"]}
-    return Job(Experiment(**{**TASK, "public": "noise=40", **task}), place, methods.find(place)(**settings), out)
+    return Job(Experiment(**{**TASK, "public": "noise=40", **task}), methods.find(place)(**settings), out, name=place)
 
 
 def test_a_class_derived_from_a_method_has_clients_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_run_of_several_rounds_is_not_reused_and_no_byte_counts_twice(tmp_path
     assert not other.out.exists()
     task = {**TASK, "clients": 5, "drop": 0.4, "min_clients": 1}
     real = methods.find("real")
-    one = Job(Experiment(**task), "real", real(**method_settings.SMALL["real"]), tmp_path / "one")
+    one = Job(Experiment(**task), real(**method_settings.SMALL["real"]), tmp_path / "one")
     two = one.replace(method=real(**{**method_settings.SMALL["real"], "training": {"epochs": 1}}), out=tmp_path / "two")
     before = run(one)
     reuse.prepare(two, [one.out])
@@ -294,9 +294,9 @@ def test_what_would_ask_real_sites_again_is_refused_before_it_begins(
 ) -> None:
     task = {**TASK, "public": "noise=40", **changes}
     small, kind = method_settings.SMALL["dense"], methods.find("dense")
-    run(Job(Experiment(**task), "dense", kind(**small), tmp_path / "first"))
+    run(Job(Experiment(**task), kind(**small), tmp_path / "first"))
     (tmp_path / "first" / "partition.json").unlink()
-    other = Job(Experiment(**task), "dense", kind(**{**small, "rounds": 1 if changes else 2}), tmp_path / "other")
+    other = Job(Experiment(**task), kind(**{**small, "rounds": 1 if changes else 2}), tmp_path / "other")
     with pytest.raises(ValueError, match=sentence):
         reuse.repeat(tmp_path / "first", other)
     assert not (tmp_path / "other").exists()

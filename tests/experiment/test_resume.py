@@ -29,7 +29,7 @@ class Stopper(Watcher):
 
 def job(out: Path) -> Job:
     task = Experiment(data="digits", clients=2, model=small.MODEL, workers=0)
-    return Job(task, "fedavg", find("fedavg")(rounds=2, local={"lr": 0.05, "epochs": 1}), out)
+    return Job(task, find("fedavg")(rounds=2, local={"lr": 0.05, "epochs": 1}), out)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_a_new_thread_does_not_take_over_the_number_of_threads_of_a_step(tmp_pat
         assert in_step.wait(10)
         started.set()
         with pytest.raises(ValueError, match="digts"):
-            run(Job(Experiment(data="digts", workers=0), "fedavg", FedAvg(), tmp_path / "run"))
+            run(Job(Experiment(data="digts", workers=0), FedAvg(), tmp_path / "run"))
         return torch.get_num_threads()
 
     torch.set_num_threads(3)

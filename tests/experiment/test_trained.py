@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def made(out: Path, name: str = "fedavg", **changes: Any) -> dict[str, Any]:
-    return run(Job(Experiment(**{**TASK, **changes}), name, find(name)(**SETTINGS.get(name, {})), out))
+    return run(Job(Experiment(**{**TASK, **changes}), find(name)(**SETTINGS.get(name, {})), out, name=name))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

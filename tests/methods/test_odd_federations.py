@@ -29,7 +29,7 @@ FAST = {"local": {"epochs": 1, "lr": 0.05}}
 
 
 def go(name: str, out: Path, settings: Mapping[str, Any], **task: Any) -> dict[str, Any]:
-    return run(Job(Experiment(**{**TASK, **task}), name, methods.find(name)(**settings), out))
+    return run(Job(Experiment(**{**TASK, **task}), methods.find(name)(**settings), out, name=name))
 
 
 def replies(out: Path) -> list[Path]:

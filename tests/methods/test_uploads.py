@@ -255,7 +255,7 @@ def test_a_damaged_checkpoint_of_epochs_costs_no_reply(digits: DataSet, tmp_path
 
 
 def test_a_method_with_one_model_refuses_several(tmp_path: Path) -> None:
-    job = Job(Experiment(data="digits", models=KINDS, clients=4), "fedavg", find("fedavg")(), tmp_path / "run")
+    job = Job(Experiment(data="digits", models=KINDS, clients=4), find("fedavg")(), tmp_path / "run")
     with pytest.raises(ValueError, match="fedavg needs one model for all clients; use --model"):
         run(job)
 

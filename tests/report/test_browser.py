@@ -8,7 +8,7 @@ from browser import WATCH, check, needs_browser, posted, script
 from report_pages import add_parts, write_run
 
 from fedstill.report import pareto
-from fedstill.report.page import write_report
+from fedstill.report.page import write_page
 from fedstill.report.record import read_run
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -61,7 +61,7 @@ def test_the_page_fits_its_window_and_its_buttons_work(tmp_path: Path, width: in
             runs.append(add_parts(write_run(tmp_path / "runs" / f"{i}-{seed}", **command)))
         runs.append(add_parts(write_run(tmp_path / "runs" / f"{i}-b", label=label, setting=long | {"lr": 7.0 * i})))
     records = [read_run(run) for run in runs]
-    write_report(records, tmp_path / "report.html", fronts=pareto.pictures(records))
+    write_page(records, tmp_path / "report.html", fronts=pareto.pictures(records))
     report = seen(tmp_path / "report.html", width, look)
     check(report, width, look)
     assert (report["undrawn"], report["small"]) == (0, 0)

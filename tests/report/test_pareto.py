@@ -13,7 +13,7 @@ from report_pages import PRIVATE, page, write_run
 
 from fedstill.cli import main
 from fedstill.report import pareto, scatter
-from fedstill.report.page import write_report
+from fedstill.report.page import write_page
 from fedstill.report.record import RunRecord, read_run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -213,5 +213,5 @@ def test_a_page_without_fronts_is_as_before_and_names_are_text(tmp_path: Path) -
     assert "Pareto" not in page(records, tmp_path)
     write_run(tmp_path / "evil", label="<img src=x>", accuracy=0.95)
     records.append(read_run(tmp_path / "evil"))
-    write_report(records, tmp_path / "report.html", fronts=pareto.pictures(records))
+    write_page(records, tmp_path / "report.html", fronts=pareto.pictures(records))
     assert "<img src=x>" not in (tmp_path / "report.html").read_text()

@@ -153,7 +153,7 @@ def test_the_simulation_is_the_run_s_accuracy_on_the_same_validation_records(
     experiment = Experiment(**TASK, validation=0.2, workers=0)  # type: ignore[arg-type]
     (simulated,) = simulated_heads.accuracies(experiment, share_out(experiment, None), [epsilon], EXTRACTOR)
     method = FedAvgP(epsilon=epsilon, extractor=EXTRACTOR)
-    ran = run(Job(experiment, "fedavg-p", method, tmp_path / "run"))["accuracy"]
+    ran = run(Job(experiment, method, tmp_path / "run"))["accuracy"]
     # without noise one of 288 records at most, by the last bits; draws of this noise scatter by 0.015
     assert simulated == pytest.approx(ran, abs=tolerance)
     assert epsilon is None or abs(simulated - ran) < abs(0.847 - ran)  # the accuracy without noise is further off

@@ -23,7 +23,7 @@ class Notes(Watcher):
 def once(out: Path) -> list[str]:
     task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
     notes = Notes()
-    run(Job(task, "fedavg", FedAvg(rounds=1), out), watcher=notes)
+    run(Job(task, FedAvg(rounds=1), out), watcher=notes)
     return notes.sentences
 
 

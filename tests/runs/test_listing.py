@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
     for name in ("a", "c/fedavg/seed-0"):
-        run(Job(task, "fedavg", FedAvg(rounds=1), Path("runs") / name))
+        run(Job(task, FedAvg(rounds=1), Path("runs") / name))
     begun = RunFolder(Path("runs/c/mine/seed-3"))
     begun.path.mkdir(parents=True)
     begun.write_config(CONFIG)
@@ -126,7 +126,7 @@ def test_runs_are_tagged_and_found_by_their_tag(
     main(["runs", "--tag", "nobody"])
     assert "runs has no run with the tag nobody" in capsys.readouterr().out
     task = Experiment(data="digits", clients=2, limit=100, model="convnet:width=8,depth=2", workers=0)
-    run(Job(task, "fedavg", FedAvg(rounds=1), folder / "a"))
+    run(Job(task, FedAvg(rounds=1), folder / "a"))
     assert listed(capsys)[0]["tags"] == ["base", "paper-1.0"]  # a finished run stays as it is
     for words, sentence in (
         (["tag", "base"], "tag needs a tag and a run"),

@@ -151,7 +151,9 @@ def times_asked(out: Path) -> list[int]:
 @pytest.mark.parametrize("name", ["fedavg-p", *(pytest.param(name, marks=thorough) for name in ("scaffold", "fedgm"))])
 def test_a_deployment_gives_the_weights_and_bytes_of_a_simulation(name: str, here: Loopback, tmp_path: Path) -> None:
     found = completed(here, here.run(name, {"method": name, **TASK, name: METHODS[name]}), name)
-    summary = run(Job(Experiment(**TASK, workers=0), name, methods.find(name)(**METHODS[name]), tmp_path / "simulated"))
+    summary = run(
+        Job(Experiment(**TASK, workers=0), methods.find(name)(**METHODS[name]), tmp_path / "simulated", name=name)
+    )
     assert (found / "model.safetensors").read_bytes() == (tmp_path / "simulated" / "model.safetensors").read_bytes()
     theirs = summary_of(found)
     same = ("bytes_up", "bytes_down", "accuracy", "guarantee", "refused", "rounds")
@@ -264,7 +266,14 @@ def test_garbage_of_three_sites_leaves_the_run_of_the_fourth(everyone: Loopback,
     assert found.keys() == expected.keys()
     garbage.check_told([expected[turn] for turn in sorted(expected)], [found[turn] for turn in sorted(found)])
     alone = Probe(rounds=garbage.rounds(), misbehave=dict.fromkeys(garbage.VANDALS, "raise"))
-    run(Job(Experiment(**TASK | {"public": None, "min_clients": 1}, workers=0), "small:Probe", alone, tmp_path / "x"))
+    run(
+        Job(
+            Experiment(**TASK | {"public": None, "min_clients": 1}, workers=0),
+            alone,
+            tmp_path / "x",
+            name="small:Probe",
+        )
+    )
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "x" / "model.safetensors").read_bytes()
 
 
@@ -284,7 +293,7 @@ def test_a_site_that_is_killed_before_it_is_asked_is_left_out_and_may_come_later
     assert summary_of(late)["refused"] == []
     assert times_asked(late) == [1, 1, 1, 1]
     probe_alone = methods.find("small:Probe")(rounds=1)
-    run(Job(Experiment(**{**TASK, "public": None}, workers=0), "small:Probe", probe_alone, tmp_path / "whole"))
+    run(Job(Experiment(**{**TASK, "public": None}, workers=0), probe_alone, tmp_path / "whole", name="small:Probe"))
     models = [(folder / "model.safetensors").read_bytes() for folder in (out, late, tmp_path / "whole")]
     assert models[0] != models[1] == models[2]
 

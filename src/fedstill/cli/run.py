@@ -42,7 +42,7 @@ def run_one(words: list[str]) -> None:
     parsed = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
     from fedstill.experiment.job import Job
 
-    job = Job(parsed.experiment, name, parsed.method, Path(), command=line_of(["run", *words]))
+    job = Job(parsed.experiment, parsed.method, Path(), name=name, command=line_of(["run", *words]))
     plain = Path("runs") / f"{slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
     output = parsed.output
     note_default(words, output)
@@ -151,7 +151,7 @@ def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
         experiment = parsed.experiment.model_copy(update={"seed": seed})
         for label, (name, method) in parsed.methods.items():
             path = Path(label) / f"seed-{seed}"
-            jobs[path] = Job(experiment, name, method, path, label=label, command=command)
+            jobs[path] = Job(experiment, method, path, name=name, label=label, command=command)
     return jobs
 
 
@@ -184,13 +184,13 @@ def _show(
     column_cm: float = 8.4,
 ) -> None:
     from fedstill.report import export, pareto, tables
-    from fedstill.report.page import write_report
+    from fedstill.report.page import write_page
 
     page = out / "report.html"
     fronts = pareto.pictures(records) if with_pareto else []
     if with_pareto and not fronts:
         raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
-    write_report(records, page, command=command, fronts=fronts)
+    write_page(records, page, command=command, fronts=fronts)
     written = export.write_tables(records, out, latex=latex, markdown=markdown)
     written += export.write_fronts(fronts, out)
     if figures:

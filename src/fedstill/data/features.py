@@ -171,7 +171,16 @@ def load(
         Records(torch.from_numpy(arrays[split]), labels, len(raw.class_names), AS_THEY_ARE)
         for split, (_, labels) in (("train", raw.train), ("test", raw.test))
     )
-    return sources.DataSet(raw.name, train, test, raw.class_names, raw.columns, fingerprint, raw.measured), backbone
+    made = sources.DataSet(
+        name=raw.name,
+        train=train,
+        test=test,
+        class_names=raw.class_names,
+        columns=raw.columns,
+        fingerprint=fingerprint,
+        measured=raw.measured,
+    )
+    return made, backbone
 
 
 def _vectors(

@@ -12,12 +12,14 @@ from torch.utils.data import Dataset
 from fedstill.data import cache, sources, vectors
 from fedstill.data.completion import complete
 from fedstill.data.decode import Split
+from fedstill.errors import front_door
 
 Pairs = Dataset[Any] | tuple[Any, Any]
 _ROUNDING = 1e-3
 """Largest distance of 255 times a float pixel from an integer."""
 
 
+@front_door
 def from_torch(
     train: Pairs,
     test: Pairs | None = None,
@@ -26,7 +28,7 @@ def from_torch(
     columns: Mapping[str, Sequence[int] | Sequence[str]] | None = None,
     name: str = "own",
 ) -> sources.DataSet:
-    """A data set for ``run(job, data=...)``, held in memory.
+    """A data set for ``run(..., data=...)``, held in memory; its normalisation is that of its own train records.
 
     Args:
         train: a pair of records and labels, or a ``torch.utils.data.Dataset`` whose items are such pairs, read once.
@@ -38,7 +40,7 @@ def from_torch(
         name: name of the data set in messages.
 
     Raises:
-        ValueError: records differ in shape, are neither images nor vectors, have values that are not finite, or do not
+        InputError: records differ in shape, are neither images nor vectors, have values that are not finite, or do not
             fit the labels; one sentence.
     """
     named = tuple(map(str, class_names))

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,9 +32,11 @@ CLASSES = "list of classes", "number of classes"
 """Facts about classes among `DataSet.measured`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSet:
     """A classification task: records to deal to clients, and records to test on.
+
+    `load_data` and `from_torch` make it. Made by hand, it has to say which of its facts are private (``measured``).
 
     Attributes:
         name: the known name, the hub's id, or the last part of the path.
@@ -43,26 +45,30 @@ class DataSet:
         class_names: one for each class.
         columns: other integer and text columns of ``train``, each ``(len(train),)``, for the rule ``by:COLUMN``.
         fingerprint: SHA-256 of the content; equal data from any source have an equal fingerprint.
+        measured: the facts that were computed from the train records and so are not public, each of which ends a run's
+            guarantee unless its settings state it: ``"normalisation"`` of images, ``"scale"`` of vectors, ``"list of
+            classes"``, ``"number of classes"``. ``()`` claims that all are public.
+        constant: a column of vectors that has one value in all train records, in words, if there is one: it has no
+            scale.
+        features: names of the columns of a table's vectors, in their order.
     """
 
     name: str
     train: Records
     test: Records
     class_names: tuple[str, ...]
-    columns: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
     fingerprint: str
-    measured: tuple[str, ...] = ()
-    """Facts of the task that were computed from the train records, in words, and so are not public."""
+    measured: tuple[str, ...]
     constant: str = ""
-    """A column of vectors that has one value in all train records, in words, if there is one: it has no scale."""
     features: tuple[str, ...] = ()
-    """Names of the columns of a table's vectors, in their order."""
 
 
-def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
+@front_door
+def load_data(data: str | Path, *, size: int | None = None, cache_dir: str | Path | None = None) -> DataSet:
     """Load a data set; the first call decodes it, later calls map the decoded cache.
 
-    ``name_or_path`` is looked up in this order:
+    ``data`` is looked up in this order:
 
     1. a name in :data:`fedstill.data.names.KNOWN` (``digits`` comes with scikit-learn);
     2. ``$FEDSTILL_DATA/<name_or_path>``, for a known name and for any other that does not start with ``.``, ``~`` or
@@ -78,22 +84,35 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
     constant one gets a standard deviation of 1).
 
     Args:
-        name_or_path: a known name, a path or a hub id.
+        data: a known name, a path or a hub id; a `Path` is that of a file or folder, whatever its name.
         size: height and width of the images (`fedstill.data.resize.fitted`); as they are by default, if all are alike.
         cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
-        ValueError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
+        InputError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
             length, with classes ``0 .. C-1`` that each occur in the train split.
     """
+    return load(place_of(data), size=size, cache_dir=None if cache_dir is None else Path(cache_dir))
+
+
+def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
+    """`load_data` for the package's own modules; its errors are plain ``ValueError``."""
     source, entry, fingerprint = _cached(name_or_path, size, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
     return data_set(entry, fingerprint, source.name, source.known)
 
 
-load_data = front_door(load)
-"""The name of `load` in the package `fedstill`."""
+def place_of(data: str | Path) -> str:
+    """A name or path as `load` takes it; a relative `Path` begins with ``./``, so that it is no known name.
+
+    Raises:
+        ValueError: it is of another type.
+    """
+    if not isinstance(data, str | Path):
+        raise ValueError(f"the data are {data!r}; give a name or a path, as 'digits' or './scans'")
+    text = str(data)
+    return text if isinstance(data, str) or data.is_absolute() or text.startswith((".", "~")) else f"./{text}"
 
 
 def _cached(name_or_path: str, size: int | None, cache_dir: Path | None) -> tuple["_Source", cache.CacheEntry, str]:
@@ -117,10 +136,17 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
     )
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts["columns"])}
     scale = ("scale" if train.are_vectors else "normalisation",) * (known is None or known.normalisation is None)
-    measured = scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND)))
-    constant = str(entry.facts.get("constant", ""))
-    features = tuple(entry.notes.get("features", ()))
-    return DataSet(name, train, test, class_names, columns, fingerprint, measured, constant, features)
+    return DataSet(
+        name=name,
+        train=train,
+        test=test,
+        class_names=class_names,
+        columns=columns,
+        fingerprint=fingerprint,
+        measured=scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND))),
+        constant=str(entry.facts.get("constant", "")),
+        features=tuple(entry.notes.get("features", ())),
+    )
 
 
 def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:

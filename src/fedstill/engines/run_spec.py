@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Gt, Le, Len, Lt
@@ -56,7 +56,7 @@ class RunSpec(Settings):
     or defaults of fields without a new `version`.
     """
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(populate_by_name=True)
 
     version: Literal[1] = 1
     """Version of the JSON format."""

@@ -57,8 +57,8 @@ class Watcher:
     def reused(self, run: str) -> None:
         """The run begins with replies that clients gave to the run in the folder ``run``."""
 
-    def resumed(self, rounds: int, number: int) -> None:
-        """An earlier start finished ``rounds`` of ``number`` rounds."""
+    def resumed(self, done: int, total: int) -> None:
+        """An earlier start finished ``done`` of ``total`` rounds."""
 
     def working(self, client: int, label: str, done: int, total: int) -> None:
         """A client on this machine has finished ``done`` of ``total`` parts of the work ``label`` inside its step."""
@@ -67,7 +67,7 @@ class Watcher:
         """A reply has arrived; ``refusal`` is the reason if it is not used."""
 
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
-        """A round has logged its numbers."""
+        """Round ``round`` of ``rounds`` has logged its numbers."""
 
     def progressed(self, label: str, done: int, total: int) -> None:
         """The server has finished ``done`` of ``total`` parts of the work ``label``."""
@@ -96,9 +96,9 @@ class Watchers(Watcher):
             watcher.reused(run)
 
     @override
-    def resumed(self, rounds: int, number: int) -> None:
+    def resumed(self, done: int, total: int) -> None:
         for watcher in self._watchers:
-            watcher.resumed(rounds, number)
+            watcher.resumed(done, total)
 
     @override
     def working(self, client: int, label: str, done: int, total: int) -> None:

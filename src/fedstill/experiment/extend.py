@@ -39,7 +39,14 @@ def read_job(run: Path, out: Path, command: str) -> Job:
     settings = dict(content.method)
     try:
         name = str(settings.pop("name"))
-        return Job(Experiment(**content.experiment), name, methods.find(name)(**settings), out, content.label, command)
+        return Job(
+            Experiment(**content.experiment),
+            methods.find(name)(**settings),
+            out,
+            name=name,
+            label=content.label,
+            command=command,
+        )
     except KeyError as error:
         raise folder.damaged(folder.config, f"it lacks {error}") from error
     except ValueError as error:  # a method or a setting that this version does not know

@@ -25,17 +25,17 @@ class Job:
 
     Attributes:
         experiment: the task.
-        name: the method's name, as `fedstill.methods.find` takes it.
         method: the method with its hyperparameters.
         out: the run's folder.
+        name: the method's name, as `fedstill.methods.find` takes it.
         label: the run's name in tables; the method's name by default.
         command: the command line that repeats the run, for the record.
     """
 
     experiment: Experiment
-    name: str
     method: Method
     out: Path
+    name: str
     label: str
     command: str
 
@@ -43,9 +43,10 @@ class Job:
     def __init__(
         self,
         experiment: Experiment,
-        name: str | Method | type[Method],
-        method: Method | type[Method] | str | Path | None = None,
-        out: str | Path | None = None,
+        method: str | Method | type[Method],
+        out: str | Path,
+        *,
+        name: str = "",
         label: str = "",
         command: str = "",
     ) -> None:
@@ -53,29 +54,32 @@ class Job:
 
         Args:
             experiment: the task.
-            name: the method: its name, an object or a class. A name may be followed by the object.
-            method: the object, after its name; or ``out``, if ``name`` says all about the method.
+            method: the method: its name, an object or a class.
             out: the run's folder.
+            name: the method's name, if it is not that of the object's class: ``path/to/file.py:Class``.
             label: the run's name in tables; the method's name by default.
             command: the command line that repeats the run, for the record.
 
         Raises:
-            ValueError: there is no such method, the object is another method than the name says, or an argument is
-                missing or of another type; one sentence.
+            InputError: there is no such method, the object is another method than the name says, or an argument is of
+                another type; one sentence.
         """
-        if out is None and isinstance(method, str | Path):
-            method, out = None, method
         if not isinstance(experiment, Experiment):
             raise ValueError(f"the experiment is {experiment!r}; give an Experiment, as Experiment(data='digits')")
         if not isinstance(out, str | Path):
             raise ValueError(f"the run's folder is {out!r}; give a path, as Job(experiment, method, 'runs/first')")
-        found, made = _resolved(name, method)
-        values = {"experiment": experiment, "name": found, "method": made, "out": Path(out).expanduser()}
+        made = _made(method)
+        given = name or (method if isinstance(method, str) else name_of(type(made)))
+        _check_name(given, made)
+        values = {"experiment": experiment, "method": made, "out": Path(out).expanduser(), "name": given}
         for field, value in {**values, "label": label, "command": command}.items():
             object.__setattr__(self, field, value)
 
+    @front_door
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values of some attributes."""
+        """A copy with other values of some attributes; a method of another class brings its own name."""
+        if "method" in changes and type(_made(changes["method"])) is not type(self.method):
+            changes = {"name": "", **changes}
         return dataclasses.replace(self, **changes)
 
     @property
@@ -101,26 +105,26 @@ class Job:
         return {place: digest for place, code in own.items() if (digest := source_digest(code)) is not None}
 
 
-def _resolved(name: object, method: object) -> tuple[str, Method]:
-    """The method's name and the method itself."""
-    if method is None:
-        if isinstance(name, str):
-            return name, _defaults(methods.find(name))
-        name, method = None, name
-    made = _defaults(method) if isinstance(method, type) and issubclass(method, Method) else method
+def _made(method: object) -> Method:
+    """The method of a name or a class, with its defaults, or the object itself."""
+    kind = methods.find(method) if isinstance(method, str) else method
+    made = _defaults(kind) if isinstance(kind, type) and issubclass(kind, Method) else kind
     if not isinstance(made, Method):
         raise ValueError(f"the method is {made!r}; give a method's name, class or object, as FedGM(ipc=1)")
-    if name is None:
-        return name_of(type(made)), made
+    return made
+
+
+def _check_name(name: object, method: Method) -> None:
+    """Refuse a name that is not the method's."""
     if not isinstance(name, str):
         raise ValueError(f"the method's name is {name!r}; leave it out, or give a text")
-    own = name_of(type(made))
-    if name != own and name.rpartition(":")[2] != type(made).__qualname__:
-        if name in methods.TABLE:
-            raise ValueError(f"the job is named '{name}', but its method is {own}; leave the name out")
-        near = suggestion(name, methods.TABLE)
-        raise ValueError(f"there is no method '{name}'{near or ''} (the object is {own}; label='{name}' names a run)")
-    return name, made
+    own = name_of(type(method))
+    if name == own or name.rpartition(":")[2] == type(method).__qualname__:
+        return
+    if name in methods.TABLE:
+        raise ValueError(f"the job is named '{name}', but its method is {own}; leave the name out")
+    near = suggestion(name, methods.TABLE)
+    raise ValueError(f"there is no method '{name}'{near or ''} (the object is {own}; label='{name}' names a run)")
 
 
 def name_of(kind: type[Method]) -> str:

@@ -63,10 +63,10 @@ class ForReaders(Watcher):
         self._source = run
 
     @override
-    def resumed(self, rounds: int, number: int) -> None:
-        self._kept = rounds
-        if rounds == number:
-            self.noted(f"resuming: all {number} rounds kept")
+    def resumed(self, done: int, total: int) -> None:
+        self._kept = done
+        if done == total:
+            self.noted(f"resuming: all {total} rounds kept")
 
     def _note_taken_over(self, clients: int, answered: int) -> None:
         """Note the replies and rounds of an earlier start, or of another run; at the first request."""
@@ -136,9 +136,9 @@ class Lines(ForReaders):
             self._write(f"client {refusal.client} is left out: {refusal.reason}")
 
     @override
-    def resumed(self, rounds: int, number: int) -> None:
-        self._number = number
-        super().resumed(rounds, number)
+    def resumed(self, done: int, total: int) -> None:
+        self._number = total
+        super().resumed(done, total)
 
     @override
     def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:

@@ -238,7 +238,7 @@ class _Failed:
 
 def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | _Failed:
     """The accuracy of a run, or the reason why there is none."""
-    job = Job(experiment, entry.name, entry.method(point), folder, label=entry.label, command=command)
+    job = Job(experiment, entry.method(point), folder, name=entry.name, label=entry.label, command=command)
     others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
     try:
         reuse.prepare(job, sorted(others))  # tries of the server's settings ask the clients once

@@ -51,6 +51,7 @@ class Trained(nn.Module):
         self._backbone: Backbone | None = None
         self.eval()
 
+    @front_door
     def forward(
         self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n ..."] | Sequence[str]
     ) -> Float[Tensor, "n classes"]:
@@ -61,7 +62,7 @@ class Trained(nn.Module):
                 of any size, uint8, or texts.
 
         Raises:
-            ValueError: images have another shape or type, or values outside of their range, or the backbone can't be
+            InputError: images have another shape or type, or values outside of their range, or the backbone can't be
                 loaded or has changed; one sentence.
         """
         if self.features is not None:
@@ -92,6 +93,7 @@ class Trained(nn.Module):
         shape = tuple(records.shape[1:]) if isinstance(records, Tensor) else ()
         return torch.from_numpy(features.rows_of(self.backbone(shape), records))
 
+    @front_door
     def backbone(self, shape: tuple[int, ...]) -> Backbone:
         """The backbone of a run on `features`; it is loaded once.
 
@@ -99,7 +101,7 @@ class Trained(nn.Module):
             shape: channels, height and width of an image; empty for texts.
 
         Raises:
-            ValueError: it can't be loaded or has changed; one sentence.
+            InputError: it can't be loaded or has changed; one sentence.
         """
         if self._backbone is None:
             assert self.features is not None, "not a run on features"
@@ -124,7 +126,7 @@ def load_model(folder: str | Path) -> Trained:
             (``package.module:name``), that code is imported and called, so check a folder that you did not write.
 
     Raises:
-        ValueError: there is no finished run, its file is damaged or of an early version, or each client has its own
+        InputError: there is no finished run, its file is damaged or of an early version, or each client has its own
             model; one sentence.
     """
     folder = Path(folder)

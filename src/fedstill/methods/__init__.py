@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # the names of the methods need no torch
 
 TABLE = {
     module.replace("_", "-"): place
-    for place in fedstill.PLACES.values()
+    for place in fedstill._PLACES.values()
     for package, _, module in (place.partition(":")[0].rpartition("."),)
     if package == __name__
 }

@@ -1,6 +1,6 @@
 """Privacy events: the kind and size of a release's noise, as accountants compose them."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
@@ -25,7 +25,7 @@ Words = Annotated[str, AfterValidator(_printable)]
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Gaussian(_Event):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from jaxtyping import Bool
@@ -36,7 +36,7 @@ class BudgetExceeded(FedstillError, ValueError):
 class Entry(BaseModel):
     """One release: public facts only, such as the mechanism's parameters, never a value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     exchange: NonNegativeInt
     """Number of the server's request, from 0."""

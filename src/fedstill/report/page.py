@@ -20,7 +20,6 @@ def write_report(
     *,
     command: str | None = None,
     note: str = "",
-    fronts: Sequence[pareto.Picture] = (),
 ) -> None:
     """Write the report of one or more runs to ``path``, atomically.
 
@@ -29,11 +28,22 @@ def write_report(
         path: the HTML file, which is overwritten.
         command: the command of all runs, such as a comparison; each run's command is shown if None.
         note: a paragraph below the title, as on how settings were chosen.
-        fronts: pictures of accuracy against costs, as `fedstill.report.pareto.pictures` makes them.
 
     Raises:
-        ValueError: there are no records.
+        InputError: there are no records.
     """
+    write_page(records, path, command=command, note=note)
+
+
+def write_page(
+    records: Sequence[RunRecord],
+    path: str | Path,
+    *,
+    command: str | None = None,
+    note: str = "",
+    fronts: Sequence[pareto.Picture] = (),
+) -> None:
+    """`write_report` with pictures of accuracy against costs, ``fronts``, as `pareto.pictures` makes them."""
     if not records:
         raise ValueError("a report needs at least one run; give the folder of one")
     files.write_bytes(Path(path), _page(records, command, note, fronts).encode())

@@ -1,5 +1,6 @@
 """Runs, read from their folders (`fedstill.runs`)."""
 
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -72,8 +73,24 @@ class RunRecord:
         return accuracy
 
     def __getitem__(self, key: str) -> Any:
-        """The value of ``key`` in ``summary``."""
+        """The value of ``key`` in ``summary``; KeyError if there is none."""
         return self.summary[key]
+
+    def __contains__(self, key: object) -> bool:
+        """Whether ``summary`` has ``key``."""
+        return key in self.summary
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys of ``summary``."""
+        return iter(self.summary)
+
+    def keys(self) -> KeysView[str]:
+        """The keys of ``summary``, by which ``dict(record)`` copies it."""
+        return self.summary.keys()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of ``key`` in ``summary``, or ``default``."""
+        return self.summary.get(key, default)
 
     def load_model(self) -> "Trained":
         """The run's final model (`fedstill.load_model`)."""
@@ -141,7 +158,7 @@ def find_runs(folder: str | Path, *, unfinished: bool = False) -> list[Path]:
         unfinished: whether to return runs that have not finished, too.
 
     Raises:
-        ValueError: there is no such folder, or it has no such run.
+        InputError: there is no such folder, or it has no such run.
     """
     runs = [run for run in runs_below(Path(folder)) if unfinished or RunFolder(run).is_finished]
     if not runs:
@@ -159,7 +176,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         unfinished: whether to accept a run that has not finished.
 
     Raises:
-        ValueError: ``folder`` is not a finished run, or a file is damaged; one sentence.
+        InputError: ``folder`` is not a finished run, or a file is damaged; one sentence.
     """
     run = RunFolder(Path(folder))
     if unfinished and run.config.is_file() and not run.is_finished:

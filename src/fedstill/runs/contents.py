@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -17,7 +17,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Part(BaseModel):
     """A JSON object; undeclared fields are allowed."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
 
 
 class Config(Part):

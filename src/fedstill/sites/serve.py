@@ -116,7 +116,7 @@ def _job(settings: Config) -> Job:
     out = Path(str(settings["out"]))
     if not settings.get("extend"):
         experiment, method_name, method = config.read_yaml(Path(str(settings["file"])))
-        return Job(experiment, method_name, method, out, command=f"flwr run, {settings['file']}")
+        return Job(experiment, method, out, name=method_name, command=f"flwr run, {settings['file']}")
     finished = Path(str(settings["extend"]))
     job = extend.read_job(finished, out, f"flwr run, extending {finished}")
     if clients := int(settings.get("clients") or 0):

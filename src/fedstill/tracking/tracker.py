@@ -96,7 +96,7 @@ class Tracker(Watcher):
         self._open()
 
     @override
-    def resumed(self, rounds: int, number: int) -> None:
+    def resumed(self, done: int, total: int) -> None:
         self._open()
         self._attempt(self._log)
 
