@@ -13,7 +13,7 @@ def list_methods(words: list[str]) -> None:
     about = "List the methods: how often clients are asked, what they need and protect, and the paper."
     (form,) = parser.parse("fedstill methods", about, words, [parser.Section(flags.Format())])
     if form.json_:
-        print_json([catalogue.facts(name) for name in methods.TABLE])
+        print_json({"methods": [catalogue.facts(name) for name in methods.TABLE]})
         return
     print(catalogue.listing())
     print(
@@ -42,7 +42,7 @@ def data(words: list[str]) -> None:
         hubs = {name: f"hub: {facts.hub}" if facts.hub else "scikit-learn" for name, facts in known.items()}
         sources = {name: str(local_copy(name) or hub) for name, hub in hubs.items()}
         if form.json_:
-            print_json([{"name": name, "source": source} for name, source in sources.items()])
+            print_json({"data_sets": [{"name": name, "source": source} for name, source in sources.items()]})
         else:
             width = max(map(len, sources))
             print("\n".join(f"{name:<{width}}  {source}" for name, source in {"name": "source", **sources}.items()))
