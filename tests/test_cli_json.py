@@ -2,14 +2,24 @@
 
 import json
 import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_pages import write_run
 
 from fedstill import read_run
 from fedstill.cli import main
+from fedstill.journal import Refusal
+from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import export
+from fedstill.runs.contents import Summary
+from fedstill.runs.folder import RunFolder
+from fedstill.sites import submit
 
 QUICK = ["--data", "digits", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
 
@@ -142,3 +152,59 @@ def test_whole_numbers_stay_whole_in_every_output(said: Any, tmp_path: Path) -> 
                   "--rounds", "2", "--quiet", "--out", str(run)), read_run(run).metrics[-1]):  # fmt: skip
         assert {type(found[name]) for name in ("bytes_up", "bytes_down")} == {int}
     assert type(export.runs([read_run(run)])[0]["bytes_up"]) is int
+
+
+def test_every_key_of_a_summary_is_on_the_page_of_runs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    main(
+        [
+            "run",
+            "fedavg",
+            *QUICK,
+            "--clients",
+            "2",
+            "--rounds",
+            "1",
+            "--local-test",
+            "0.2",
+            "--quiet",
+            "--out",
+            str(run),
+        ]
+    )
+    summary, line = json.loads((run / "summary.json").read_text()), read_run(run).metrics[0]
+    every = {*summary, *Summary.model_fields, *line} - {"round"}
+    every |= {f.name for kind in (Guarantee, Refusal) for f in fields(kind)}
+    page = (Path(__file__).parents[1] / "docs" / "runs.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page.partition("## Keys of JSON")[2].partition("\n## ")[0]))
+    assert {"num_parameters", "accuracy_of_clients"} <= every and every - named == set()
+    files = set(re.findall(r"`([\w.]+/?)", page.partition("| file | content |")[2].partition("**Units**")[0]))
+    assert {vars(RunFolder(run))[name].name for name in vars(RunFolder(run)) if name != "path"} <= {
+        name.rstrip("/") for name in files
+    }
+
+
+@pytest.mark.parametrize("words", [["audit", "--help"], ["audit"], ["report", "--help"], ["server", "run", "--help"]])
+def test_help_texts_name_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        main(words)
+    assert "--json" in "".join(capsys.readouterr())
+
+
+def test_a_server_s_run_prints_its_summary(
+    said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+
+    def submitted(server: object, file: Path, flags: submit.RunFlags, say: Callable[[str], None]) -> Path:
+        say("asking 2 clients")
+        return run
+
+    monkeypatch.setattr(submit, "run", submitted)
+    monkeypatch.setattr(sys.modules["fedstill.cli.server"], "_open", lambda words: None)
+    found = said("server", "run", str(tmp_path), "run.yaml", "--out", str(run))
+    assert (found["accuracy"], found["folder"]) == (0.9, str(run))
+
+
+def test_a_report_takes_quiet(said: Any, tmp_path: Path) -> None:
+    assert said("report", str(write_run(tmp_path / "run")), "--quiet", "--out", str(tmp_path / "out"))["rows"]

@@ -585,3 +585,18 @@ def test_the_spread_over_clients_of_an_earlier_version_has_todays_name(tmp_path:
     first, second = read_run(folder).metrics
     assert first["spread_over_clients"] == 0.1 and "spread" not in first
     assert second["spread"] == 3  # a number of the method's own
+
+
+def test_the_page_names_the_values_of_the_partition_s_column(tmp_path: Path) -> None:
+    folder = add_parts(write_run(tmp_path / "run", partition="by:hospital"))
+    part = json.loads((folder / "partition.json").read_text())
+    own = {"clients": [{"client": c, "accuracy": 0.5} for c in range(2)]}
+    (folder / "clients.json").write_text(json.dumps(own))
+    write_report([read_run(folder)], tmp_path / "before.html")
+    assert "Values of" not in (tmp_path / "before.html").read_text()
+    values = {"hospital": [["Köln", "<Bonn>"], ["Ulm"]]}
+    (folder / "partition.json").write_text(json.dumps(part | {"values": values}))
+    write_report([read_run(folder)], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Values of hospital at each client" in page
+    assert page.count("Köln, &lt;Bonn&gt;") == page.count(">Ulm<") == 2  # with the records, and with the accuracies

@@ -16,7 +16,7 @@ FOLDER is the site's folder, with its policy.toml.
 set up and run:
   init FOLDER --invite FILE --data PATH [flags]
       make a site: policy, ledger, key, unit of systemd
-  check FOLDER
+  check FOLDER [--json]
       say what the policy lets out, after a change of it
   serve FOLDER
       run the site's node, and answer the server

@@ -205,7 +205,8 @@ def _releases(settings: Plan, epsilon: float, per_class: float, records: int) ->
     labels = _names(lambda method: method.protects == "label")
     return [
         _Release("class_head", f"class head, a logit (Lambda {penalty:.3g})", head,
-                 f"sqrt(2)/{penalty:.3g} = {head:.3g}", head * noise, "logits of 1 to 10", _releasing("classes coefficients")),
+                 f"sqrt(2)/{penalty:.3g} = {head:.3g}", head * noise, "logits of 1 to 10",
+                 _releasing("classes coefficients")),
         _Release("score_head", "score head (Lambda 25), a logit", 1 / 25, "1/25", noise / 25, "logits of 1 to 10",
                  _releasing("coefficients")),
         _Release("class_sums", "class sums, a coordinate", 1.0, "1", noise, sums, _releasing("classes dims")),

@@ -148,6 +148,7 @@ class Partition(Part):
 
     class_names: tuple[str, ...]
     counts: tuple[tuple[Count, ...], ...]
+    values: dict[str, tuple[tuple[str, ...], ...]] = {}
 
 
 class Evaluation(Part):
