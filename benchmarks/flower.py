@@ -347,7 +347,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--data", default="fashion_mnist")
     parser.add_argument("--mib", type=int, default=256, help="size of a large reply")
-    parser.add_argument("--at-a-time", type=int, default=0, help="sites of `deployed` that are asked at a time")
+    parser.add_argument("--at-a-time", type=int, help="sites of `deployed` that are asked at a time")
     parser.add_argument("--old", type=Path, default=Path("../old"), help="the other checkout of `change`")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

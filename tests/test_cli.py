@@ -1,5 +1,6 @@
 """What a user types, and what they are told when it is wrong."""
 
+import csv
 import json
 import re
 import subprocess
@@ -210,12 +211,16 @@ def test_a_comparison_makes_one_table_and_one_page(tmp_path: Path, capsys: pytes
         ["compare", "fedavg", "once=fedavg", *QUICK, "--seeds", "0", "1", "--fedavg.rounds", "2", "--once.rounds", "1"]
         + ["--out", str(out)]
     )
-    rows: list[dict[str, Any]] = json.loads((out / "table.json").read_text())
+    rows: list[dict[str, Any]] = json.loads((out / "table.json").read_text())["rows"]
     assert {row["rounds"] for row in rows} == {1, 2}
+    assert {(row["label"], row["method"]) for row in rows} == {("fedavg", "fedavg"), ("once", "fedavg")}
+    assert all(row["guarantee"]["holds"] is False for row in rows)
+    words = {line["guarantee"] for line in csv.DictReader((out / "table.csv").open())}
+    assert words == {"none"}
     assert (out / "report.html").stat().st_size > 10**6
     assert {f.name for f in out.iterdir()} >= {"fedavg", "once", "runs.csv", "table.csv"}
     main(["report", str(out), "--out", str(tmp_path / "again")])
-    assert json.loads((tmp_path / "again" / "table.json").read_text()) == rows
+    assert json.loads((tmp_path / "again" / "table.json").read_text()) == {"rows": rows}
 
 
 def test_a_yaml_file_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,7 +436,7 @@ def test_static_text_needs_no_torch(words: str) -> None:
 
 def test_the_list_of_methods_says_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
     main(["methods", "--json"])
-    listed = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
+    listed = {row["method"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert list(listed) == list(methods.TABLE)
     for name, row in listed.items():
         kind = methods.find(name)

@@ -39,7 +39,7 @@ def gradient(model: nn.Module, digits: DataSet, n: int = 1) -> list[Tensor]:
 def attacked(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[dict[str, Any]]:
     main(["attack", "--updates", str(folder), *TASK, *flags])
     assert "updates.json" in capsys.readouterr().out
-    found: list[dict[str, Any]] = json.loads((folder / "attack" / "updates.json").read_text())
+    found: list[dict[str, Any]] = json.loads((folder / "attack" / "updates.json").read_text())["updates"]
     return found
 
 

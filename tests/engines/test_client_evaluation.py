@@ -59,7 +59,7 @@ def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Pa
     assert summary["judged_on"] == "the clients' own test records"
     record = read_run(tmp_path / "run")
     assert record.metrics[-1]["accuracy"] == pytest.approx(summary["accuracy"])
-    assert record.metrics[-1]["spread"] == pytest.approx(summary["spread_over_clients"])
+    assert record.metrics[-1]["spread_over_clients"] == pytest.approx(summary["spread_over_clients"])
     assert record.confusion is not None
     assert record.confusion.sum() == sum(len(test) for _, test in task.parts)
     assert [entry["accuracy"] for entry in record.clients] == pytest.approx(expected)

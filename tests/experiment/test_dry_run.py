@@ -58,10 +58,11 @@ def test_rounds_and_clients_multiply_what_one_of_each_needs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["run", "fedavg", *WORDS, "--rounds", "1000000", "--dry-run", "--json", "--quiet"])
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["estimates"]
     (request,) = found["requests"]
     assert (request["times"], request["clients"]) == (1_000_000, 4)
-    assert found["bytes_up"] == 4_000_000 * request["up"] and found["bytes_down"] == 4_000_000 * request["down"]
+    assert found["bytes_up"] == 4_000_000 * request["bytes_up_per_client"]
+    assert found["bytes_down"] == 4_000_000 * request["bytes_down_per_client"]
     assert found["seconds_clients"] == pytest.approx(4_000_000 * request["seconds"])
     assert found["seconds"] == pytest.approx(found["seconds_clients"] + found["seconds_server"])
     main(["compare", "fedavg", "once=fedavg", *WORDS, "--each.rounds", "2", "--once.rounds", "1", "--seeds", "0", "1",
@@ -113,7 +114,7 @@ def test_with_a_part_of_the_clients_in_a_round_epsilon_is_at_most_that(
     shown = " ".join(capsys.readouterr().out.split())
     assert "privacy: at most " in shown and "none releases in all of them" in shown
     main(["run", "dp-fl", *words, "--dry-run", "--json", "--quiet"])
-    before = json.loads(capsys.readouterr().out)[0]
+    before = json.loads(capsys.readouterr().out)["estimates"][0]
     main(["run", "dp-fl", *words, "--quiet", "--json", "--out", str(tmp_path / "run")])
     spent = json.loads(capsys.readouterr().out)["guarantee"]["epsilon"]
     assert before["at_most"] and spent < before["guarantee"]["epsilon"]

@@ -311,4 +311,4 @@ def test_the_command_resumes_and_gives_the_same_with_any_number_of_processes(
     page = (out / "report.html").read_text()
     assert said["budget"] in page and "2 tries for each method. Without a search: fedprox." in page
     table = (out / "sweep.csv").read_text().splitlines()
-    assert len(table) == 4 and table[0].startswith("method,local.lr,validation")
+    assert len(table) == 4 and table[0].startswith("label,method,local.lr,validation")

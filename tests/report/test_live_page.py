@@ -170,7 +170,7 @@ def test_without_a_run_or_with_a_taken_port_there_is_one_sentence(
             main(["watch", *words])
         assert stop.value.code == 2 and sentence in capsys.readouterr().err
     main(["watch", str(followed[0]), "--json"])
-    assert json.loads(capsys.readouterr().out)[0]["state"] == "finished"
+    assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == "finished"
 
 
 def test_a_page_of_a_running_run_says_so(tmp_path: Path, followed: tuple[Path, list[Any]]) -> None:
@@ -233,7 +233,7 @@ def test_one_run_with_wrong_numbers_does_not_hide_the_others(
     config = tmp_path / "wrong" / "config.json"
     config.write_text(re.sub(r'"clients": 3', f'"clients": {clients}', config.read_text()))
     main(["watch", str(tmp_path), "--json"])
-    good, wrong = json.loads(capsys.readouterr().out)
+    good, wrong = json.loads(capsys.readouterr().out)["runs"]
     assert good["state"] == "finished" and wrong["state"] == "damaged" and wrong["problem"]
 
 

@@ -76,7 +76,7 @@ def test_a_picture_has_one_point_for_each_row_whatever_the_model(tmp_path: Path)
     assert [p.seeds for p in picture.points] == [2, 2, 2]
     fronts = {cost: [p.name for p in best] for cost, best in picture.fronts().items()}
     assert fronts == {"bytes": ["images", "sums"], "epsilon": ["noisy", "sums"], "seconds": ["sums"]}
-    lines = {line["method"]: line for line in pareto.lines([picture])}
+    lines = {line["label"]: line for line in pareto.lines([picture])}
     assert lines["noisy"]["epsilon"] == 1.0
     assert lines["sums"]["epsilon"] is None
     assert lines["images"]["front"] == ["bytes"]
@@ -192,11 +192,11 @@ def test_the_command_writes_the_table_the_figures_and_the_page(
     for cost in ("bytes", "epsilon", "seconds"):
         ElementTree.parse(tmp_path / "out" / f"pareto-{cost}.svg")
     table = list(csv.DictReader((tmp_path / "out" / "pareto.csv").open()))
-    assert [row["method"] for row in table] == ["sums", "noisy", "images"]
+    assert [row["label"] for row in table] == ["sums", "noisy", "images"]
     assert "| sums | 90.00" in (tmp_path / "out" / "pareto.md").read_text()
     assert (tmp_path / "out" / "report.html").read_text().count('class="pareto"') == 3
     main(["report", str(tmp_path / "runs"), "--pareto", "--json", "--out", str(tmp_path / "out")])
-    assert [row["method"] for row in json.loads(capsys.readouterr().out)["pareto"]] == ["sums", "noisy", "images"]
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["pareto"]] == ["sums", "noisy", "images"]
 
 
 def test_a_single_point_is_refused_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,21 +110,39 @@ def test_a_plan_shows_the_noise_that_a_run_would_add(
     assert "9,675 numbers, 38.7 kB" in " ".join(text.split())  # 129 * 130 / 2 products and 10 * 129 sums
 
 
-def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[dict[str, str]], str]:
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     main(["privacy", "plan", "--json", *words])
-    document = json.loads(capsys.readouterr().out)
-    (table,) = document["tables"]
-    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]], " ".join(document["text"])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_a_plan_as_json_has_numbers_and_fractions(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--epsilon", "1", "--clients", "2", "--records", "300", "--dims", "16")
+    assert (found["clients"], found["records"], found["classes"], found["delta"]) == (2, 300, 10, 1e-5)
+    private, free = found["budgets"]
+    assert (private["epsilon"], free["epsilon"]) == (1.0, None)
+    assert private["noise_multiplier"] == accounting.gaussian_noise(1.0, 1e-5)
+    assert private["attacker_right"] == pytest.approx(1 / (1 + math.exp(-1)), abs=0.002)
+    assert private["labels_kept"] == pytest.approx(math.e / (math.e + 9))
+    assert (free["noise_multiplier"], free["attacker_right"], free["labels_kept"]) == (0, 1, 1)
+    assert all(0 <= row["accuracy"] <= 1 for row in found["budgets"])
+    releases = {release["release"]: release for release in found["releases"]}
+    assert releases["dp_sgd_step"]["methods"] == ["dp-fl", "adap-dp-fl", "fedkd", "fedkadp"]
+    assert releases["sums_of_products"]["bytes"] == 4 * releases["sums_of_products"]["numbers"]
+    assert releases["labels"]["noise"] is None
+    assert all(release["noise"] > 0 for name, release in releases.items() if name != "labels")
+    assert "releases" not in planned(capsys, "--clients", "1", "--records", "100", "--dims", "8")
 
 
 @pytest.mark.slow
 def test_a_plan_is_a_row_for_each_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
-    rows, text = planned(capsys, "--records", "2500", "--classes", "10", "--clients", "4")
-    assert [row["epsilon"] for row in rows] == ["0.5", "1", "2", "4", "8", "none"]
-    accuracy = [float(row["accuracy, %"]) for row in rows]
-    assert accuracy == sorted(accuracy) and accuracy[0] < accuracy[-1] - 5
-    right = [float(row["attacker right, %"]) for row in rows]
-    assert right == sorted(right) and 50 < right[0] < 65
+    words = ("--records", "2500", "--classes", "10", "--clients", "4")
+    rows, text = planned(capsys, *words)["budgets"], told(capsys, "privacy", "plan", *words)
+    assert [row["epsilon"] for row in rows] == [0.5, 1, 2, 4, 8, None]
+    accuracy = [row["accuracy"] for row in rows]
+    assert accuracy == sorted(accuracy) and accuracy[0] < accuracy[-1] - 0.05
+    right = [row["attacker_right"] for row in rows]
+    assert right == sorted(right) and 0.5 < right[0] < 0.65
     assert "4 clients with 2500 records of 10 classes each" in text and "synthetic mixture" in text
 
 
@@ -133,10 +152,12 @@ TASK = {"data": "digits", "clients": 3, "model": "convnet:width=8,depth=2", "pub
 
 def test_a_plan_on_own_records_is_a_simulation_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [word for name, value in TASK.items() for word in (f"--{name}", str(value))]
-    rows, text = planned(capsys, "--epsilon", "0.1", "2", "1000", *flags, "--partition", "dirichlet:1")
-    accuracy = [float(row["accuracy, %"]) for row in rows]
-    assert accuracy[0] < accuracy[1] - 5 and accuracy[1] < accuracy[3] - 5
-    assert abs(accuracy[2] - accuracy[3]) < 5  # at epsilon 1000 there is hardly any noise
+    flags = ["--epsilon", "0.1", "2", "1000", *flags, "--partition", "dirichlet:1"]
+    found, text = planned(capsys, *flags), told(capsys, "privacy", "plan", *flags)
+    assert (found["data"], found["clients"], found["records"]) == ("digits", 3, 383)
+    accuracy = [row["accuracy"] for row in found["budgets"]]
+    assert accuracy[0] < accuracy[1] - 0.05 and accuracy[1] < accuracy[3] - 0.05
+    assert abs(accuracy[2] - accuracy[3]) < 0.05  # at epsilon 1000 there is hardly any noise
     for words in (
         "3 clients with 383 records of 10 classes each on average",
         "simulation on these records with noise from a seed: it charges no ledger, and its numbers have no privacy",
@@ -167,7 +188,7 @@ def test_the_test_records_change_no_plan(capsys: pytest.CaptureFixture[str], tmp
         test = rng.integers(0, 256, (40, 8, 8), np.uint8)
         np.savez(tmp_path / f"{name}.npz", **arrays, x_test=test, y_test=rng.integers(0, 2, 40))
         flags = ["--clients", "2", "--model", TASK["model"], "--public", TASK["public"], "--epsilon", "1", "2"]
-        found.append(planned(capsys, "--data", str(tmp_path / f"{name}.npz"), *map(str, flags))[0])
+        found.append(planned(capsys, "--data", str(tmp_path / f"{name}.npz"), *map(str, flags))["budgets"])
     assert found[0] == found[1]
 
 

@@ -178,7 +178,7 @@ def test_a_shape_is_for_a_run_on_features(finished: RunRecord, tmp_path: Path) -
 
 
 def test_the_card_of_a_classifier_of_vectors_names_no_images(finished: RunRecord) -> None:
-    facts = {"architecture": "mlp", "num_parameters": 1, "shape": [30], "class_names": ["a", "b"]}
+    facts = {"model": "mlp", "num_parameters": 1, "shape": [30], "class_names": ["a", "b"]}
     card = publishing._card(finished, facts)
     assert "vectors (n, 30), floats, not normalised" in card and "tabular-classification" in card
     assert "image" not in card.partition("## Privacy")[0]
@@ -210,7 +210,7 @@ def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
 
 
 def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord) -> None:
-    facts = {"architecture": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
+    facts = {"model": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
     assert "own training, which is not in this model" not in publishing._card(finished, facts)
     tuned = {**finished.config, "method": {"name": "fedavg-ft"}}
     card = publishing._card(RunRecord(finished.folder, "x", tuned, finished.summary), facts)
@@ -223,7 +223,7 @@ def test_a_card_says_whose_accuracy_it_has_and_who_took_part(finished: RunRecord
 def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
     summary = {**finished.summary, "data": "x](http://evil)<script>", "partition": "a\n\n# b"}
     hostile = RunRecord(finished.folder, "`x`|<b>", finished.config, summary)
-    facts = {"architecture": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>", "\x1b[31mred\x9b"]}
+    facts = {"model": "*", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["<i>", "\x1b[31mred\x9b"]}
     card = publishing._card(hostile, facts)
     assert "?\\[31mred?" in card and "\x1b" not in card and "\x9b" not in card
     assert "<script>" not in card.replace("\\<", "") and "<b>" not in card.replace("\\<", "") and "\n# b" not in card

@@ -179,9 +179,9 @@ def three_seeds(tmp_path: Path) -> list[RunRecord]:
 def test_seeds_collapse_into_mean_and_sample_standard_deviation(tmp_path: Path) -> None:
     other = write_run(tmp_path / "avg", label="fedavg", accuracy=0.95, rounds=20, guarantee=PRIVATE)
     first, second = tables.rows([*three_seeds(tmp_path), read_run(other)])
-    assert (first["method"], first["accuracy_spread"], first["seeds"]) == ("fedavg", None, 1)
-    assert first["guarantee"] == "eps 1.0, delta 1e-5 per record"
-    assert (second["method"], second["seeds"], second["guarantee"]) == ("fedgm", 3, "none")
+    assert (first["label"], first["accuracy_spread"], first["seeds"]) == ("fedavg", None, 1)
+    assert (first["guarantee"]["holds"], first["guarantee"]["unit"]) == (True, "record")
+    assert (second["label"], second["seeds"], second["guarantee"]["holds"]) == ("fedgm", 3, False)
     assert second["accuracy"] == pytest.approx(0.93, rel=1e-12)  # rounding of three additions
     assert second["accuracy_spread"] == pytest.approx(math.sqrt(13) / 100, rel=1e-12)
     assert (first["epsilon"], first["delta"]) == (1.0, 1e-5)
@@ -203,9 +203,9 @@ def test_every_form_of_the_table_holds_the_same_cells(tmp_path: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert all(cell in shown for cell in (*expected, "[b]a|b"))
-    first, second = csv.DictReader(io.StringIO(export.csv_text(tables.rows(records))))
+    first, second = csv.DictReader(io.StringIO(export.table_csv(tables.rows(records))))
     assert float(first["accuracy"]) == tables.rows(records)[0]["accuracy"]
-    assert (second["method"], second["accuracy"]) == ("[b]a|b", "")
+    assert (second["label"], second["accuracy"]) == ("[b]a|b", "")
     assert json.loads(json.dumps(tables.rows(records))) == tables.rows(records)
 
 
@@ -577,3 +577,26 @@ def test_the_page_is_the_same_each_time_and_replaces_the_old_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
     with pytest.raises(ValueError, match="at least one run"):
         write_report([], tmp_path / "report.html")
+
+
+def test_the_spread_over_clients_of_an_earlier_version_has_todays_name(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "old")
+    (folder / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.5, "spread": 0.1}\n{"round": 2, "spread": 3}\n')
+    first, second = read_run(folder).metrics
+    assert first["spread_over_clients"] == 0.1 and "spread" not in first
+    assert second["spread"] == 3  # a number of the method's own
+
+
+def test_the_page_names_the_values_of_the_partition_s_column(tmp_path: Path) -> None:
+    folder = add_parts(write_run(tmp_path / "run", partition="by:hospital"))
+    part = json.loads((folder / "partition.json").read_text())
+    own = {"clients": [{"client": c, "accuracy": 0.5} for c in range(2)]}
+    (folder / "clients.json").write_text(json.dumps(own))
+    write_report([read_run(folder)], tmp_path / "before.html")
+    assert "Values of" not in (tmp_path / "before.html").read_text()
+    values = {"hospital": [["Köln", "<Bonn>"], ["Ulm"]]}
+    (folder / "partition.json").write_text(json.dumps(part | {"values": values}))
+    write_report([read_run(folder)], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Values of hospital at each client" in page
+    assert page.count("Köln, &lt;Bonn&gt;") == page.count(">Ulm<") == 2  # with the records, and with the accuracies

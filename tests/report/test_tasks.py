@@ -58,7 +58,7 @@ def test_methods_are_ranked_within_a_task_only(tmp_path: Path) -> None:
     words = Outline(page(records, tmp_path)).words
     assert "most accurate of 3" not in words and "3 runs on 2 tasks" in words
     assert "fedgm is the most accurate of 2 methods: 80.00" in words
-    assert [(row["data"], row["method"]) for row in tables.rows(records)] == [
+    assert [(row["data"], row["label"]) for row in tables.rows(records)] == [
         ("digits", "real"),
         ("letters", "fedgm"),
         ("letters", "fedavg"),
@@ -118,13 +118,13 @@ def test_settings_that_differ_are_columns_and_no_part_of_the_name(tmp_path: Path
     task = only_task(records)
     assert tables.headings(task)[:2] == ("method", "local.lr")
     assert [line[:2] for line in tables.cells(task)] == [("fedavg", "0.1"), ("fedavg", "0.01"), ("real", "–")]
-    assert [(row["method"], row["local.lr"]) for row in tables.rows(records)] == [
+    assert [(row["label"], row["local.lr"]) for row in tables.rows(records)] == [
         ("fedavg", 0.1),
         ("fedavg", 0.01),
         ("real", None),
     ]
-    first, second, third = csv.DictReader(io.StringIO(export.csv_text(tables.rows(records))))
-    assert (first["method"], first["local.lr"], third["local.lr"]) == ("fedavg", "0.1", "")
+    first, second, third = csv.DictReader(io.StringIO(export.table_csv(tables.rows(records))))
+    assert (first["label"], first["local.lr"], third["local.lr"]) == ("fedavg", "0.1", "")
     assert second["partition"] == "iid"
 
 
@@ -332,7 +332,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, capsys: pytest.Ca
     assert (record.finished, record.state, record.summary["accuracy"]) == (False, "unfinished: round 2 of 20", 0.8)
     assert (record.summary["bytes_up"], record.summary["bytes_down_per_client"]) == (2000, 3000)
     main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
-    first, second = json.loads((tmp_path / "out" / "table.json").read_text())
+    first, second = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
     assert (first["method"], first["state"]) == ("fedgm", "finished")  # not ranked by an accuracy half way
     assert (second["state"], second["guarantee"], second["epsilon"]) == ("unfinished: round 2 of 20", None, None)
     words = Outline((tmp_path / "out" / "report.html").read_text()).words

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     capsys.readouterr()
     main(["runs", *words, "--json"])
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
     return found
 
 
@@ -49,9 +49,10 @@ def test_runs_are_listed_with_their_state(folder: Path, capsys: pytest.CaptureFi
     ]
     summary = json.loads((folder / "a" / "summary.json").read_text())
     assert (first["method"], first["data"], first["seed"], first["state"]) == ("fedavg", "digits", 0, "finished")
-    assert first["accuracy"] == summary["accuracy"] and first["when"] == summary["finished"]
-    assert first["guarantee"] == {"holds": False, "epsilon": None, "delta": None, "unit": None}
-    assert (third["method"], third["data"], third["seed"]) == ("mine", "mnist", 3)
+    assert first["accuracy"] == summary["accuracy"] and first["finished"] == summary["finished"]
+    assert first["guarantee"] == summary["guarantee"] and not first["guarantee"]["holds"]
+    assert third["finished"] is None and third["last_change"]
+    assert (third["label"], third["method"], third["data"], third["seed"]) == ("mine", "fedgm", "mnist", 3)
     assert (third["accuracy"], third["guarantee"], third["state"]) == (0.25, None, "interrupted")
     with RunFolder(folder / "c/mine/seed-3").locked():
         assert [entry["state"] for entry in listed(capsys, "runs/c")] == ["finished", "running"]
@@ -148,7 +149,8 @@ def test_runs_are_compared_by_what_differs(folder: Path, capsys: pytest.CaptureF
     run(Job(task, FedAvg(rounds=2), folder / "b"))
     capsys.readouterr()
     main(["runs", "compare", "runs/a", "runs/b", "--json"])
-    first, second = json.loads(capsys.readouterr().out)
+    first, second = json.loads(capsys.readouterr().out)["runs"]
+    assert first["guarantee"]["holds"] is False and (first["label"], first["method"]) == ("fedavg", "fedavg")
     assert first["settings"] == {"limit": 100, "method.rounds": 1}
     assert second["settings"] == {"limit": 120, "method.rounds": 2}
     assert second["bytes_up_per_client"] == pytest.approx(2 * first["bytes_up_per_client"], rel=0.01)

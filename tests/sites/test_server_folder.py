@@ -252,6 +252,16 @@ def test_a_run_s_own_lines_are_shown_and_its_end_is_told(made: Server, flower: P
     assert f'roster="{made.roster}"' in call and f'out="{settings["out"]}"' in call
 
 
+def test_without_flags_nothing_limits_a_run(made: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    (made.folder / "run.yaml").write_text("method: fedavg\n")
+    settings = submit.settings_of(made, made.folder / "run.yaml", RunFlags(out=made.folder / "out"))
+    assert (settings["at-a-time"], settings["max-records"]) == (0, 0)  # the convention of the app's TOML
+    for flag in ("--at-a-time", "--max-records", "--clients"):
+        with pytest.raises(SystemExit) as stop:
+            main(["server", "run", str(made.folder), "run.yaml", "--out", "out", flag, "0"])
+        assert stop.value.code == 2 and f"{flag} is 0" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_run_that_fails_gives_its_sentence_and_no_trace(made: Server, flower: Path) -> None:
     failed = ("asking 2 clients", f"{FAILED}only 1 of 2 clients replied", "ERROR: ServerApp raised an exception",

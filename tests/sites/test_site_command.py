@@ -267,7 +267,7 @@ def test_the_ledger_and_the_log_are_shown(
     found = as_json(capsys, "ledger", folder)
     assert [charge["number"] for charge in found["charges"]] == [1]
     assert found["charges"][0]["entry"]["mechanism"] in shown(capsys, "ledger", folder, "--all")
-    assert [line["what"] for line in as_json(capsys, "log", folder)] == ["asked", "charged", "answered"]
+    assert [line["what"] for line in as_json(capsys, "log", folder)["log"]] == ["asked", "charged", "answered"]
     assert "fedavg-p.train_head" in shown(capsys, "log", folder)
     assert "log and ledger are whole and agree: 1 releases" in shown(capsys, "log", folder, "--verify")
     data = site.state / "log.jsonl"

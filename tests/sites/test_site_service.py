@@ -1,5 +1,6 @@
 """``fedstill site init`` and its like: mistakes are told at once, and what a policy lets out is said in plain words."""
 
+import json
 import shutil
 import stat
 import tomllib
@@ -123,6 +124,10 @@ def test_what_may_be_meant_is_a_warning(
     assert "warning: a budget of epsilon 1e+09 protects little" in text
     assert "warning: min_records is 1" in text
     assert "fedavg, step update: " in text and "WITHOUT PROTECTION" in text
+    main(["site", "check", str(tmp_path / "site"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["client"] == 3 and len(found["warnings"]) == 3
+    assert any("WITHOUT PROTECTION" in line for line in found["leaves"])
 
 
 def test_the_unit_of_a_site_may_write_its_state_elsewhere(invite: Path, data: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """The base class of the attacks in `fedstill.attacks.ATTACKS`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -13,15 +14,16 @@ class Attack(Settings, ABC):
     """An attack on a finished run; its fields are flags of ``fedstill attack RUN NAME``."""
 
     @abstractmethod
-    def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
-        """Attack the run in ``folder``, write the results to its ``attack`` folder and yield them for the terminal.
-
-        The terminal does not wrap plain strings.
+    def attack(self, folder: Path, console: Console, command: str) -> tuple[dict[str, Any], Iterable[RenderableType]]:
+        """Attack the run in ``folder``, write the results to its ``attack`` folder and return them.
 
         Args:
             folder: the run's folder.
             console: the terminal, for the progress.
             command: the command line, for the record.
+
+        Returns:
+            The results as JSON, and what a terminal shows of them, which does not wrap plain strings.
 
         Raises:
             ValueError: ``folder`` is not a finished run, or the run cannot be attacked; one sentence.

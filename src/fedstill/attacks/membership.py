@@ -18,7 +18,7 @@ its clients once, the other clients' replies do not depend on the victim: a worl
 The attack is on the run's model, or on the victim's own model if clients have parts of their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
@@ -93,10 +93,10 @@ class Membership(Attack):
         return self.shadows or (4 if self.score == "rmia" else 16)
 
     @override
-    def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
+    def attack(self, folder: Path, console: Console, command: str) -> tuple[dict[str, Any], Iterable[RenderableType]]:
         results = membership(folder, self, watch=lambda world: progress.watch(console, world), command=command)
-        yield from show(results)
-        yield f"report: {place_of(folder, results['client']) / _PAGES[self.score]}"
+        page_of = place_of(folder, results["client"]) / _PAGES[self.score]
+        return {**results, "report": str(page_of)}, [*show(results), f"report: {page_of}"]
 
 
 def membership(
@@ -153,7 +153,7 @@ def membership(
         logits = [world.own for world in worlds]
         results["posteriors"] = {
             name: posteriors(ShadowAttack(top=top), logits, victim.member, job.experiment.seed)
-            for name, top in (("whole", None), ("three largest", 3))
+            for name, top in (("whole", None), ("three_largest", 3))
         }
     name = "membership" if settings.score == "lira" else "membership-rmia"
     earlier = attacked.read_json(place / "attack.json") if (place / "attack.json").exists() else {}

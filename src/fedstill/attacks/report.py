@@ -86,7 +86,7 @@ def _posteriors(results: dict[str, Any]) -> str:
     parts = []
     for name, rates in results["posteriors"].items():
         words = [f"{kind} {r['precision']:.2f}/{r['recall']:.2f}/{r['f1']:.2f}" for kind, r in rates.items()]
-        parts.append(f"{name}: {', '.join(words)}")
+        parts.append(f"{name.replace('_', ' ')}: {', '.join(words)}")
     return f"An attack network on posteriors (precision/recall/F1): {'; '.join(parts)}"
 
 

@@ -4,7 +4,7 @@ Files may come from plain PyTorch (state dicts or lists of gradients), Flower (`
 order) or NVFlare (a checkpoint with the state dict under "model"). Nothing in a file is run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,8 +62,11 @@ class SavedUpdates(Settings):
     out: Path | None = None
     """Folder for updates.json and the images; by default ``attack`` in the folder of the files."""
 
-    def attack(self, folder: Path, console: Console) -> Iterator[RenderableType]:
-        """Attack each file in ``folder``, and yield the results for the terminal.
+    def attack(self, folder: Path, console: Console) -> tuple[dict[str, Any], Iterable[RenderableType]]:
+        """Attack each file in ``folder``.
+
+        Returns:
+            The results as JSON, with a dictionary of each file, and what a terminal shows of them.
 
         Raises:
             ValueError: a setting is missing, or a file does not fit the model; one sentence.
@@ -78,9 +81,9 @@ class SavedUpdates(Settings):
             for place in places:
                 status.update(f"attacking {place.name}")
                 results.append({"file": place.name, **attacked.result(place, out)})
-        files.write_json(out / "updates.json", results)
-        yield from _shown(results)
-        yield f"numbers: {out / 'updates.json'}"
+        place, found = out / "updates.json", {"updates": results}
+        files.write_json(place, found)
+        return {**found, "numbers": str(place)}, [*_shown(results), f"numbers: {place}"]
 
 
 class _Attack:

@@ -7,7 +7,7 @@ reply's fields (`fedstill.schema`) select the attack: `Labels`, images ``"n chan
 a change of the model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,8 @@ from fedstill.seeds import stream
 from fedstill.train.sgd import SGD
 from fedstill.weights import state
 
+_NUMBERS = "uploads.json"
+"""Name of the file of results."""
 _REFERENCE = 5_000
 """Maximum number of the run's test records, which the attacker knows."""
 
@@ -53,11 +55,11 @@ class Uploads(Attack):
     """Training of the network that classifies the synthetic images, on records of no client."""
 
     @override
-    def attack(self, folder: Path, console: Console, command: str) -> Iterator[RenderableType]:
+    def attack(self, folder: Path, console: Console, command: str) -> tuple[dict[str, Any], Iterable[RenderableType]]:
         with console.status("attacking uploads") as status:
             results = uploads(folder, self, progress=lambda label: status.update(f"attacking uploads: {label}"))
-        yield from show(results)
-        yield f"numbers: {RunFolder(folder).attack / 'uploads.json'}"
+        place = RunFolder(folder).attack / _NUMBERS
+        return {**results, "numbers": str(place)}, [*show(results), f"numbers: {place}"]
 
 
 class _Reply(NamedTuple):
@@ -133,7 +135,7 @@ def uploads(
             )
     progress("the final model")
     results["inversion"] = _inverted(folder, settings, spec, task)
-    files.write_json(RunFolder(folder).attack / "uploads.json", results)
+    files.write_json(RunFolder(folder).attack / _NUMBERS, results)
     return results
 
 

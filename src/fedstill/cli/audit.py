@@ -23,7 +23,8 @@ def audit(words: list[str]) -> None:
     from fedstill.lookup import add_working_folder
 
     if not words or asks_help(words):
-        usage(words[-1:], USAGE + parser.flags_text("fedstill audit METHOD", [parser.Section(declared(SETTINGS)())]))
+        sections = [parser.Section(declared(SETTINGS)()), parser.Section(flags.Format(), title="output")]
+        usage(words[-1:], USAGE + parser.flags_text("fedstill audit METHOD", sections))
         return
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     names, rest = words[:count], words[count:]

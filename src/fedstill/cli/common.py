@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.errors import FedstillError
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from rich.console import Console, RenderableType
 
@@ -43,24 +43,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_tables(parts: "Iterable[RenderableType]", *, as_json: bool) -> None:
-    """Print tables and lines of text as they come; as JSON, in lists ``tables`` (columns and rows) and ``text``."""
-    from rich.table import Table
-
-    if not as_json:
-        console = terminal()
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str))
+def print_found(found: "tuple[Mapping[str, Any], Iterable[RenderableType]]", *, as_json: bool) -> None:
+    """Print facts as JSON, or the tables and lines of text that show them."""
+    facts, parts = found
+    if as_json:
+        print_json(facts)
         return
-    document: dict[str, list[Any]] = {"tables": [], "text": []}
+    console = terminal()
     for part in parts:
-        if isinstance(part, Table):
-            columns = [[str(cell) for cell in column.cells] for column in part.columns]
-            headings = [str(column.header) for column in part.columns]
-            document["tables"].append({"columns": headings, "rows": [list(row) for row in zip(*columns, strict=True)]})
-        else:
-            document["text"].append(str(part))
-    print_json(document)
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -8,6 +8,7 @@ from fedstill.cli.common import print_json, terminal
 
 if TYPE_CHECKING:
     from fedstill.cli.flags import RunOutput
+    from fedstill.engines.rehearsal import Request
     from fedstill.experiment.dry_run import Estimate
     from fedstill.experiment.job import Job
 
@@ -35,7 +36,8 @@ def show_estimates(jobs: "Mapping[str, Job]", output: "RunOutput", *, seeds: int
         with watch(console, f"dry run of {label}", quiet=output.quiet) as watcher:
             found[label] = estimate(job, watcher)
     if output.json_:
-        print_json([{"label": label, "runs": seeds, **_as_json(each)} for label, each in found.items()])
+        names = {label: {"label": label, "method": jobs[label].name, "seeds": seeds} for label in found}
+        print_json({"estimates": [{**names[label], **_as_json(each)} for label, each in found.items()]})
         return
     for label, each in found.items():
         _show(label, each, jobs[label], seeds)
@@ -46,13 +48,14 @@ def show_estimates(jobs: "Mapping[str, Job]", output: "RunOutput", *, seeds: int
 
 
 def _as_json(each: "Estimate") -> dict[str, Any]:
-    promised = each.guarantee
+    from fedstill.report import guarantees
+
     return {
-        "requests": [request._asdict() for request in each.requests],
+        "requests": [_request(request) for request in each.requests],
         "bytes_up": each.bytes_up,
         "bytes_down": each.bytes_down,
         "bytes_judging": each.bytes_judging,
-        "guarantee": {name: getattr(promised, name) for name in ("holds", "epsilon", "delta", "unit", "reason")},
+        "guarantee": guarantees.as_json(each.guarantee),
         "within_budget": each.within_budget,
         "at_most": each.at_most,
         "seconds": each.seconds,
@@ -60,6 +63,11 @@ def _as_json(each: "Estimate") -> dict[str, Any]:
         "seconds_server": each.seconds_server,
         "clients_at_once": each.at_once,
     }
+
+
+def _request(request: "Request") -> dict[str, Any]:
+    facts = request._asdict()
+    return facts | {"bytes_up_per_client": facts.pop("up"), "bytes_down_per_client": facts.pop("down")}
 
 
 def _show(label: str, each: "Estimate", job: "Job", seeds: int) -> None:

@@ -84,6 +84,8 @@ class ReportOutput(Settings):
     """Width of these figures in cm: that of a column."""
     pareto: bool = False
     """Show accuracy against bytes up, epsilon and seconds, and write it as pareto.csv, pareto.md and figures in SVG."""
+    quiet: bool = False
+    """Print no progress, as for run and compare; a report has none."""
     json_: bool = False
     """Print the table as JSON, and nothing else, to standard output."""
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedstill.cli.common import Bad, asks_help, line_of, print_json, print_tables, terminal, usage
+from fedstill.cli.common import Bad, asks_help, line_of, print_found, print_json, terminal, usage
 
 
 def list_methods(words: list[str]) -> None:
@@ -13,7 +13,7 @@ def list_methods(words: list[str]) -> None:
     about = "List the methods: how often clients are asked, what they need and protect, and the paper."
     (form,) = parser.parse("fedstill methods", about, words, [parser.Section(flags.Format())])
     if form.json_:
-        print_json([catalogue.facts(name) for name in methods.TABLE])
+        print_json({"methods": [catalogue.facts(name) for name in methods.TABLE]})
         return
     print(catalogue.listing())
     print(
@@ -42,7 +42,7 @@ def data(words: list[str]) -> None:
         hubs = {name: f"hub: {facts.hub}" if facts.hub else "scikit-learn" for name, facts in known.items()}
         sources = {name: str(local_copy(name) or hub) for name, hub in hubs.items()}
         if form.json_:
-            print_json([{"name": name, "source": source} for name, source in sources.items()])
+            print_json({"data_sets": [{"name": name, "source": source} for name, source in sources.items()]})
         else:
             width = max(map(len, sources))
             print("\n".join(f"{name:<{width}}  {source}" for name, source in {"name": "source", **sources}.items()))
@@ -79,7 +79,7 @@ def privacy(words: list[str]) -> None:
 
         add_working_folder()
         settings, form = flags.parse_settings("fedstill privacy plan", words[1:], Plan())
-        print_tables(plan(settings), as_json=form.json_)
+        print_found(plan(settings), as_json=form.json_)
     elif words[0] == "import":
         program, rest = "fedstill privacy import FILE", words[2:] if words[1:2] != ["--help"] else words[1:]
         if (shown := flags.shown("fedstill.sites.opacus:Import", rest)) is not None:
@@ -89,7 +89,7 @@ def privacy(words: list[str]) -> None:
         from fedstill.sites.opacus import Import
 
         history, form = flags.parse_settings(program, rest, Import())
-        print_tables(history.run(Path(words[1])), as_json=form.json_)
+        print_found(history.run(Path(words[1])), as_json=form.json_)
     else:
         run, *rest = words
         about = "Show each client's releases in a run and their costs."
@@ -99,7 +99,7 @@ def privacy(words: list[str]) -> None:
         if form.json_:
             print_json(ledger.numbers(Path(run)))
         else:
-            print_tables(ledger.show(Path(run)), as_json=False)
+            print_found(({}, ledger.show(Path(run))), as_json=False)
 
 
 def attack(words: list[str]) -> None:
@@ -138,7 +138,7 @@ def attack(words: list[str]) -> None:
         flags.parse_settings(program, rest, shown)
     settings, form = flags.parse_settings(program, rest, attacks.find(name or "membership")())
     progress = terminal(stderr=form.json_)
-    print_tables(settings.attack(Path(run), progress, line_of(["attack", *words])), as_json=form.json_)
+    print_found(settings.attack(Path(run), progress, line_of(["attack", *words])), as_json=form.json_)
 
 
 def _attack_saved(words: list[str]) -> None:
@@ -158,4 +158,4 @@ def _attack_saved(words: list[str]) -> None:
 
     add_working_folder()
     settings, form = flags.parse_settings(program, rest, SavedUpdates())
-    print_tables(settings.attack(Path(folder), terminal(stderr=form.json_)), as_json=form.json_)
+    print_found(settings.attack(Path(folder), terminal(stderr=form.json_)), as_json=form.json_)

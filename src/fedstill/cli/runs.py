@@ -104,18 +104,19 @@ def _compare(places: list[Path], *, as_json: bool) -> None:
     ]
     if as_json:
         numbers = ("accuracy", "bytes_up_per_client", "bytes_down_per_client", "rounds", "seconds")
-        print_json(
-            [
-                {
-                    "folder": str(record.folder),
-                    "state": record.state,
-                    "settings": {key: own.get(key) for key in differing},
-                    **{key: record[key] for key in numbers},
-                    "epsilon": record.guarantee.epsilon,
-                }
-                for record, own in zip(records, all_settings, strict=True)
-            ]
-        )
+        runs = [
+            {
+                "folder": str(record.folder),
+                "label": record.label,
+                "method": settings.method_name(record),
+                "state": record.state,
+                "settings": {key: own.get(key) for key in differing},
+                **{key: record[key] for key in numbers},
+                "guarantee": guarantees.as_json(record.guarantee) if record.finished else None,
+            }
+            for record, own in zip(records, all_settings, strict=True)
+        ]
+        print_json({"runs": runs})
         return
     columns = (Column(plain(str(folder)), overflow="fold") for folder in folders)
     table = Table(Column("", no_wrap=True), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -138,7 +139,7 @@ def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
 
     entries = [entry for entry in map(listing.entry, runs_below(folder)) if tag is None or tag in entry.tags]
     if as_json:
-        print_json([_as_json(entry) for entry in entries])
+        print_json({"folder": str(folder), "runs": [_as_json(entry) for entry in entries]})
         return
     if not entries:
         print(f"{folder} has no run" + (f" with the tag {tag}" if tag else ""))
@@ -151,23 +152,26 @@ def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
         table.add_column(heading, overflow="fold", no_wrap=heading in ("acc. %", "state", "when"))
     for name, entry in zip(names, entries, strict=True):
         table.add_row(
-            *(plain(text) for text in (name, entry.method, entry.data)),
+            *(plain(text) for text in (name, entry.label, entry.data)),
             "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}",
             "" if entry.guarantee is None else words(entry.guarantee),
             entry.state,
-            f"{entry.when:%m-%d %H:%M}",
+            f"{entry.last_change:%m-%d %H:%M}",
             *[" ".join(entry.tags)] * tagged,
         )
     print_wide(table)
 
 
 def _as_json(entry: "Entry") -> dict[str, object]:
-    guarantee = entry.guarantee
+    from fedstill.report import guarantees
+
+    changed = entry.last_change.isoformat(timespec="seconds")
     return {
         **entry._asdict(),
         "folder": str(entry.folder),
-        "guarantee": guarantee and {name: getattr(guarantee, name) for name in ("holds", "epsilon", "delta", "unit")},
-        "when": entry.when.isoformat(timespec="seconds"),
+        "guarantee": guarantees.as_json(entry.guarantee),
+        "finished": changed if entry.state == "finished" else None,
+        "last_change": changed,
     }
 
 

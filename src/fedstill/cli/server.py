@@ -120,6 +120,7 @@ def _remove(words: list[str]) -> None:
 
 def _run(words: list[str]) -> None:
     from fedstill.cli import parser
+    from fedstill.cli.flags import Format
     from fedstill.cli.parser import Section
     from fedstill.sites import submit
 
@@ -129,15 +130,20 @@ def _run(words: list[str]) -> None:
     )
     files: list[str] = []
     flags = words if words[0].startswith("-") else words[1:]
-    (settings,) = parser.parse(
-        "fedstill server run FOLDER FILE.yaml", about, flags, [Section(submit.RunFlags())], others=files
-    )
+    sections = [Section(submit.RunFlags()), Section(Format(), title="output")]
+    settings, form = parser.parse("fedstill server run FOLDER FILE.yaml", about, flags, sections, others=files)
     no_more(files[1:])
+    say = partial(print, flush=True, file=sys.stderr if form.json_ else sys.stdout)
     try:
-        out = submit.run(_open(words), Path(files[0]) if files else None, settings, partial(print, flush=True))
+        out = submit.run(_open(words), Path(files[0]) if files else None, settings, say)
     except submit.Ended as error:
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    if form.json_:
+        from fedstill.report.record import read_run
+
+        print_json({**read_run(out).summary, "folder": str(out)})
+        return
     print(f"show them: fedstill report {out}")
 
 

@@ -16,7 +16,7 @@ FOLDER is the site's folder, with its policy.toml.
 set up and run:
   init FOLDER --invite FILE --data PATH [flags]
       make a site: policy, ledger, key, unit of systemd
-  check FOLDER
+  check FOLDER [--json]
       say what the policy lets out, after a change of it
   serve FOLDER
       run the site's node, and answer the server
@@ -89,7 +89,7 @@ def _print_status(found: dict[str, Any]) -> None:
 
     budget, health = found["budget"], found["health"]
     state = "paused" if found["paused"] else "open"
-    print(f"site {found['site']}, {state}, fedstill {found['fedstill']}")
+    print(f"site {found['client']}, {state}, fedstill {found['version']}")
     for part in ("log", "ledger", "data"):
         print(f"  {part}: {health[part]}")
     limit = "none, so nothing is released" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
@@ -126,7 +126,7 @@ def _log(words: list[str]) -> None:
     elif "--verify" in flags:
         _verify(policy, as_json="--json" in flags)
     elif "--json" in flags:
-        print_json(log.read(policy.state))
+        print_json({"log": log.read(policy.state)})
     else:
         lines = log.read(policy.state)
         shown = lines if "--all" in flags else lines[-_LAST:]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.cli import parser
-from fedstill.cli.common import Bad, asks_help, no_more
+from fedstill.cli.common import Bad, asks_help, no_more, print_json
 from fedstill.cli.declared import declared
 from fedstill.cli.parser import Section
 from fedstill.settings import Settings
@@ -69,14 +69,19 @@ def init(words: list[str]) -> None:
 
 def check(words: list[str]) -> None:
     """``fedstill site check``."""
-    no_more(words[1:])
+    folder, as_json = _folder(words), words[1:] == ["--json"]
+    no_more([] if as_json else words[1:])
     from fedstill.sites import promises, setup, verify
     from fedstill.sites.policy import SitePolicy
 
-    policy = SitePolicy.read(_folder(words) / setup.POLICY)
+    policy = SitePolicy.read(folder / setup.POLICY)
     for problem in verify.verify(policy.state).problems[:1]:
         raise Bad(problem)
-    _say(policy, list(promises.check(policy)))
+    warnings = list(promises.check(policy))
+    if as_json:
+        print_json({"client": policy.client, "leaves": list(promises.words(policy)), "warnings": warnings})
+    else:
+        _say(policy, warnings)
 
 
 def join(words: list[str]) -> None:

@@ -22,10 +22,10 @@ def watch(words: list[str]) -> None:
     if (found := flags.of_run("fedstill watch", about, words, flags.Watching())) is None:
         return
     run, chosen, form = found
-    from fedstill.report.live_page import states
+    from fedstill.report.live_page import document
 
     if form.json_:
-        print_json(states(run, {}))
+        print_json(document(run, {}))
     else:
         _serve(run, chosen)
 

@@ -241,7 +241,7 @@ class ServerFederation(Federation):
         values = {name: value for name, value in numbers.items() if value is not None}
         spread = None if self._last_evaluation is None else self._last_evaluation[2].spread
         if "accuracy" in values and spread is not None:
-            values["spread"] = spread
+            values["spread_over_clients"] = spread
         journal = self.journal
         totals = {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
         self._folder.append_metrics({"round": index, **values, **totals})

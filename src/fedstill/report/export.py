@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill import files
+from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import captions, guarantees, pareto, settings, tables
 from fedstill.report.classes import balanced_accuracy
 from fedstill.report.record import RunRecord
@@ -44,14 +45,20 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
         markdown: whether to write ``table.md``.
     """
     rows = tables.rows(records)
-    files.write_json(out / "table.json", rows)
-    files.write_bytes(out / "table.csv", csv_text(rows).encode())
+    files.write_json(out / "table.json", {"rows": rows})
+    files.write_bytes(out / "table.csv", table_csv(rows).encode())
     files.write_bytes(out / "runs.csv", csv_text(runs(records)).encode())
     asked = [(out / "table.tex", latex_text)] if latex else []
     asked += [(out / "table.md", markdown_text)] if markdown else []
     for file, text in asked:
         files.write_bytes(file, text(records).encode())
     return [file for file, _ in asked]
+
+
+def table_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows of `tables.rows` as CSV, with the guarantee in words."""
+    cells = [{**row, "guarantee": row["guarantee"] and guarantees.words(Guarantee(**row["guarantee"]))} for row in rows]
+    return csv_text(cells)
 
 
 def write_fronts(pictures: Sequence[pareto.Picture], out: Path) -> list[Path]:

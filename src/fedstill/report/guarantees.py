@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from decimal import ROUND_CEILING, Decimal
+from typing import Any
 
 from fedstill.privacy.guarantee import Guarantee
 
@@ -25,6 +27,13 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     return text + (f" per {guarantee.unit}" if guarantee.unit else "")
+
+
+def as_json(guarantee: Guarantee | None) -> dict[str, Any] | None:
+    """All facts of a guarantee; one with an infinite epsilon does not hold. None before the end of a run."""
+    if guarantee is None:
+        return None
+    return asdict(guarantee) | ({} if is_finite(guarantee) else {"holds": False, "epsilon": None})
 
 
 def is_simulated(guarantee: Guarantee) -> bool:

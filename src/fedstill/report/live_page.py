@@ -10,7 +10,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import guarantees
 from fedstill.report.html import asset
 from fedstill.report.words import human_bytes
@@ -47,7 +46,7 @@ class LivePage:
     def __init__(self, place: Path, port: int = 0) -> None:
         states(place, {})
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, place, States(place)))
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, States(place)))
         except OSError as error:
             raise ValueError(f"--port is {port}, which cannot be opened ({error.strerror}); choose another") from error
         self._server.daemon_threads = True
@@ -70,14 +69,23 @@ class States:
         self._lock = threading.Lock()
         self._known: dict[Path, Known] = {}
 
-    def read(self) -> list[dict[str, Any]]:
-        """The states now, as JSON."""
+    def read(self) -> dict[str, Any]:
+        """The folder and its runs now, as JSON."""
         with self._lock:
-            return states(self._place, self._known)
+            return document(self._place, self._known)
+
+
+def document(place: Path, known: dict[Path, Known]) -> dict[str, Any]:
+    """The folder ``place`` and the `states` of its runs, as JSON.
+
+    Raises:
+        ValueError: there is no run.
+    """
+    return {"folder": str(place), "runs": states(place, known)}
 
 
 def states(place: Path, known: dict[Path, Known]) -> list[dict[str, Any]]:
-    """The runs in ``place`` as JSON: numbers, and words to show.
+    """The runs in ``place`` as JSON: numbers, and words to show; ``guarantee`` is None before a run's end.
 
     Raises:
         ValueError: there is no run.
@@ -93,26 +101,23 @@ def _state(run: Path, place: Path, known: dict[Path, Known]) -> dict[str, Any]:
     try:
         found = live(run, known)
         facts = found._asdict() | {"spent": [each._asdict() for each in found.spent]}
-        facts["promised"] = None if found.promised is None else _promised(found.promised)
+        facts["guarantee"] = guarantees.as_json(facts.pop("promised"))
         return {"name": name, **facts, "words": _words(found)}
     except (ValueError, KeyError, TypeError, ArithmeticError, OSError) as error:
-        return {"name": name, "state": "damaged", "problem": str(error) or type(error).__name__, "when": _when(run)}
+        return {
+            "name": name,
+            "state": "damaged",
+            "problem": str(error) or type(error).__name__,
+            "last_change": _last_change(run),
+        }
 
 
-def _when(run: Path) -> str | None:
+def _last_change(run: Path) -> str | None:
     """The time of the run's last sign of work; None if it is gone."""
     try:
-        return listing.entry(run).when.isoformat()
+        return listing.entry(run).last_change.isoformat(timespec="seconds")
     except (OSError, ValueError):
         return None
-
-
-def _promised(promised: Guarantee) -> dict[str, Any]:
-    holds = guarantees.is_finite(promised)
-    return {
-        "holds": holds,
-        **{name: getattr(promised, name) if holds else None for name in ("epsilon", "delta", "unit")},
-    }
 
 
 def _words(found: Live) -> dict[str, str]:
@@ -143,8 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "fedstill"
     sys_version = ""
 
-    def __init__(self, place: Path, states: States, *arguments: Any) -> None:
-        self._place = place
+    def __init__(self, states: States, *arguments: Any) -> None:
         self._states = states
         super().__init__(*arguments)
 
@@ -164,11 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/state.json":
             try:
-                document = {"folder": str(self._place), "runs": self._states.read()}
+                found = self._states.read()
             except (ValueError, OSError) as error:  # the runs were moved
                 self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "there is no run any more", str(error))
                 return
-            body, kind = json.dumps(document, allow_nan=False).encode(), "application/json"
+            body, kind = json.dumps(found, allow_nan=False).encode(), "application/json"
         elif path in _FILES:
             file, kind = _FILES[path]
             body = asset(file).encode()

@@ -160,7 +160,8 @@ def lines(found: Iterable[Picture]) -> list[dict[str, Any]]:
     return [
         {
             "task": picture.words,
-            "method": point.name,
+            "label": point.name,
+            "method": point.method,
             "accuracy": point.accuracy,
             "accuracy_spread": point.spread,
             "seeds": point.seeds,

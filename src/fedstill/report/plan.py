@@ -1,8 +1,8 @@
 """``fedstill privacy plan``: the noise and the accuracy of each budget, before any release."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -68,8 +68,27 @@ class Plan(Settings):
     """Share of the client's records in a DP-SGD step."""
 
 
-def plan(settings: Plan) -> Iterator[Table | Text]:
+class _Release(NamedTuple):
+    """The noise of one kind of release; ``more`` are further facts for a program."""
+
+    name: str
+    words: str
+    sensitivity: float | None
+    sensitivity_words: str
+    noise: float | None
+    hides: str
+    methods: list[str]
+    more: dict[str, int] = {}
+
+
+def plan(settings: Plan) -> tuple[dict[str, Any], Iterator[Table | Text]]:
     """A row for each epsilon: its noise, the success of an attacker, and the accuracy of fedavg-p.
+
+    Returns:
+        The facts as JSON, and what a terminal shows of them. ``budgets`` has a dictionary for each ``epsilon`` (None:
+        without noise) with ``noise_multiplier``, and ``attacker_right``, ``labels_kept`` and ``accuracy`` in [0, 1].
+        With one epsilon alone, ``releases`` has the ``sensitivity`` of each kind of release, the standard deviation of
+        its ``noise`` (None for labels), and the ``methods``.
 
     Raises:
         ValueError: the data cannot be read or partitioned in this way; one sentence.
@@ -95,29 +114,55 @@ def plan(settings: Plan) -> Iterator[Table | Text]:
         task = share_out(experiment, None)
         records, classes = int(task.counts().sum()) // settings.clients, len(task.class_names)
         found = accuracies(experiment, task, epsilons, settings.extractor, settings.penalty)
+    budgets = [_budget(settings, *each, classes) for each in zip(epsilons, found, strict=True)]
+    alone = len(settings.epsilon) == 1
+    releases = _releases(settings, settings.epsilon[0], records / classes, records) if alone else []
+    facts = {
+        **settings.model_dump(include={"data", "partition", "model", "clients", "delta"}),
+        "records": records,
+        "classes": classes,
+        "unit": "record",
+        "budgets": budgets,
+        **({"releases": [_facts(release) for release in releases]} if alone else {}),
+    }
+    return facts, _shown(settings, facts, releases)
+
+
+def _shown(settings: Plan, facts: Mapping[str, Any], releases: Sequence[_Release]) -> Iterator[Table | Text]:
     yield Text(
-        f"{settings.clients} clients with {records} records of {classes} classes each"
+        f"{settings.clients} clients with {facts['records']} records of {facts['classes']} classes each"
         + (" on average" if settings.data else "")
         + f", delta {settings.delta:g}, one record added or removed"
     )
-    yield _epsilons(settings, epsilons, found, classes)
+    yield _epsilons(facts["budgets"])
     yield Text(_meaning(settings))
-    if len(settings.epsilon) == 1:
-        yield _releases(settings, settings.epsilon[0], records / classes, records)
+    if releases:
+        yield _table(releases)
 
 
-def _epsilons(settings: Plan, epsilons: Sequence[float | None], found: Sequence[float], classes: int) -> Table:
+def _budget(settings: Plan, epsilon: float | None, accuracy: float, classes: int) -> dict[str, Any]:
+    """A row of the table; shares are in [0, 1]."""
+    noise, right, kept = 0.0, 1.0, 1.0
+    if epsilon is not None:
+        noise = accounting.gaussian_noise(epsilon, settings.delta)
+        right = round(guarantees.right_at_most(epsilon, settings.delta) / 100, 3)
+        kept = 1 / (1 + (classes - 1) * math.exp(-min(epsilon, 700.0)))
+    shares = {"attacker_right": right, "labels_kept": kept, "accuracy": accuracy}
+    return {"epsilon": epsilon, "noise_multiplier": noise, **shares}
+
+
+def _epsilons(budgets: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("epsilon", "noise, x sensitivity", "attacker right, %", "labels kept, %", "accuracy, %"):
         table.add_column(heading, justify="right")
-    for epsilon, accuracy in zip(epsilons, found, strict=True):
-        if epsilon is None:
-            table.add_row("none", "0", "100", "100", f"{100 * accuracy:.1f}")
-            continue
-        noise = accounting.gaussian_noise(epsilon, settings.delta)
-        right = guarantees.right_at_most(epsilon, settings.delta)
-        kept = 100 / (1 + (classes - 1) * math.exp(-min(epsilon, 700.0)))
-        table.add_row(f"{epsilon:g}", f"{noise:.4g}", f"{right:g}", f"{kept:.3g}", f"{100 * accuracy:.1f}")
+    for row in budgets:
+        table.add_row(
+            "none" if row["epsilon"] is None else f"{row['epsilon']:g}",
+            f"{row['noise_multiplier']:.4g}",
+            f"{100 * row['attacker_right']:g}",
+            f"{100 * row['labels_kept']:.3g}",
+            f"{100 * row['accuracy']:.1f}",
+        )
     return table
 
 
@@ -144,15 +189,9 @@ def _meaning(settings: Plan) -> str:
     return "\n".join(lines)
 
 
-def _releases(settings: Plan, epsilon: float, per_class: float, records: int) -> Table:
+def _releases(settings: Plan, epsilon: float, per_class: float, records: int) -> list[_Release]:
     """The noise of each kind of release at one epsilon, and the methods with such releases."""
     noise = accounting.gaussian_noise(epsilon, settings.delta)
-    table = Table(
-        *("release", "sensitivity", "noise", "size of what it hides", "methods"),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
     penalty = HeadTraining(penalty=settings.penalty).weight(noise)
     head = math.sqrt(2) / penalty
     by_step = accounting.dp_sgd_noise(epsilon, settings.delta, settings.sampling, settings.steps)
@@ -162,39 +201,55 @@ def _releases(settings: Plan, epsilon: float, per_class: float, records: int) ->
     of_products = SecondMoments(
         num_classes=settings.classes, dims=settings.dims, radius=1.0, noise_multiplier=noise, share=MomentSums().share
     ).sensitivity
-    rows = (
-        (f"class head, a logit (Lambda {penalty:.3g})", f"sqrt(2)/{penalty:.3g} = {head:.3g}", head * noise,
-         "logits of 1 to 10", _releasing("classes coefficients")),
-        ("score head (Lambda 25), a logit", "1/25", noise / 25, "logits of 1 to 10", _releasing("coefficients")),
-        ("class sums, a coordinate", "1", noise, sums, _releasing("classes dims")),
-        (f"sums of products, an entry ({numbers:,} numbers, {human_bytes(4 * numbers)}; by class, more)",
-         f"{of_products:.3g}", noise * of_products / math.sqrt(2), f"sums of {records} products of at most 1/2",
-         _releasing("groups entries")),
-        (f"each of {settings.steps} DP-SGD steps", "1", by_step, gradients, _training_privately()),
-    )  # fmt: skip
-    for *row, std, signal, names in rows:
-        table.add_row(*row, f"{std:.3g}", signal, names)
+    size = {"numbers": numbers, "bytes": 4 * numbers}
     labels = _names(lambda method: method.protects == "label")
-    table.add_row("labels (randomised response)", "-", "see above", "label-DP only, features public", labels)
+    return [
+        _Release("class_head", f"class head, a logit (Lambda {penalty:.3g})", head,
+                 f"sqrt(2)/{penalty:.3g} = {head:.3g}", head * noise, "logits of 1 to 10",
+                 _releasing("classes coefficients")),
+        _Release("score_head", "score head (Lambda 25), a logit", 1 / 25, "1/25", noise / 25, "logits of 1 to 10",
+                 _releasing("coefficients")),
+        _Release("class_sums", "class sums, a coordinate", 1.0, "1", noise, sums, _releasing("classes dims")),
+        _Release("sums_of_products",
+                 f"sums of products, an entry ({numbers:,} numbers, {human_bytes(4 * numbers)}; by class, more)",
+                 of_products, f"{of_products:.3g}", noise * of_products / math.sqrt(2),
+                 f"sums of {records} products of at most 1/2", _releasing("groups entries"), size),
+        _Release("dp_sgd_step", f"each of {settings.steps} DP-SGD steps", 1.0, "1", by_step, gradients,
+                 _training_privately()),
+        _Release("labels", "labels (randomised response)", None, "-", None, "label-DP only, features public", labels),
+    ]  # fmt: skip
+
+
+def _facts(release: _Release) -> dict[str, Any]:
+    facts = {"sensitivity": release.sensitivity, "noise": release.noise, "methods": release.methods}
+    return {"release": release.name, **facts, **release.more}
+
+
+def _table(releases: Sequence[_Release]) -> Table:
+    headings = ("release", "sensitivity", "noise", "size of what it hides", "methods")
+    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for each in releases:
+        noise = "see above" if each.noise is None else f"{each.noise:.3g}"
+        table.add_row(each.words, each.sensitivity_words, noise, each.hides, ", ".join(each.methods))
     return table
 
 
-def _names(chosen: Callable[[type[Method]], bool]) -> str:
-    return ", ".join(name for name in methods.TABLE if chosen(methods.find(name)))
+def _names(chosen: Callable[[type[Method]], bool]) -> list[str]:
+    return [name for name in methods.TABLE if chosen(methods.find(name))]
 
 
 def _fields(method: type[Method]) -> list[Field]:
     return [f for step in client_steps(method).values() for f in step.reply.schema]
 
 
-def _releasing(dims: str) -> str:
+def _releasing(dims: str) -> list[str]:
     """The methods whose clients release a tensor of these dimensions."""
     return _names(
         lambda method: any(f.is_released and f.is_tensor and f.annotation.dim_str == dims for f in _fields(method))
     )
 
 
-def _training_privately() -> str:
+def _training_privately() -> list[str]:
     return _names(lambda method: any(info.annotation is PrivateSGD for info in method.model_fields.values()))
 
 

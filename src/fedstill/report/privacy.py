@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,10 +63,10 @@ def numbers(folder: Path) -> dict[str, Any]:
     """The facts of `show` as numbers, for a program.
 
     Returns:
-        ``label``, ``seed``, ``guarantee`` (the fields of `Guarantee`), ``releases`` (a list: client, step, mechanism,
-        unit, the fields of its ``event``, ``theorem``, ``adaptive``, ``part``, number of the request, and the second
-        of the client's reply or None), and ``clients`` (the total ``epsilon`` at ``delta`` of each client's releases
-        of one unit, or None where nothing bounds it).
+        ``label``, ``method``, ``seed``, ``guarantee`` (the fields of `Guarantee`), ``releases`` (a list: client, step,
+        mechanism, unit, the fields of its ``event``, ``theorem``, ``adaptive``, ``part``, number of the request, and
+        ``seconds``, the time of the client's reply since the start, or None), and ``clients`` (the total ``epsilon`` at
+        ``delta`` of each client's releases of one unit, or None where nothing bounds it).
 
     Raises:
         ValueError: as for `show`.
@@ -78,7 +77,7 @@ def numbers(folder: Path) -> dict[str, Any]:
     experiment = record.config["experiment"]
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
     releases = [
-        {"client": client, **entry.model_dump(mode="json"), "second": times.get((entry.exchange, client))}
+        {"client": client, **entry.model_dump(mode="json"), "seconds": times.get((entry.exchange, client))}
         for client, entries in spent.items()
         for entry in entries
     ]
@@ -89,8 +88,9 @@ def numbers(folder: Path) -> dict[str, Any]:
     ]
     return {
         "label": record.label,
+        "method": record.summary["method"],
         "seed": record.summary["seed"],
-        "guarantee": asdict(record.guarantee),
+        "guarantee": guarantees.as_json(record.guarantee),
         "releases": releases,
         "clients": clients,
     }

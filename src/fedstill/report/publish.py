@@ -117,7 +117,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
     size = record.config["experiment"].get("size")
     resized = {} if size is None else {"preprocessing": {"size": size, **_RESIZED}}
     return {
-        "architecture": record.config["experiment"]["model"],
+        "model": record.config["experiment"]["model"],
         **behind,
         "num_parameters": sum(weight.numel() for weight in model.network.parameters()),
         "shape": list(shape),
@@ -125,7 +125,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
         "mean": list(model.normalisation.mean),
         "std": list(model.normalisation.std),
         **resized,
-        "fedstill": fedstill.__version__,
+        "version": fedstill.__version__,
     }
 
 
@@ -161,7 +161,7 @@ tags: [federated-learning, fedstill]
 
 # {_plain(record.label)} on {_plain(summary["data"])}
 
-A classifier of {kind} ({_plain(facts["architecture"])}, {facts["num_parameters"]:,} parameters) that
+A classifier of {kind} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
 {_clients(summary)} trained with fedstill's method {_plain(summary["method"])}.
 {behind}
 | | |

@@ -13,6 +13,7 @@ from fedstill.report.record import RunRecord
 from fedstill.report.sweeps import Sweep
 from fedstill.report.tasks import Row, Task, group, setting_words
 from fedstill.report.words import accuracy_words
+from fedstill.runs.folder import RunFolder
 
 MOST_REFUSALS = 50
 MOST_CLIENTS = 100
@@ -76,7 +77,23 @@ def partition(task: Task, number: int) -> str:
     about, also = (partition_caption(record, note) for note in (holdings.BLANK, holdings.AREA))
     text = html.figure(holdings.records_per_client(record), f"partition-{number}", about)
     dots = html.figure(holdings.bubbles(record), f"bubbles-{number}", also)
-    return text + (html.folded("The same as bubbles", dots) if dots else "")
+    text += html.folded("The same as bubbles", dots) if dots else ""
+    if values := _column_values(record):
+        assert record.counts is not None
+        sizes = record.counts.sum(axis=1)
+        lines = [(str(c), *(each[c] for each in values.values()), f"{n:,}") for c, n in enumerate(sizes[:MOST_CLIENTS])]
+        rest = len(sizes) - MOST_CLIENTS
+        words = f"{rest} more clients are in the run's partition.json." if rest > 0 else ""
+        table = html.data_table(("client", *values, "records"), lines, range(len(values) + 1), caption=words)
+        text += html.folded(f"Values of {', '.join(values)} at each client", table)
+    return text
+
+
+def _column_values(record: RunRecord) -> dict[str, list[str]]:
+    """The column of the partition by:COLUMN with its values at each client, as words; empty for other partitions."""
+    found = RunFolder(record.folder).read_column_values()
+    clients = 0 if record.counts is None else len(record.counts)
+    return {name: [", ".join(each) for each in values] for name, values in found.items() if len(values) == clients}
 
 
 def partition_caption(record: RunRecord, note: str) -> str:
@@ -190,13 +207,19 @@ def clients(task: Task) -> str:
     caption = "Accuracy in percent of the clients on their own test records, mean over seeds."
     text = html.data_table(("method", "least", "median", "largest"), rows, (0,), caption=caption)
     shown = sorted({client for found in columns.values() for client in found})
+    split = next((values for run in task.runs if (values := _column_values(run))), {})
     lines = [
-        (str(client), *(_percent(found.get(client, float("nan"))) for found in columns.values()))
+        (
+            str(client),
+            *(each[client] if client < len(each) else "–" for each in split.values()),
+            *(_percent(found.get(client, float("nan"))) for found in columns.values()),
+        )
         for client in shown[:MOST_CLIENTS]
     ]
     rest = len(shown) - MOST_CLIENTS
     words = f"{rest} more clients are in the runs' clients.json." if rest > 0 else ""
-    return text + html.folded("Each client", html.data_table(("client", *columns), lines, (), caption=words))
+    table = html.data_table(("client", *split, *columns), lines, range(1, len(split) + 1), caption=words)
+    return text + html.folded("Each client", table)
 
 
 def refusals(task: Task) -> str:

@@ -24,18 +24,19 @@ STATE = "state"
 """The column of a table with unfinished runs."""
 _LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
 """Columns that a narrow terminal lacks, the first of them first."""
-_OWN_PLACE = {"round", "accuracy", "spread", "bytes_up", "bytes_down", "seconds"}
+_OWN_PLACE = {"round", "accuracy", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
 """Logged numbers with their own columns or figures."""
 
 
 def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
-    """The table as JSON: task by task, in each the most accurate method first; numbers are means over seeds.
+    """The rows of the table: task by task, in each the most accurate method first; numbers are means over seeds.
 
-    Every row has the task's settings, and every setting that distinguishes rows of one method (None where a method has
-    no such setting). ``accuracy`` is in [0, 1] or None, ``accuracy_spread`` its sample standard deviation over seeds
-    (None with one seed), ``balanced_accuracy`` the mean recall of the classes, ``spread_over_clients`` the sample
-    standard deviation of the clients' accuracies (None without). ``epsilon`` and ``delta``, unrounded or None, are
-    those of ``guarantee``, which holds for every seed.
+    ``label`` is the name in tables and ``method`` the method's. Every row has the task's settings, and every setting
+    that distinguishes rows of one method (None where a method has no such setting). ``accuracy`` is in [0, 1] or None,
+    ``accuracy_spread`` its sample standard deviation over seeds (None with one seed), ``balanced_accuracy`` the mean
+    recall of the classes, ``spread_over_clients`` the sample standard deviation of the clients' accuracies (None
+    without). ``guarantee`` has all facts of the weakest guarantee of the seeds, and ``epsilon`` and ``delta`` are its
+    own, unrounded or None.
     """
     tasks = group(records)
     columns = list(dict.fromkeys(column for task in tasks for column in task.columns))
@@ -48,7 +49,8 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
         table.append(
             {
                 **{key: task_settings[key] for key in shown},
-                "method": row.label,
+                "label": row.label,
+                "method": settings.method_name(row.runs[0]),
                 **{key: row.settings.get(key) for key in columns if key not in shown},
                 "state": row.runs[0].state if len(row.runs) == 1 or row.finished else "unfinished",
                 "accuracy": row.accuracy,
@@ -58,7 +60,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "bytes_up_per_client": row.mean_of("bytes_up_per_client"),
                 "bytes_down_per_client": row.mean_of("bytes_down_per_client"),
                 "rounds": row.mean_of("rounds"),
-                "guarantee": guarantees.words(guarantee) if guarantee else None,
+                "guarantee": guarantees.as_json(guarantee),
                 "epsilon": finite and finite.epsilon,
                 "delta": finite and finite.delta,
                 "seconds": row.mean_of("seconds"),

@@ -43,12 +43,13 @@ def budget(outcome: Outcome) -> str:
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
     """A dictionary per method, the best by validation first; accuracies are in [0, 1], None if every try failed."""
-    table = []
+    table, names = [], _names(outcome)
     for label, tries in outcome.tries.items():
         best, test = outcome.best(label), outcome.tests.get(label)
         table.append(
             {
-                "method": label,
+                "label": label,
+                "method": names[label],
                 "tries": len(tries),
                 "failed": sum(one.score is None for one in tries),
                 "best": None if best is None else best.point,
@@ -61,6 +62,11 @@ def rows(outcome: Outcome) -> list[dict[str, Any]]:
             }
         )
     return sorted(table, key=lambda row: -1.0 if row["validation"] is None else row["validation"], reverse=True)
+
+
+def _names(outcome: Outcome) -> dict[str, str]:
+    """The method's name of each label."""
+    return {entry.label: entry.name for entry in outcome.sweep.entries}
 
 
 def _bytes_up(one: Try) -> float | None:
@@ -78,7 +84,7 @@ def terminal(outcome: Outcome) -> Table:
         failed = f" ({row['failed']} failed)" if row["failed"] else ""
         sent = row["bytes_up_per_client"]
         table.add_row(
-            Text(row["method"]),
+            Text(row["label"]),
             f"{row['tries']}{failed}",
             Text("–" if row["best"] is None else words(row["best"])),
             accuracy_words(row["validation"], row["validation_spread"]),
@@ -93,7 +99,8 @@ def write(outcome: Outcome, out: Path, command: str) -> Path:
     every = {label: [_line(one) for one in tries] for label, tries in outcome.tries.items()}
     content = {"budget": budget(outcome), "best": rows(outcome), "tries": every}
     files.write_json(out / "sweep.json", content)
-    lines = [{"method": label, **line} for label, some in every.items() for line in some]
+    names = _names(outcome)
+    lines = [{"label": label, "method": names[label], **line} for label, some in every.items() for line in some]
     files.write_bytes(out / "sweep.csv", export.csv_text(_level(lines)).encode())
     records, page = _records(outcome), out / "report.html"
     export.write_tables(records, out)

@@ -4,7 +4,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedstill.journal import Refusal
 from fedstill.privacy.guarantee import Guarantee
@@ -84,8 +84,8 @@ class Summary(Part):
     rounds: Count
     seed: int
     accuracy: Share | None
-    bytes_up: Amount
-    bytes_down: Amount
+    bytes_up: Count
+    bytes_down: Count
     bytes_up_per_client: Amount
     bytes_down_per_client: Amount
     seconds: Amount
@@ -127,9 +127,17 @@ class Metric(Part):
 
     round: Count
     accuracy: Share | None = None
-    bytes_up: Amount | None = None
-    bytes_down: Amount | None = None
+    bytes_up: Count | None = None
+    bytes_down: Count | None = None
     seconds: Amount | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        """Name the spread over clients as versions since 1.0 do."""
+        if isinstance(line, dict) and {"accuracy", "spread"} <= {*line} and "spread_over_clients" not in line:
+            return {"spread_over_clients" if name == "spread" else name: value for name, value in line.items()}
+        return line
 
 
 class Partition(Part):
@@ -140,6 +148,7 @@ class Partition(Part):
 
     class_names: tuple[str, ...]
     counts: tuple[tuple[Count, ...], ...]
+    values: dict[str, tuple[tuple[str, ...], ...]] = {}
 
 
 class Evaluation(Part):

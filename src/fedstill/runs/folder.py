@@ -219,6 +219,10 @@ class RunFolder:
             raise self.damaged(self.partition, f"it has counts of {len(part.counts)} clients and the run has {clients}")
         return part.class_names, self._matrix(part.counts, (clients, len(part.class_names)), self.partition)
 
+    def read_column_values(self) -> dict[str, tuple[tuple[str, ...], ...]]:
+        """The column of the partition by:COLUMN with its values at each client; empty for others and without file."""
+        return {} if self.asked_sites else self._read(self.partition, Partition).values
+
     def write_evaluation(self, confusion: "Tensor") -> None:
         """Write ``evaluation.json``; ``confusion`` counts test records by true and predicted class, ``(C, C)``."""
         files.write_json(self.evaluation, {"confusion": confusion.tolist()})

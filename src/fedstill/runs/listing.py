@@ -25,24 +25,26 @@ class Entry(NamedTuple):
 
     Attributes:
         folder: the run's folder.
-        method: its name in tables.
+        label: its name in tables.
+        method: the method's name.
         data: the data set.
         seed: the seed, or None if the configuration is damaged.
         accuracy: accuracy in [0, 1] of the last evaluation so far, or None.
         guarantee: the guarantee; None before the end.
         state: ``running`` if a process writes the folder; ``newer`` if a newer fedstill wrote what this can't read.
-        when: time of the end, or of the last sign of work.
+        last_change: time of the end, or of the last sign of work.
         tags: the tags that somebody gave it (`fedstill.runs.tags`).
     """
 
     folder: Path
+    label: str
     method: str
     data: str
     seed: int | None
     accuracy: float | None
     guarantee: Guarantee | None
     state: Literal["finished", "running", "interrupted", "damaged", "newer"]
-    when: datetime
+    last_change: datetime
     tags: tuple[str, ...] = ()
 
 
@@ -53,7 +55,8 @@ def entry(path: Path) -> Entry:
     try:
         config = folder.read_config()
         data, seed = str(config.experiment.get("data")), config.experiment.get("seed")
-        facts = (path, config.label, data, seed if isinstance(seed, int) else None)
+        name = str(config.method.get("name", config.label))
+        facts = (path, config.label, name, data, seed if isinstance(seed, int) else None)
         if folder.is_finished:
             summary = folder.read_summary()
             return Entry(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, read_tags(path))
@@ -62,7 +65,7 @@ def entry(path: Path) -> Entry:
         return Entry(*facts, evaluated[-1] if evaluated else None, None, state, when, read_tags(path))
     except files.Damaged as error:
         is_newer = isinstance(error, files.NewerFormat)
-        return Entry(path, "?", "?", None, None, None, "newer" if is_newer else "damaged", when)
+        return Entry(path, "?", "?", "?", None, None, None, "newer" if is_newer else "damaged", when)
 
 
 def _last_change(folder: RunFolder) -> datetime:

@@ -56,6 +56,7 @@ class Live(NamedTuple):
 
     Attributes:
         label: its name in tables.
+        method: the method's name.
         task: data, partition and number of clients in words.
         state: ``running`` if a process writes the folder.
         round: number of the last finished round; 0 before it.
@@ -76,6 +77,7 @@ class Live(NamedTuple):
     """
 
     label: str
+    method: str
     task: str
     state: Literal["finished", "running", "interrupted", "damaged", "newer"]
     round: int
@@ -125,6 +127,7 @@ def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
         left = time_left([0.0, *ups], clients, _idle(folder.journal / "meter.jsonl"))
     return Live(
         label=config.label,
+        method=found.method,
         task=f"{config.experiment.get('data')}, {config.experiment.get('partition')}, {clients} clients",
         state=found.state,
         round=metrics[-1]["round"] if metrics else 0,

@@ -1,13 +1,12 @@
 """Decisions of a site's operator: to pause the site, and to approve a run."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from fedstill import files, schema
+from fedstill.runs.environment import now
 from fedstill.sites import log, units
-from fedstill.sites.ledger import TIME
 from fedstill.sites.policy import SitePolicy
 
 MOST_WAITING = 100
@@ -22,7 +21,7 @@ def pause(policy: SitePolicy) -> None:
     """Let the site refuse every question, for the same public reason."""
     log.check_format(policy.state)
     facts = {"by": units.user()}
-    files.write_json(_paused(policy.state), {"time": time.strftime(TIME), **facts})
+    files.write_json(_paused(policy.state), {"time": now(), **facts})
     log.write(policy, facts, "paused", "the site replies to no question until it is resumed")
 
 
@@ -67,7 +66,7 @@ def check_approval(policy: SitePolicy, run: str, text: str, step: str) -> None:
     if facts.get("decision") == "yes":
         return
     if not facts and len(waiting(policy)) < MOST_WAITING:
-        files.write_json(place, {"run": run, "spec": text, "step": step, "time": time.strftime(TIME), "decision": None})
+        files.write_json(place, {"run": run, "spec": text, "step": step, "time": now(), "decision": None})
     raise Waiting("the run waits for the approval of the site's operator (approval)")
 
 
@@ -89,7 +88,7 @@ def decide(policy: SitePolicy, run: str, *, yes: bool) -> None:
     by = {"by": units.user(), "run": facts["run"]}
     what = "approved" if yes else "denied"
     log.write(policy, by, what, f"the operator has {what} the run")
-    files.write_json(place, {**facts, "decision": "yes" if yes else "no", "decided": time.strftime(TIME), **by})
+    files.write_json(place, {**facts, "decision": "yes" if yes else "no", "decided": now(), **by})
 
 
 def request_of(policy: SitePolicy, run: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A site's evidence in one file, for an ethics board: JSON, or a page that needs no network."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,8 +9,9 @@ from fedstill import __version__, files
 from fedstill.report.guarantees import round_up
 from fedstill.report.html import data_table, folded, framed, section
 from fedstill.report.privacy import cost_words
+from fedstill.runs.environment import now
 from fedstill.sites import log, site_status, verify
-from fedstill.sites.ledger import TIME, Charge, read_charges
+from fedstill.sites.ledger import Charge, read_charges
 from fedstill.sites.policy import SitePolicy
 
 _ENDINGS = (".html", ".json")
@@ -45,7 +45,7 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
     lines, charges = log.read(policy.state), read_charges(policy.ledger)
     return {
         "version": 1,
-        "made": time.strftime(TIME),
+        "made": now(),
         "fedstill": __version__,
         "site": policy.client,
         "policy": policy.model_dump(mode="json"),

@@ -7,7 +7,6 @@ the releases of all runs.
 import base64
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -31,11 +30,10 @@ from fedstill.privacy.ledger import (
     record_masks,
     refuse_unbudgeted,
 )
+from fedstill.runs.environment import now
 from fedstill.sites.chain import Chain, Line
 
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
-TIME = "%Y-%m-%dT%H:%M:%S%z"
-"""Format of the times in a site's files."""
 
 
 class Charge(NamedTuple):
@@ -165,14 +163,14 @@ class SiteStore:
 
     def append(self, entry: Entry) -> None:
         """Write one more entry of the run, and flush it to disk."""
-        now = time.strftime(TIME)
-        facts: dict[str, Any] = {"run": self._run, "time": now, "entry": entry.model_dump(mode="json")}
+        time = now()
+        facts: dict[str, Any] = {"run": self._run, "time": time, "entry": entry.model_dump(mode="json")}
         if entry.records is not None:
             facts["records"] = base64.b64encode(entry.records).decode()
         mac = self._chain.append(facts)
         self._add(self._run, entry)
         if self._charged is not None:
-            self._charged(Charge(self._chain.count, self._run, entry, now, mac.hex()), self)
+            self._charged(Charge(self._chain.count, self._run, entry, time, mac.hex()), self)
 
     def _add(self, run: str, entry: Entry) -> None:
         self.runs.setdefault(run, []).append(entry)

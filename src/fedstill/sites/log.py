@@ -33,10 +33,11 @@ from typing import Any
 
 from fedstill import files, schema
 from fedstill.privacy.composition import shares
+from fedstill.runs.environment import now
 from fedstill.sites import refusals
 from fedstill.sites.chain import Chain
 from fedstill.sites.ledger import LINES as LEDGER
-from fedstill.sites.ledger import TIME, Charge, SiteStore, standing
+from fedstill.sites.ledger import Charge, SiteStore, standing
 from fedstill.sites.policy import SitePolicy
 
 OLD = "log-old.jsonl"
@@ -71,7 +72,7 @@ def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str |
             return
         if number == limit:
             text += f"; this is refusal {limit:,} of the day, so no other is logged or answered (refusals_per_day)"
-    line = {"time": time.strftime(TIME), "what": what, **facts, **more, "detail": text}
+    line = {"time": now(), "what": what, **facts, **more, "detail": text}
     log.info("%s", json.dumps(line))
     append(policy.state, line)
 
@@ -182,7 +183,7 @@ def _begin(state: Path, chain: Chain, **more: Any) -> None:
         facts["old"] = _digest(state / OLD)
     if facts != {"ledger": 0}:
         chain.synchronise()
-        line = {"time": time.strftime(TIME), "what": "begun", **facts, "detail": "the chain of the log begins here"}
+        line = {"time": now(), "what": "begun", **facts, "detail": "the chain of the log begins here"}
         chain.append({"n": 1, **line})
 
 

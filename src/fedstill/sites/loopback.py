@@ -112,7 +112,7 @@ class Loopback:
         place, name = self.folder / f"site-{client}", f"site-{client}"
         self.start(name, [*_FEDSTILL, "site", "serve", place, *options], environment)
 
-    def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int = 0) -> str:
+    def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int | None = None) -> str:
         """Submit a run and return Flower's id of it; the run's folder is ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(content)))

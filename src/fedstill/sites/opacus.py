@@ -42,26 +42,45 @@ class Import(Settings):
     policy: Path | None = None
     """A site's policy.toml, to whose ledger the history is charged, once."""
 
-    def run(self, place: Path) -> Iterator[Table | Text]:
-        """A table of the history and its epsilon; also the charge, if there is a policy.
+    def run(self, place: Path) -> tuple[dict[str, Any], Iterator[Table | Text]]:
+        """The history and its epsilon as JSON, and what a terminal shows of them; charged, if there is a policy.
 
         Raises:
             ValueError: the file has no history, or the site's ledger can't take it; one sentence.
         """
         events, name, content = read(place)
+        epsilon = accounting.epsilon(events, self.delta, "record")
+        charged = None
+        if self.policy is not None:
+            policy = SitePolicy.read(self.policy)
+            _charge(events, name, place.name, content, policy)
+            charged = {"ledger": str(policy.ledger), "entries": len(events), "budget": policy.budget}
+        facts = {
+            "epsilon": epsilon,
+            "delta": self.delta,
+            "unit": "record",
+            "accountant": name,
+            "history": [event.model_dump(mode="json") for event in events],
+            "charged": charged,
+        }
+        return facts, self._shown(events, epsilon, charged)
+
+    def _shown(
+        self, events: list[Gaussian], epsilon: float, charged: Mapping[str, Any] | None
+    ) -> Iterator[Table | Text]:
         table = Table("noise, x clip", "sample rate", "steps", box=SIMPLE_HEAD)
         for event in events:
             table.add_row(f"{event.noise_multiplier:g}", f"{event.sampling:g}", f"{event.count:,}")
         yield table
-        epsilon = accounting.epsilon(events, self.delta, "record")
         yield Text(
             f"epsilon {guarantees.round_up(epsilon)} at delta {self.delta:g}, composed by privacy loss distributions "
             "(dp-accounting)",
             style="bold",
         )
         yield Text("neighbours: one record is added or removed\nassumes: Poisson samples (Opacus's poisson_sampling)")
-        if self.policy is not None:
-            yield _charged(events, name, place.name, content, SitePolicy.read(self.policy))
+        if charged is not None:
+            place, budget = charged["ledger"], charged["budget"]
+            yield Text(f"charged to {place}: {len(events)} entries; the site's budget is {budget} in all")
 
 
 def read(place: Path) -> tuple[list[Gaussian], str, bytes]:
@@ -106,7 +125,7 @@ def _event(place: Path, number: int, each: Any) -> Gaussian:
         ) from error
 
 
-def _charged(events: list[Gaussian], name: str, file: str, content: bytes, policy: SitePolicy) -> Text:
+def _charge(events: list[Gaussian], name: str, file: str, content: bytes, policy: SitePolicy) -> None:
     """Charge the events of a history; those that a killed import has charged already stay."""
     log.check_format(policy.state)
     digest = hashlib.sha256(content).hexdigest()
@@ -134,7 +153,6 @@ def _charged(events: list[Gaussian], name: str, file: str, content: bytes, polic
             )
     except BudgetExceeded as error:
         raise ValueError(f"{_too_much(policy)} ({len(ledger.entries)} of {len(events)} entries are charged)") from error
-    return Text(f"charged to {policy.ledger}: {len(events)} entries; the site's budget is {policy.budget} in all")
 
 
 def _too_much(policy: SitePolicy) -> str:

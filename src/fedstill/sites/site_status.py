@@ -11,8 +11,9 @@ from typing import Any
 from fedstill import __version__, files
 from fedstill.privacy.composition import shares
 from fedstill.privacy.ledger import Entry
+from fedstill.runs.environment import now
 from fedstill.sites import decisions, log, verify
-from fedstill.sites.ledger import TIME, Charge, read_charges, standing
+from fedstill.sites.ledger import Charge, read_charges, standing
 from fedstill.sites.policy import SitePolicy
 
 LAST = 5
@@ -31,9 +32,9 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     health |= {"data": _data(policy), "free_gb": round(_free(policy) / 1e9, 1)}
     health["is_well"] = all(health[part] == "whole" for part in ("log", "ledger")) and health["data"] == "readable"
     return {
-        "site": policy.client,
-        "fedstill": __version__,
-        "time": time.strftime(TIME),
+        "client": policy.client,
+        "version": __version__,
+        "time": now(),
         "paused": decisions.is_paused(policy),
         "budget": budget(policy, charges),
         "questions": {what: sum(line["what"] == what for line in lines) for what in ("asked", *verify.OUTCOMES)},
@@ -121,7 +122,7 @@ def prometheus(found: Mapping[str, Any]) -> str:
 
 
 def _seconds(last: Sequence[Line]) -> float:
-    return datetime.strptime(str(last[0]["time"]), TIME).timestamp() if last else 0.0
+    return datetime.fromisoformat(str(last[0]["time"])).timestamp() if last else 0.0
 
 
 def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[Charge], dict[str, Any]]:
@@ -157,7 +158,7 @@ def _free(policy: SitePolicy) -> int:
 
 def _is_alive(policy: SitePolicy, line: Line) -> bool:
     """Whether the process of a question may still compute: it exists, and the policy's seconds are not over."""
-    begun = datetime.strptime(str(line["time"]), TIME).timestamp()
+    begun = datetime.fromisoformat(str(line["time"])).timestamp()
     if "process" not in line or time.time() - begun > policy.max_seconds + 60:
         return False
     try:

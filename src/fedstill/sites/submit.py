@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat, PositiveInt
 
 from fedstill.errors import FedstillError
 from fedstill.settings import Settings
@@ -29,15 +29,15 @@ class RunFlags(Settings):
     out: Path | None = None
     """Folder of the results; an interrupted run there is resumed."""
     wait: NonNegativeFloat = 600.0
-    """Seconds to wait for missing sites before each request."""
-    at_a_time: NonNegativeInt = 0
-    """Number of sites that have a request at a time; 0 for all."""
-    max_records: NonNegativeInt = 0
-    """Largest number of records that a reply may claim, whatever the roster says; 0 for the roster's numbers."""
+    """Time in seconds to wait for missing sites before each request."""
+    at_a_time: PositiveInt | None = None
+    """Number of sites that have a request at a time; all by default."""
+    max_records: PositiveInt | None = None
+    """Largest number of records that a reply may claim, whatever the roster says; the roster's numbers by default."""
     extend: Path | None = None
     """Finished one-shot run to which sites that sent no reply are added; no experiment file then."""
-    clients: NonNegativeInt = 0
-    """With --extend, the number of sites, if there are more now."""
+    clients: PositiveInt | None = None
+    """With --extend, the number of sites, if there are more now; those of the finished run by default."""
 
 
 class Ended(FedstillError, RuntimeError):
@@ -81,7 +81,7 @@ def settings_of(server: Server, file: Path | None, flags: RunFlags) -> dict[str,
         raise ValueError("--out is missing; give the folder of the results")
     if flags.clients and flags.extend is None:
         raise ValueError("--clients goes with --extend; the number of sites of a new run is in its experiment file")
-    what = {"file": file} if file is not None else {"extend": flags.extend, "clients": flags.clients}
+    what = {"file": file} if file is not None else {"extend": flags.extend, "clients": flags.clients or 0}
     places = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in what.items()}
     if missing := [text for text in places.values() if isinstance(text, str) and not Path(text).exists()]:
         raise ValueError(f"there is no {missing[0]}")
@@ -89,8 +89,8 @@ def settings_of(server: Server, file: Path | None, flags: RunFlags) -> dict[str,
         **places,
         "out": str(flags.out.resolve()),
         "wait": flags.wait,
-        "at-a-time": flags.at_a_time,
-        "max-records": flags.max_records,
+        "at-a-time": flags.at_a_time or 0,
+        "max-records": flags.max_records or 0,
         "roster": str(server.roster),
     }
 
