@@ -40,9 +40,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_json_of_runs_their_comparison_and_report(said: Any, tmp_path: Path) -> None:
     run, out = str(tmp_path / "run"), str(tmp_path / "c")
     summary = said("run", "fedavg", *QUICK, "--rounds", "1", "--out", run)
-    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text()) | {
-        "folder": run, "report": f"{run}/report.html",
-    }  # fmt: skip
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert written.pop("format") == 1  # of the file
+    assert summary == written | {"folder": run, "report": f"{run}/report.html"}
     both = said(
         "compare", "fedavg", "real", *QUICK, "--fedavg.rounds", "1", "--real.training.epochs", "1", "--out", out
     )

@@ -90,7 +90,8 @@ def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
     clock, start = Clock(), time.process_time()
     entry: dict[str, Any] = {"command": line_of(line)}
     try:
-        run(Run(parsed.experiment, line[1], parsed.method, folder, job.label, line_of(line)), watcher=clock)
+        task = Run(parsed.experiment, parsed.method, folder, name=line[1], label=job.label, command=line_of(line))
+        run(task, watcher=clock)
         entry["digest"] = weights_digest(folder)[:16]
     except FAILURES as error:
         entry["failed"] = reason(error)
