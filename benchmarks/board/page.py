@@ -253,7 +253,7 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
 
 BEGIN = "<!-- the board's first figure, written by: python benchmarks/board page -->\n"
 END = "<!-- end of the figure -->\n"
-FIGURE = "The board: accuracy of every one-shot method against its bytes, {task}"
+FIGURE = "The board: accuracy of one-shot methods against its bytes, {task}"
 HEAD = """# The board
 
 Every one-shot method on the same tasks, by one script: {methods} rows (ours, others', private ones at epsilon 1 and 4)
