@@ -168,8 +168,8 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
         return np.array([numbers[text] for text in texts], np.int64), tuple(names), True
     if not pa.types.is_integer(column.type):
         raise ValueError(
-            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; convert "
-            "whole numbers, as with .astype(int) in pandas, and divide measured values into bins"
+            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; convert it, "
+            "as with .astype(int) in pandas if they are whole numbers, and divide measured values into bins"
         )
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
 
