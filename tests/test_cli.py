@@ -230,6 +230,8 @@ def test_a_yaml_file_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("method: fedavg\nfedavg: {rounds: 0}", "rounds is 0; it must be greater than 0"),
         ("method: fedavg\nfedavg: [1]", "'fedavg' must be a mapping of hyperparameters"),
         ("method: fedavg\ncolour: red", "colour is not a setting here"),
+        ("method: fedavg\nrounds: 2", "rounds is not a setting here; put it under fedavg:"),
+        ("method: fedavg\nfedavg: {local: {lrr: 2}}", "local.lrr is not a setting here; did you mean lr?"),
         ("data: digits", "must be a mapping of settings with 'method: NAME'"),
         ("method: [", "cannot be read as YAML"),
         ("method: fedsum", "there is no method 'fedsum'"),
