@@ -1,7 +1,9 @@
 """What a user types, and what they are told when it is wrong."""
 
 import csv
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedstill import attacks, load_data, methods
-from fedstill.cli import main
+from fedstill.cli import COMMANDS, main
 from fedstill.cli.catalogue import facts
 from fedstill.cli.declared import declared
 from fedstill.cli.flags import parse_compare, parse_run
@@ -235,12 +237,55 @@ def test_a_yaml_file_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("method: fedavg\nfedavg: {rounds: 0}", "rounds is 0; it must be greater than 0"),
         ("method: fedavg\nfedavg: [1]", "'fedavg' must be a mapping of hyperparameters"),
         ("method: fedavg\ncolour: red", "colour is not a setting here"),
+        ("method: fedavg\nrounds: 2", "rounds is not a setting here; put it under fedavg:"),
+        ("method: fedavg\nfedavg: {local: {lrr: 2}}", "local.lrr is not a setting here; did you mean lr?"),
         ("data: digits", "must be a mapping of settings with 'method: NAME'"),
         ("method: [", "cannot be read as YAML"),
         ("method: fedsum", "there is no method 'fedsum'"),
     ]:
         place.write_text(text)
         assert sentence in fails(capsys, "run", str(place))
+
+
+def test_a_file_without_its_class_is_told_its_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "median.py"
+    file.write_text(
+        "raise SystemExit(9)\nclass Other: ...\nclass FedMedian(fedstill.FedAvg): ...\nclass B(FedMedian): ..."
+    )
+    assert f"name its class: {file}:FedMedian or {file}:B" in fails(capsys, "run", str(file))
+    file.write_text("class Other: ...")
+    assert f"name its class: {file}:Class" in fails(capsys, "run", str(file))
+    file.write_text("class (")
+    assert "it cannot be read (invalid syntax); give a file with a class" in fails(capsys, "run", str(file))
+    assert "No such file or directory" in fails(capsys, "run", str(tmp_path / "none.py"))
+
+
+def test_a_file_in_place_of_a_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "afile").write_text("")
+    for out in (tmp_path / "afile", tmp_path / "afile" / "below"):
+        said = fails(capsys, "run", "fedavg", *QUICK, "--out", str(out))
+        assert f"{out} is a file or lies below one, but a folder is needed; choose another folder" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "free space, then repeat the command: it goes on"), (errno.EFBIG, "raise the limit on a file's")],
+)
+def test_a_full_disk_has_a_remedy(
+    number: int, remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: list[str]) -> None:
+        raise OSError(number, os.strerror(number), "runs/one/model.safetensors")
+
+    monkeypatch.setitem(COMMANDS, "runs", full)
+    said = fails(capsys, "runs")
+    assert f"runs/one/model.safetensors cannot be written: {os.strerror(number)}; {remedy}" in said
+
+
+def test_words_that_do_not_belong_there_are_told_where_they_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "its settings: fedstill run fedgm --help" in fails(capsys, "methods", "fedgm")
+    said = fails(capsys, "compare", "fedavg", "fedgm", "--seeds")
+    assert "--seeds has no value; seeds must be different numbers of 0 or more, as --seeds 0 1 2" in said
 
 
 def test_a_method_of_ones_own(tmp_path: Path) -> None:

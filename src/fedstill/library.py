@@ -169,5 +169,5 @@ def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: 
         experiment = Experiment(**{key: value for key, value in settings.items() if key not in own})
         made = method if isinstance(method, Method) else kind(**own)
     except ValidationError as error:
-        raise ValueError(sentence(error)) from error
+        raise ValueError(sentence(error, kind=kind)) from error
     return Job(experiment, made, out, name=method if isinstance(method, str) else "")

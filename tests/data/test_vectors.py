@@ -313,6 +313,58 @@ def test_what_is_neither_images_nor_vectors_is_refused(train, message):
         from_torch(train, (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)))
 
 
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        (1.7, r"1\.7"),
+        (torch.tensor(0.5), r"tensor\(0\.5000\)"),
+        (np.float32("nan"), r"np\.float32\(nan\)"),
+        (torch.tensor([0, 1]), r"tensor\(\[0, 1\]\)"),
+        (None, "None"),
+        (2**70, "1180591620717411303424"),
+    ],
+)
+def test_a_label_that_is_no_class_is_refused_with_its_item(label, shown):
+    items = [(torch.zeros(2), 0), (torch.ones(2), label)]
+    with pytest.raises(ValueError, match=f"item 1 of the train split of 'own' has the label {shown}, but a class is"):
+        from_torch(items)
+
+
+def test_real_valued_targets_are_not_cut_off_to_classes():
+    with pytest.raises(ValueError, match=r"item 0 of .* has the label 0\.2"):
+        from_torch([(torch.randn(3), [0.2, 1.7][i % 2]) for i in range(20)])
+    with pytest.raises(ValueError, match=r"item 1 of .* has the label 0\.5"):
+        from_torch((torch.randn(20, 3), torch.arange(20) / 2))
+
+
+def test_labels_that_are_names_are_numbered_as_those_of_files():
+    x = torch.randn(20, 3)
+    words = ["cat", "ant"] * 10
+    items, pair = from_torch(list(zip(x, words, strict=True))), from_torch((x, words))
+    numbers = from_torch((x, [1, 0] * 10), class_names=("ant", "cat"))
+    assert items.class_names == pair.class_names == ("ant", "cat") and items.fingerprint == pair.fingerprint
+    assert torch.equal(items.train.labels, numbers.train.labels)
+    assert "list of classes" in items.measured and "list of classes" not in numbers.measured
+    stated = from_torch((x, words), class_names=("cat", "ant"))
+    assert "list of classes" not in stated.measured and torch.equal(stated.train.labels, 1 - items.train.labels)
+    both = from_torch((x, words), (x[:2], ["cat", "cat"]))
+    assert both.class_names == ("ant", "cat") and both.test.labels.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "names", "message"),
+    [
+        (["a", 1], ["a", "b"], (), "item 1 of the train split of 'own' has the label 1, but item 0 has 'a'"),
+        (["a", "b"], [0, 1], (), "one split of 'own' has names as labels and the other numbers"),
+        (["a", "b"], ["a", "c"], ("a", "b"), "item 1 of the test split of 'own' has the label 'c', which is none of"),
+    ],
+)
+def test_names_that_do_not_go_together_are_refused(train, test, names, message):
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=message):
+        from_torch(Items(*zip(x, train, strict=True)), Items(*zip(x, test, strict=True)), class_names=names)
+
+
 def test_columns_of_the_train_split_partition_it(tmp_path):
     train, test = (torch.randn(6, 2), torch.arange(6) % 2), (torch.randn(2, 2), torch.arange(2))
     task = share_out(

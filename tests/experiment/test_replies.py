@@ -114,6 +114,14 @@ def test_reused_replies_make_the_model_that_new_ones_would(name: str, tmp_path: 
     assert [alone[key] for key in counted] == [reused[key] for key in counted]
 
 
+def test_replies_that_suit_their_own_method_alone_are_not_offered_to_others(tmp_path: Path) -> None:
+    first = job("fedavg-p", tmp_path / "first")
+    run(first)
+    other = job("fedd-p", tmp_path / "other")
+    with pytest.raises(ValueError, match="the replies of fedavg-p suit no other method; run fedd-p without --replies"):
+        reuse.repeat(first.out, other)
+
+
 def test_the_command_takes_the_clients_settings_from_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def test_whether_a_client_replies_says_nothing_about_its_records(tmp_path: Path)
 @pytest.mark.parametrize("name", ["dp-fl", "adap-dp-fl", "fedkd", "fedkadp"])
 def test_batch_norms_are_refused_before_a_client_is_asked(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="normalises|statistics mix a batch"):
-        go(name, tmp_path / "run", {}, model="convnet:width=8,depth=1,norm=batch")
+        go(name, tmp_path / "run", {}, model="convnet:width=8,depth=1,norm=batch", public="held=20")
 
 
 # Sizes ----------------------------------------------------------------------

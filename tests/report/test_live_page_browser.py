@@ -24,6 +24,7 @@ ASK = script("""
   await wait(1500);
   const report = measured();
   report.label = document.querySelector("#label").textContent;
+  report.facts = document.querySelector("#facts").textContent;
   report.state = document.querySelector("#state").textContent;
   report.progress = [...document.querySelectorAll("progress")].map((p) => [p.value, p.max]);
 """)
@@ -70,6 +71,7 @@ def test_it_fits_is_readable_and_is_reached_by_keyboard(width: int, look: str, u
     report = posted(tmp_path / "site", url, "index.html", width, look)
     check(report, width, look)
     assert report["reach"] == 4
+    assert "left outnone" in report["facts"]
     assert (report["label"], report["state"]) == ("<img src=x onerror=alert(1)>", "finished")
 
 

@@ -55,7 +55,10 @@ def test_plain_pytorch_computes_the_same_logits(
     weights = load_file(out / "model.safetensors")
     assert sum(w.numel() for w in weights.values()) >= told["num_parameters"] == finished["num_parameters"]
     card = (out / "README.md").read_text()
-    assert f"{100 * finished['accuracy']:.2f} %" in card and "* none" in card and "may reveal any record" in card
+    assert (
+        f"{100 * finished['accuracy']:.2f} %" in card and "* No guarantee.\n* The replies may reveal any record" in card
+    )
+    assert "none" not in card.partition("## Privacy")[2].partition("##")[0]
     with pytest.raises(SystemExit):  # a second time, nothing is overwritten
         main(["publish", str(finished.folder), "--out", str(out)])
     assert f"{out} exists; choose an empty folder" in capsys.readouterr().err

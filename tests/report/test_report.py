@@ -544,11 +544,25 @@ def test_images_are_shown_beside_real_ones_with_words_for_each(tmp_path: Path) -
     assert (strip[:, :6] == (7, 7, 7, 255)).all() and (strip[:, 6:] == 0).all()  # class "dog" has one image
 
 
+def test_captions_name_only_what_is_drawn(tmp_path: Path) -> None:
+    def pages(name: str, seeds: int, *, also: bool) -> str:
+        runs = [add_parts(write_run(tmp_path / name / str(seed), seed=seed, label="many")) for seed in range(seeds)]
+        runs += [write_run(tmp_path / name / "one", label="once")] if also else []
+        return page([read_run(run) for run in runs], tmp_path / name)
+
+    alone = pages("alone", 1, also=False)
+    assert "sample standard deviation" not in alone and "Dotted:" not in alone and "Accuracy per round" in alone
+    several = pages("several", 2, also=True)
+    assert "with a band of one sample standard deviation" in several
+    assert "Dotted: a method with a single value." in several
+
+
 def test_guarantees_are_told_in_words(tmp_path: Path) -> None:
     bare = write_run(tmp_path / "none")
     private = write_run(tmp_path / "dp", label="fedauxfdp", guarantee=PRIVATE)
     words = Outline(page([read_run(bare), read_run(private)], tmp_path)).words
-    assert "fedgm: no privacy guarantee" in words and "none: `x` is not released" in words
+    assert "fedgm: no privacy guarantee" in words and "none:" not in words
+    assert "The replies may reveal any record of the clients: `x` is not released." in words
     # (e + delta) / (1 + e) = 0.73106: rounded up to a tenth of a percent.
     assert "fedauxfdp: eps 1.0, delta 1e-5 per record" in words and "right at most 73.2 % of the time" in words
     assert "Holds against: the server." in words

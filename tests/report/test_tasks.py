@@ -178,6 +178,16 @@ def test_a_sweep_over_alpha_is_a_line_for_each_method_on_a_log_axis(tmp_path: Pa
     assert '<td style="--share:0.55">81.00 ± 1.41</td></tr>' in text  # the highest
 
 
+def test_the_lines_of_a_sweep_differ_in_colour(tmp_path: Path) -> None:
+    records = sweep_runs(tmp_path)
+    tasks = group(records)
+    found = sweeps.find(tasks)
+    names = sweeps.names(found, tasks)
+    first = [name for sweep in found for name in (*sweep.series, *sweep.levels)]
+    assert names[: len({*first})] == list(dict.fromkeys(first))
+    assert {row.name for task in tasks for row in task.rows} <= {*names} and len(names) == len({*names})
+
+
 def test_the_tries_of_a_sweep_and_its_final_runs_are_not_points_of_one_line(tmp_path: Path) -> None:
     runs = []
     for i, (lr, validation) in enumerate(((0.03, 0.1), (0.1, 0.1), (0.3, 0.1), (0.3, 0.0))):

@@ -35,14 +35,23 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
     yield table
     yield Text(_verdict(results))
     if "posteriors" in results:
-        yield Text(_posteriors(results))
+        networks = Table(*_NETWORKS, box=SIMPLE_HEAD, pad_edge=False)
+        for line in _networks(results):
+            networks.add_row(*line)
+        yield networks
+        yield Text(_ABOUT_NETWORKS)
 
 
 def _finding(results: dict[str, Any]) -> str:
-    rate = results["likelihood_ratio"]["online"]["rates"][-1]
+    """The stronger form of the attack: that with the most true positives, and with the largest area under the curve."""
+    forms = results["likelihood_ratio"]
+    best = max(forms, key=lambda form: (forms[form]["rates"][-1]["tpr"], forms[form]["auc"]))
+    widest = max(forms, key=lambda form: forms[form]["auc"])
+    rate = forms[best]["rates"][-1]
     return (
-        f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} %, on the "
-        f"{results['records']} records of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
+        f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} % ({best} "
+        f"form), AUC {forms[widest]['auc']:.3f} ({widest} form; guessing has 0.5), on the {results['records']} records "
+        f"of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
     )
 
 
@@ -82,12 +91,19 @@ def _verdict(results: dict[str, Any]) -> str:
     return f"Not refuted: the true positive rates are within the bound of {words}.{note}"
 
 
-def _posteriors(results: dict[str, Any]) -> str:
-    parts = []
+_NETWORKS = ("posteriors of", "guess", "precision, %", "recall, %", "F1, %", "records")
+_ABOUT_NETWORKS = (
+    "A network that learns from the shadow runs' posteriors, all or the three largest, which records are members: how "
+    "often a guess is right (precision), and how many of these records it finds (recall)."
+)
+
+
+def _networks(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, rates in results["posteriors"].items():
-        words = [f"{kind} {r['precision']:.2f}/{r['recall']:.2f}/{r['f1']:.2f}" for kind, r in rates.items()]
-        parts.append(f"{name.replace('_', ' ')}: {', '.join(words)}")
-    return f"An attack network on posteriors (precision/recall/F1): {'; '.join(parts)}"
+        for kind, rate in rates.items():
+            words = "non-member" if kind == "others" else "member"
+            numbers = (f"{100 * rate[key]:.0f}" for key in ("precision", "recall", "f1"))
+            yield ("all classes" if name == "whole" else f"{name.replace("_", " ")} classes", words, *numbers, str(rate["support"]))
 
 
 def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:
@@ -100,7 +116,9 @@ def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tens
     """
     title = f"Membership inference: {job.label} on {job.experiment.data}"
     lines, words = list(_lines(results)), (0,)
-    networks = f"<p>{escape(_posteriors(results))}.</p>\n" if "posteriors" in results else ""
+    networks = ""
+    if "posteriors" in results:
+        networks = html.data_table(_NETWORKS, list(_networks(results)), (0, 1), caption=_ABOUT_NETWORKS)
     body = "".join(
         (
             f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(results))}.</p>\n',
@@ -129,6 +147,6 @@ def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -
         line = {"color": figures.PALETTE[2], "dash": "dash"}
         figure.add_scatter(x=xs, y=[limit(x) for x in xs], mode="lines", line=line, name="allowed by the guarantee")
     span = [math.log10(low), 0.02]
-    figure.update_xaxes(type="log", range=span)
-    figure.update_yaxes(type="log", range=span)
+    figure.update_xaxes(type="log", range=span, dtick=1)  # a tick at each decade
+    figure.update_yaxes(type="log", range=span, dtick=1)
     return figure

@@ -1,5 +1,6 @@
 """The command ``fedstill``; its commands import heavy modules only when they run."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if os.environ.get("FEDSTILL_TRACEBACK"):
             raise
-        _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
+        _fail(_of_the_disk(error))
     except Exception as error:
         from fedstill.engines.server import TooFewReplies
 
@@ -85,6 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _of_the_disk(error: OSError) -> str:
+    """An error of the operating system as one sentence, with the remedy if there is one."""
+    place = error.filename or "a file"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{place} is a file or lies below one, but a folder is needed; choose another folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{place} cannot be written: {error.strerror}; free space, then repeat the command: it goes on"
+    if error.errno == errno.EFBIG:
+        return (
+            f"{place} cannot be written: {error.strerror}; raise the limit on a file's size (ulimit -f) or take "
+            "another disk, then repeat the command: it goes on"
+        )
+    return f"{place} cannot be read or written: {error.strerror or error}"
 
 
 def _fail(sentence: str) -> None:

@@ -213,7 +213,8 @@ def parse_compare(program: str, words: Sequence[str], entries: Sequence[str]) ->
         raise ValueError(f"there is no method to compare; name methods before the flags ({', '.join(methods.TABLE)})")
     seeds = output.seeds
     if len(set(seeds)) < len(seeds) or not seeds or min(seeds) < 0:
-        raise ValueError(f"--seeds is {' '.join(map(str, seeds))}; seeds must be different numbers of 0 or more")
+        given = f"is {' '.join(map(str, seeds))}" if seeds else "has no value"
+        raise ValueError(f"--seeds {given}; seeds must be different numbers of 0 or more, as --seeds 0 1 2")
     checked = {label: (name, method) for (label, (name, _)), method in zip(chosen.items(), found, strict=True)}
     return CompareFlags(experiment, checked, seeds, output)
 

@@ -10,6 +10,8 @@ def list_methods(words: list[str]) -> None:
     from fedstill import methods
     from fedstill.cli import catalogue, flags, parser
 
+    if words and words[0] in methods.TABLE:
+        raise Bad(f"'{words[0]}' is an unexpected argument; its settings: fedstill run {words[0]} --help")
     about = "List the methods: how often clients are asked, what they need and protect, and the paper."
     (form,) = parser.parse("fedstill methods", about, words, [parser.Section(flags.Format())])
     if form.json_:

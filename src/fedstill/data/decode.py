@@ -169,7 +169,7 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
     if not pa.types.is_integer(column.type):
         raise ValueError(
             f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; convert it, "
-            "as with .astype(int) in pandas"
+            "as with .astype(int) in pandas if they are whole numbers, and divide measured values into bins"
         )
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
 

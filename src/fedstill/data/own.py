@@ -13,6 +13,7 @@ from fedstill.data import cache, sources, vectors
 from fedstill.data.completion import complete
 from fedstill.data.decode import Split
 from fedstill.errors import front_door
+from fedstill.schema import short
 
 Pairs = Dataset[Any] | tuple[Any, Any]
 _ROUNDING = 1e-3
@@ -33,9 +34,10 @@ def from_torch(
     Args:
         train: a pair of records and labels, or a ``torch.utils.data.Dataset`` whose items are such pairs, read once.
             Records are tensors or arrays of one shape: images, ``(h, w)`` or ``(c, h, w)`` with 1 or 3 channels, uint8
-            or floats k / 255; or vectors ``(d,)`` of numbers. Labels are integers from 0.
+            or floats k / 255; or vectors ``(d,)`` of numbers. Labels are whole numbers from 0, or names of classes.
         test: test records; without any, a fifth of each class of ``train`` is held out, always the same records.
-        class_names: names of the classes in order; by default their numbers, up to the largest label.
+        class_names: names of the classes in order; by default their numbers, up to the largest label, or the labels'
+            names, sorted.
         columns: integers or texts for ``by:COLUMN``, one for each record of ``train``.
         name: name of the data set in messages.
 
@@ -47,6 +49,8 @@ def from_torch(
     own = {key: np.asarray(values) for key, values in (columns or {}).items()}
     first = _split(train, f"the train split of {name!r}", named, own)
     second = None if test is None else _split(test, f"the test split of {name!r}", named, {})
+    if second is not None and (first.is_text or second.is_text):
+        first, second = _with_all_names(first, second, name)
     for key, values in own.items():
         if values.shape != first.labels.shape:
             raise ValueError(
@@ -62,33 +66,82 @@ def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict
     records, labels = _array(x), _array(y)
     if not len(records):
         raise ValueError(f"{where} has 0 records; it needs at least 1")
-    if labels.shape != (len(records),) or labels.dtype.kind not in "iu":
+    if labels.shape != (len(records),):
         raise ValueError(
             f"the labels of {where} are {labels.dtype} of shape {labels.shape}, but {len(records)} integers from 0 are "
             "needed, one for each record"
         )
+    numbers, names = _classes(labels, where, class_names)
+    is_text = names != class_names
     if records.ndim == 2 and records.dtype.kind in "biuf":
         found = vectors.of_array(records, where)
-        rounding = vectors.rounding(records, found)
-        return Split(found, labels.astype(np.int64), class_names, columns, rounding=rounding)
-    return Split(_pixels(records, where), labels.astype(np.int64), class_names, columns)
+        return Split(found, numbers, names, columns, is_text, rounding=vectors.rounding(records, found))
+    return Split(_pixels(records, where), numbers, names, columns, is_text)
+
+
+def _with_all_names(train: Split, test: Split, name: str) -> tuple[Split, Split]:
+    """Both splits with the classes of both, in the order of their names."""
+    if not (train.is_text and test.is_text):
+        raise ValueError(f"one split of {name!r} has names as labels and the other numbers; give both the same kind")
+    names = tuple(sorted({*train.class_names, *test.class_names}))
+    return train.numbered(names), test.numbered(names)
+
+
+def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The class of each record, and the classes' names: ``names``, or the labels', sorted, if these are names."""
+    if labels.dtype.kind in "iu":
+        return labels.astype(np.int64), names
+    values = [_label(value, i, where) for i, value in enumerate(labels.tolist())]
+    kinds = [isinstance(value, str) for value in values]
+    if not any(kinds):
+        return np.array(values, np.int64), names
+    if not all(kinds):
+        other = kinds.index(not kinds[0])
+        raise ValueError(
+            f"item {other} of {where} has the label {values[other]!r}, but item 0 has {values[0]!r}; give all labels "
+            "as numbers or all as names"
+        )
+    names = names or tuple(sorted(set(map(str, values))))
+    numbers = {name: number for number, name in enumerate(names)}
+    for i, value in enumerate(values):
+        if value not in numbers:
+            raise ValueError(
+                f"item {i} of {where} has the label {value!r}, which is none of the class_names {', '.join(names)}; "
+                "add it to them or drop the item"
+            )
+    return np.array([numbers[str(value)] for value in values], np.int64), names
+
+
+def _label(value: Any, i: int, where: str) -> int | str:
+    """A label: a whole number, or a name."""
+    array = _array(value)
+    if array.size == 1 and array.dtype.kind == "U":
+        return str(array.item())
+    if array.size == 1 and array.dtype.kind in "biuf" and float(array.item()).is_integer():
+        if abs(number := int(array.item())) < 2**63:
+            return number
+    raise ValueError(
+        f"item {i} of {where} has the label {short(value)}, but a class is one whole number from 0 or one name; number "
+        "the classes, with the argmax of a one-hot label, or with bins of a measured value"
+    )
 
 
 def _items(data: Dataset[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """All records and all labels of a data set, each item read once."""
     items: Iterable[Any] = data if hasattr(data, "__iter__") else (data[i] for i in range(len(data)))  # type: ignore[arg-type]
-    records, labels = [], []
+    records: list[NDArray[Any]] = []
+    labels: list[int | str] = []
     for i, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(f"item {i} of {where} is a {type(item).__name__}, but a pair (record, label) is needed")
         records.append(_array(item[0]))
-        labels.append(int(item[1]))
+        labels.append(_label(item[1], i, where))
         if records[-1].shape != records[0].shape:
             raise ValueError(
                 f"record {i} of {where} has shape {records[-1].shape}, but record 0 has {records[0].shape}; give all "
                 "records one shape"
             )
-    return np.stack(records) if records else np.empty(0), np.array(labels, np.int64)
+    return np.stack(records) if records else np.empty(0), np.array(labels, object)
 
 
 def _array(values: Any) -> NDArray[Any]:

@@ -5,9 +5,8 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
     NonNegativeFloat,
@@ -18,9 +17,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from typing_extensions import override
 
 from fedstill import methods
+from fedstill.experiment.mapping import read_mapping
+from fedstill.lookup import suggestion
 from fedstill.privacy.events import LEAST_DELTA
 from fedstill.settings import Settings
 
@@ -223,19 +223,47 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def sentence(error: ValidationError, *, flags: str = "") -> str:
-    """A validation error as one sentence with the value and the limit; ``flags`` is a prefix of the setting's name."""
+def sentence(
+    error: ValidationError,
+    *,
+    flags: str = "",
+    kind: type[Settings] | None = None,
+    also: Collection[str] = (),
+    owners: Mapping[str, type[Settings]] = {},
+) -> str:
+    """A validation error as one sentence with the value and the limit.
+
+    Args:
+        error: the error.
+        flags: a prefix of the setting's name.
+        kind: the settings that were checked, to suggest a name in place of an unknown one.
+        also: other names that may stand at the same place.
+        owners: settings that stand apart, by the heading under which they do.
+    """
     first = error.errors()[0]
     name = ".".join(part for part in first["loc"] if isinstance(part, str))  # without places in a list
     name = flags + name.replace("_", "-") if flags else name
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     why = _WORDS.get(first["type"], why)
     if first["type"] == "extra_forbidden":
-        return f"{name} is not a setting here"
+        return f"{name} is not a setting here{_remedy(name, kind, also, owners)}"
     if first["type"] == "value_error" and isinstance(first["input"], dict):  # settings that conflict
         return f"{name}: {why}" if first["loc"] else why
     value = first["input"]
     return f"{name} is {value if _is_number(value) else repr(value)}; {why}"
+
+
+def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owners: Mapping[str, type[Settings]]) -> str:
+    """What to do about an unknown setting: the place where it belongs, or the most similar name."""
+    *path, last = name.split(".")
+    if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
+        return f"; put it under {place}:"
+    for part in path:
+        inner = kind.model_fields[part].annotation if kind and part in kind.model_fields else None
+        found = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Settings)]
+        kind = found[0] if found else None
+    near = suggestion(last, [*(kind.model_fields if kind else ()), *(() if path else also)])
+    return near or "; leave it out"
 
 
 _WORDS = {
@@ -255,47 +283,6 @@ def _is_number(value: object) -> bool:
         return False
 
 
-class _Plain(yaml.SafeLoader):
-    """YAML without aliases, which can make a short text billions of values, and without a key that stands twice."""
-
-    @override
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write its value out")
-        return super().compose_node(parent, index)
-
-    @override
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
-                raise yaml.YAMLError(f"'{key.value}' stands again in line {key.start_mark.line + 1}; write it once")
-            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
-        return super().construct_mapping(node, deep)
-
-
-def read_mapping(path: Path, expected: str) -> dict[str, Any]:
-    """The mapping in a YAML file, without aliases and keys that stand twice.
-
-    Args:
-        path: the file.
-        expected: what to give, for the message about a missing file.
-
-    Raises:
-        ValueError: the file is missing, is not YAML, or has something else; one sentence.
-    """
-    try:
-        content = yaml.load(path.read_text("utf-8"), _Plain)
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}; give {expected}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping of settings, not {type(content).__name__}")
-    return content
-
-
 def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
     """An experiment file: ``method: NAME``, the fields of `Experiment`, and ``NAME: {hyperparameters}``.
 
@@ -310,8 +297,15 @@ def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
     try:
         if not isinstance(hyperparameters, dict):
             raise ValueError(f"'{name}' must be a mapping of hyperparameters")
-        return Experiment(**content), name, methods.find(name)(**hyperparameters)
+        kind = methods.find(name)
+        experiment = Experiment(**content)
     except ValidationError as error:
-        raise ValueError(f"{path}: {sentence(error)}") from error
+        raise ValueError(f"{path}: {sentence(error, kind=Experiment, owners={name: kind})}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    try:
+        return experiment, name, kind(**hyperparameters)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {sentence(error, kind=kind)}") from error
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error

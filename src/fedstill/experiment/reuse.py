@@ -45,8 +45,8 @@ def repeat(run: Path, job: Job) -> Job:
             f"the clients of {job.name} with these settings do other work than those of {run} did ({before.name}); "
             + (
                 f"its replies suit {', '.join(same)} with the clients' settings of {before.name}"
-                if same
-                else f"the replies of {before.name} suit no other run"
+                if {*same} - {before.name}
+                else f"the replies of {before.name} suit no other method; run {job.name} without --replies"
             )
         )
     if folder.asked_sites:

@@ -9,7 +9,8 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from fedstill import methods
 from fedstill.experiment import search
-from fedstill.experiment.config import Experiment, read_mapping, sentence
+from fedstill.experiment.config import Experiment, sentence
+from fedstill.experiment.mapping import read_mapping
 from fedstill.protocol import Method
 from fedstill.settings import Settings
 
@@ -58,10 +59,11 @@ class Entry:
         Raises:
             ValueError: a value is invalid, or there is no such setting; one sentence.
         """
+        kind = methods.find(self.name)
         try:
-            return methods.find(self.name)(**_merged(self.settings, point))
+            return kind(**_merged(self.settings, point))
         except ValidationError as error:
-            raise ValueError(f"{self.label}: {sentence(error)}") from error
+            raise ValueError(f"{self.label}: {sentence(error, kind=kind)}") from error
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,22 @@ def read_sweep(path: Path) -> Sweep:
         _check(experiment, plan)
         return Sweep(experiment, plan, _entries(given, plan))
     except ValidationError as error:
-        raise ValueError(f"{path}: {sentence(error)}") from error
+        more = [*Plan.model_fields, "methods"]
+        words = sentence(error, kind=Experiment, also=more, owners=_kinds(given))
+        raise ValueError(f"{path}: {words}") from error
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _kinds(given: Mapping[Any, Any]) -> dict[str, type[Method]]:
+    """The classes of the methods of a file, by label; without those that cannot be found."""
+    found = {}
+    for label, content in given.items():
+        try:
+            found[str(label)] = methods.find(str(content.get("method", label) if isinstance(content, dict) else label))
+        except ValueError:
+            continue
+    return found
 
 
 def _check(experiment: Experiment, plan: Plan) -> None:

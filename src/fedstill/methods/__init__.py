@@ -1,5 +1,7 @@
 """The methods, one file each."""
 
+import ast
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fedstill
@@ -30,6 +32,8 @@ def find(name: str) -> type["Method"]:
     from fedstill.protocol import Method
 
     target = TABLE.get(name, name)
+    if Path(target).suffix == ".py":
+        raise ValueError(f"'{name}' is a file; {_classes_of(Path(target))}")
     if ":" not in target:
         near = lookup.suggestion(name, TABLE)
         hint = (
@@ -46,3 +50,19 @@ def find(name: str) -> type["Method"]:
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ValueError(f"'{name}' is not a method; name a class derived from fedstill.protocol.Method")
     return kind
+
+
+def _classes_of(file: Path) -> str:
+    """What to name in place of a file: its classes derived from a method of fedstill; the file is not run."""
+    try:
+        tree = ast.parse(file.expanduser().read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        why = getattr(error, "strerror", None) or getattr(error, "msg", None) or error
+        return f"it cannot be read ({why}); give a file with a class of your own (mine.py:Class)"
+    known = {"Method", *(place.rpartition(":")[2] for place in TABLE.values())}
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(b).rpartition(".")[2] in known for b in node.bases):
+            known.add(node.name)
+            found.append(f"{file}:{node.name}")
+    return f"name its class: {' or '.join(found) or f'{file}:Class'}"

@@ -1,18 +1,41 @@
 """Captions: what figures show, and from which data, split, clients, seeds and commit they come."""
 
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from fedstill.report.record import RunRecord
 from fedstill.report.settings import task_settings
 from fedstill.report.tasks import Task
 
-BYTES = "Mean over seeds; bars span one sample standard deviation. Up and to the left is better."
-ROUNDS = "Mean over seeds, with a band of one sample standard deviation. Dotted: a method with a single value."
 COURSE = "Other numbers logged after each round; means over seeds."
 CLASSES = "Recall (sensitivity), mean over seeds."
-SWEEP = "Mean over seeds, with a band of one sample standard deviation."
+SINGLE = "a method with a single value"
 _SHORT = 10
 """Number of digits of a commit."""
+
+
+def of_bytes(plot: Any) -> str:
+    """What a figure of accuracy against bytes shows: bars are named where it has some."""
+    bars = any(
+        np.isfinite(np.array(trace.error_y.array, float)).any() for trace in _traces(plot) if trace.error_y.array
+    )
+    return "Mean over seeds; bars span one sample standard deviation. " * bars + "Up and to the left is better."
+
+
+def of_lines(plot: Any, dotted: str) -> str:
+    """What a figure of lines shows: its bands, and the lines that are ``dotted``, where it has some."""
+    parts = []
+    if any(trace.fill == "toself" for trace in _traces(plot)):
+        parts.append("Mean over seeds, with a band of one sample standard deviation.")
+    if any(trace.line.dash == "dot" for trace in _traces(plot)):
+        parts.append(f"Dotted: {dotted}.")
+    return " ".join(parts)
+
+
+def _traces(plot: Any) -> Iterable[Any]:
+    return () if plot is None else plot.data
 
 
 def source(task: Task) -> str:

@@ -79,17 +79,18 @@ def add_band(
     mean = np.array([np.mean(some) for some in values])
     spread = np.array([np.std(some, ddof=1) if len(some) > 1 else 0.0 for some in values])
     style = line_style(label, look)
-    figure.add_scatter(
-        x=[*xs, *xs[::-1]],
-        y=np.concatenate([mean + spread, (mean - spread)[::-1]]),
-        fill="toself",
-        fillcolor=faded(look[label][0]),
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
-        legendgroup=style["legendgroup"],
-    )
+    if any(len(some) > 1 for some in values):
+        figure.add_scatter(
+            x=[*xs, *xs[::-1]],
+            y=np.concatenate([mean + spread, (mean - spread)[::-1]]),
+            fill="toself",
+            fillcolor=faded(look[label][0]),
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            showlegend=False,
+            legendgroup=style["legendgroup"],
+        )
     mode = "lines+markers" if len(xs) <= 40 else "lines"
     texts = [f"{m:.2f}" + (f" ± {s:.2f}" if len(v) > 1 else "") for m, s, v in zip(mean, spread, values, strict=True)]
     figure.add_scatter(x=xs, y=mean, mode=mode, customdata=texts, hovertemplate="%{x}<br>%{customdata} %", **style)

@@ -79,8 +79,10 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         sent: whether the clients sent anything.
     """
     if not is_finite(guarantee):
-        first = "The replies may reveal any record of the clients." if sent else "The clients send nothing."
-        return (first, f"none: {guarantee.reason}") if guarantee.reason else (first,)
+        if not sent:
+            return ("The clients send nothing.", *([f"{guarantee.reason}."] if guarantee.reason else []))
+        because = f": {guarantee.reason}" if guarantee.reason else ""
+        return (f"The replies may reveal any record of the clients{because}.",)
     assert guarantee.epsilon is not None
     percent = right_at_most(guarantee.epsilon, guarantee.delta or 0.0)
     known, question = _QUESTIONS.get(guarantee.unit or "", _QUESTIONS["record"])

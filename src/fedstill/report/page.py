@@ -52,8 +52,7 @@ def write_page(
 def _page(records: Sequence[RunRecord], command: str | None, note: str, fronts: Sequence[pareto.Picture]) -> str:
     tasks = group(records)
     found = sweeps.find(tasks)
-    names = [row.name for task in tasks for row in task.rows] + [name for sweep in found for name in sweep.series]
-    look = figures.styles(dict.fromkeys(names))
+    look = figures.styles(sweeps.names(found, tasks))
     title = findings.title(tasks)
     parts = {f"Accuracy by {sweep.heading}": sections.sweep(sweep, look, i) for i, sweep in enumerate(found)}
     if len(tasks) == 1:
@@ -87,11 +86,12 @@ def _details(task: Task, look: plots.Look, number: int) -> dict[str, str]:
     """The parts of a task after the results, by heading; some may be empty."""
 
     def figure(plot: Any | None, name: str, caption: str) -> str:
-        return html.figure(plot, f"{name}-{number}", f"{caption} {captions.source(task)}")
+        return html.figure(plot, f"{name}-{number}", f"{caption} {captions.source(task)}".strip())
 
+    sent, rounds = plots.accuracy_against_bytes(task.ranked, look), plots.accuracy_per_round(task.rows, look)
     return {
-        "Accuracy against bytes": figure(plots.accuracy_against_bytes(task.ranked, look), "bytes", captions.BYTES),
-        "Accuracy per round": figure(plots.accuracy_per_round(task.rows, look), "rounds", captions.ROUNDS),
+        "Accuracy against bytes": figure(sent, "bytes", captions.of_bytes(sent)),
+        "Accuracy per round": figure(rounds, "rounds", captions.of_lines(rounds, captions.SINGLE)),
         "Other numbers per round": figure(plots.course(task.rows, look), "course", captions.COURSE),
         "Records per client and class": sections.partition(task, number),
         "Sample images": sheet(task.rows),

@@ -60,11 +60,11 @@ def chosen(records: Sequence[RunRecord]) -> Iterator[Printed]:
     """The figures of the report's page, and the partition as bubbles."""
     tasks = group(records)
     found = sweeps.find(tasks)
-    names = [row.name for task in tasks for row in task.rows] + [name for sweep in found for name in sweep.series]
-    look = figures.styles(dict.fromkeys(names))
+    look = figures.styles(sweeps.names(found, tasks))
     for i, sweep in enumerate(found):
-        about = f"Accuracy by {sweep.heading}. {sections.sweep_caption(sweep)}"
-        yield from _one("sweep", i, len(found), plots.over_setting(sweep, look), about)
+        plot = plots.over_setting(sweep, look)
+        about = f"Accuracy by {sweep.heading}. {sections.sweep_caption(sweep, plot)}"
+        yield from _one("sweep", i, len(found), plot, about)
     for i, task in enumerate(tasks):
         for name, plot, about in _of(task, look):
             yield from _one(name, i, len(tasks), plot, about)
@@ -72,8 +72,9 @@ def chosen(records: Sequence[RunRecord]) -> Iterator[Printed]:
 
 def _of(task: Task, look: plots.Look) -> Iterator[tuple[str, Any | None, str]]:
     of = captions.source(task)
-    yield "bytes", plots.accuracy_against_bytes(task.ranked, look), f"Accuracy against bytes. {captions.BYTES} {of}"
-    yield "rounds", plots.accuracy_per_round(task.rows, look), f"Accuracy per round. {captions.ROUNDS} {of}"
+    sent, rounds = plots.accuracy_against_bytes(task.ranked, look), plots.accuracy_per_round(task.rows, look)
+    yield "bytes", sent, f"Accuracy against bytes. {captions.of_bytes(sent)} {of}"
+    yield "rounds", rounds, " ".join(("Accuracy per round.", *captions.of_lines(rounds, captions.SINGLE).split(), of))
     yield "course", plots.course(task.rows, look), f"{captions.COURSE} {of}"
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is not None:

@@ -147,9 +147,10 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False) -> st
             f"{facts['backbone_sha256'][:16]}...), which no\nclient trained. `{PROGRAM}` contains that network, under "
             "its own licence.\n"
         )
-    privacy = [f"* {guarantees.words(promised)}"]
+    holds = guarantees.is_finite(promised)
+    privacy = [f"* {guarantees.words(promised) if holds else 'No guarantee.'}"]
     privacy += [f"* {sentence}" for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)]
-    if guarantees.is_finite(promised):
+    if holds:
         privacy += [f"* Neighbours: {promised.adjacency}.", f"* Composed by: {promised.accountant}."]
     if guarantees.is_simulated(promised):
         privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")

@@ -41,7 +41,8 @@ def results(task: Task) -> str:
 
 def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
     """A plot of a sweep over one number, and its matrix, or one matrix for each method of a sweep over two settings."""
-    text = html.figure(plots.over_setting(sweep, look), f"sweep-{number}", sweep_caption(sweep))
+    plot = plots.over_setting(sweep, look)
+    text = html.figure(plot, f"sweep-{number}", sweep_caption(sweep, plot))
     every = [row for line in sweep.series.values() for row in line.values()]
     low, high = (f([row.accuracy or 0.0 for row in every]) for f in (min, max))
 
@@ -50,7 +51,8 @@ def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
             return "–", None
         return accuracy_words(row.accuracy, row.spread), (row.accuracy - low) / ((high - low) or 1.0)
 
-    note = "Accuracy in percent, mean ± sample standard deviation over seeds; a stronger colour is higher."
+    spread = ", mean ± sample standard deviation over seeds" * any(row.spread is not None for row in every)
+    note = f"Accuracy in percent{spread}; a stronger colour is higher."
     if len(sweep.keys) == 1:
         lines = {name: [cell(line.get((value,))) for value in sweep.values[0]] for name, line in sweep.series.items()}
         return text + html.matrix("method", sweep.values[0], lines, across=sweep.keys[0], caption=note)
@@ -63,10 +65,10 @@ def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
     return text + (f'<p class="note">{rest} more methods are in table.csv.</p>\n' if rest > 0 else "")
 
 
-def sweep_caption(sweep: Sweep) -> str:
+def sweep_caption(sweep: Sweep, plot: Any) -> str:
     """What the plot of a sweep shows, and from which runs."""
-    dotted = "Dotted: methods without this setting. " if sweep.levels else ""
-    return f"{captions.SWEEP} {dotted}{captions.source_of(sweep.runs, sweep.task)}"
+    about = captions.of_lines(plot, "methods without this setting")
+    return f"{about} {captions.source_of(sweep.runs, sweep.task)}".strip()
 
 
 def partition(task: Task, number: int) -> str:

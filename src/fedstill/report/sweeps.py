@@ -72,6 +72,12 @@ def find(tasks: Sequence[Task]) -> list[Sweep]:
     return sorted(sweeps, key=lambda sweep: -sum(map(len, sweep.series.values())))
 
 
+def names(found: Sequence[Sweep], tasks: Sequence[Task]) -> list[str]:
+    """The names of a page's lines: those of sweeps first, whose pictures so get the most different colours."""
+    first = [name for sweep in found for name in (*sweep.series, *sweep.levels)]
+    return list(dict.fromkeys([*first, *(row.name for task in tasks for row in task.rows)]))
+
+
 def _line(task: Task, row: Row) -> str:
     """The name of the line that a row is a point of: its label, or its method where labels stand for values."""
     method = settings.method_name(row.runs[0])

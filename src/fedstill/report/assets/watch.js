@@ -90,7 +90,7 @@ function showRun(run) {
     "accuracy": run.accuracy === null ? "not evaluated yet" : `${(100 * run.accuracy).toFixed(2)} %`,
     "bytes": run.words.bytes,
     "privacy": run.words.privacy,
-    "left out": run.refused ? `${run.refused} replies` : "no reply",
+    "left out": run.refused ? `${run.refused} ${run.refused === 1 ? "reply" : "replies"}` : "none",
     "time": clock(run.seconds),
     "time left": run.left === null ? (run.state === "running" ? "unknown yet" : "-") : `about ${clock(run.left)}`,
   };

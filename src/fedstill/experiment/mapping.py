@@ -1,0 +1,48 @@
+"""A mapping in a YAML file."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from typing_extensions import override
+
+
+class _Plain(yaml.SafeLoader):
+    """YAML without aliases, which can make a short text billions of values, and without a key that stands twice."""
+
+    @override
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write its value out")
+        return super().compose_node(parent, index)
+
+    @override
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"'{key.value}' stands again in line {key.start_mark.line + 1}; write it once")
+            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+        return super().construct_mapping(node, deep)
+
+
+def read_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """The mapping in a YAML file, without aliases and keys that stand twice.
+
+    Args:
+        path: the file.
+        expected: what to give, for the message about a missing file.
+
+    Raises:
+        ValueError: the file is missing, is not YAML, or has something else; one sentence.
+    """
+    try:
+        content = yaml.load(path.read_text("utf-8"), _Plain)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; give {expected}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping of settings, not {type(content).__name__}")
+    return content

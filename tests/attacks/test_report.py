@@ -1,0 +1,49 @@
+"""The results of a membership attack in words: the stronger attack first, tables in place of codes."""
+
+from typing import Any
+
+import torch
+
+from fedstill.attacks import report
+from fedstill.cli.common import terminal
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.job import Job
+from fedstill.methods.fedavg import FedAvg
+
+
+def results() -> dict[str, Any]:
+    def form(auc: float, tpr: float) -> dict[str, Any]:
+        rate = {"tpr": tpr, "low": 0.0, "high": 0.5, "bound": None, "refuted": None}
+        return {"auc": auc, "rates": [{"fpr": fpr, **rate} for fpr in (0.001, 0.01)]}
+
+    rates = {"precision": 0.57, "recall": 0.97, "f1": 0.72, "support": 41}
+    none = {"holds": False, "unit": None, "adjacency": None, "epsilon": None, "delta": None, "adversary": None}
+    return {
+        "client": 1,
+        "records": 80,
+        "members": 39,
+        "shadows": 4,
+        "guarantee": {**none, "accountant": None, "reason": "field x is released unprotected", "simulated": False},
+        "likelihood_ratio": {"online": form(0.523, 0.02), "offline": form(0.675, 0.08)},
+        "posteriors": {name: {"others": rates, "members": rates} for name in ("whole", "three largest")},
+    }
+
+
+def test_the_headline_is_the_stronger_attack() -> None:
+    found = report._finding(results())
+    assert "rate 8.0 %" in found and "(offline form)" in found and "AUC 0.675 (offline form" in found
+    mixed = results()
+    mixed["likelihood_ratio"]["online"]["rates"][-1]["tpr"] = 0.2
+    assert "20.0 %" in report._finding(mixed) and "AUC 0.675 (offline form" in report._finding(mixed)
+
+
+def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) -> None:
+    curves = {
+        form: (torch.linspace(0, 1, 9).double(), torch.linspace(0, 1, 9).double()) for form in ("online", "offline")
+    }
+    text = report.page(Job(Experiment(data="digits"), "fedavg", FedAvg(), tmp_path), results(), curves)
+    assert "0.57/0.97" not in text and ">non-member<" in text and "three largest classes" in text
+    figure = report._figure(results(), curves)
+    assert figure.layout.xaxis.dtick == figure.layout.yaxis.dtick == 1
+    for part in report.show(results()):
+        terminal().print(part)
