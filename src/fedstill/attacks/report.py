@@ -103,7 +103,8 @@ def _networks(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         for kind, rate in rates.items():
             words = "non-member" if kind == "others" else "member"
             numbers = (f"{100 * rate[key]:.0f}" for key in ("precision", "recall", "f1"))
-            yield ("all classes" if name == "whole" else f"{name.replace("_", " ")} classes", words, *numbers, str(rate["support"]))
+            classes = "all classes" if name == "whole" else f"{name.replace('_', ' ')} classes"
+            yield (classes, words, *numbers, str(rate["support"]))
 
 
 def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:
