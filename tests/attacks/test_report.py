@@ -25,7 +25,7 @@ def results() -> dict[str, Any]:
         "shadows": 4,
         "guarantee": {**none, "accountant": None, "reason": "field x is released unprotected", "simulated": False},
         "likelihood_ratio": {"online": form(0.523, 0.02), "offline": form(0.675, 0.08)},
-        "posteriors": {name: {"others": rates, "members": rates} for name in ("whole", "three largest")},
+        "posteriors": {name: {"others": rates, "members": rates} for name in ("whole", "three_largest")},
     }
 
 
@@ -41,7 +41,7 @@ def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) ->
     curves = {
         form: (torch.linspace(0, 1, 9).double(), torch.linspace(0, 1, 9).double()) for form in ("online", "offline")
     }
-    text = report.page(Job(Experiment(data="digits"), "fedavg", FedAvg(), tmp_path), results(), curves)
+    text = report.page(Job(Experiment(data="digits"), FedAvg(), tmp_path), results(), curves)
     assert "0.57/0.97" not in text and ">non-member<" in text and "three largest classes" in text
     figure = report._figure(results(), curves)
     assert figure.layout.xaxis.dtick == figure.layout.yaxis.dtick == 1
