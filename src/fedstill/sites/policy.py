@@ -92,10 +92,7 @@ class SitePolicy(Settings):
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"the policy {str(path)!r} can't be read as TOML: {error}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            unknown = str(first["loc"][0]) if first["type"] == "extra_forbidden" else ""
-            near = lookup.suggestion(unknown, cls.model_fields) if unknown else ""
-            raise ValueError(f"the policy {str(path)!r} is invalid: {config.sentence(error)}{near}") from error
+            raise ValueError(f"the policy {str(path)!r} is invalid: {config.sentence(error, kind=cls)}") from error
         here = path.resolve().parent
         return policy.model_copy(
             update={

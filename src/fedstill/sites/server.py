@@ -82,7 +82,7 @@ class Server:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{place} can't be read as TOML: {error}") from error
         except ValidationError as error:
-            raise ValueError(f"{place} is invalid: {config.sentence(error)}") from error
+            raise ValueError(f"{place} is invalid: {config.sentence(error, kind=ServerSettings)}") from error
         self.certificates = Certificates(self.folder / "certificates")
         self.roster = self.folder / "roster.toml"
         self.app = self.folder / "app"
