@@ -135,6 +135,8 @@ def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert cited["version"] == fedstill.__version__ and cited["license"] == PROJECT["license"]
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    released = re.findall(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert released[0] == (fedstill.__version__, str(cited["date-released"]))
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "AGENTS.md", "llms.txt"])

@@ -8,7 +8,7 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import Any as _Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _PLACES = {
     alias.asname or alias.name: f"{node.module}:{alias.name}"

@@ -74,7 +74,8 @@ def _of(task: Task, look: plots.Look) -> Iterator[tuple[str, Any | None, str]]:
     of = captions.source(task)
     sent, rounds = plots.accuracy_against_bytes(task.ranked, look), plots.accuracy_per_round(task.rows, look)
     yield "bytes", sent, f"Accuracy against bytes. {captions.of_bytes(sent)} {of}"
-    yield "rounds", rounds, " ".join(("Accuracy per round.", *captions.of_lines(rounds, captions.SINGLE).split(), of))
+    lines = filter(None, ("Accuracy per round.", captions.of_lines(rounds, captions.SINGLE), of))
+    yield "rounds", rounds, " ".join(lines)
     yield "course", plots.course(task.rows, look), f"{captions.COURSE} {of}"
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is not None:

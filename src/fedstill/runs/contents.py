@@ -134,7 +134,7 @@ class Metric(Part):
     @model_validator(mode="before")
     @classmethod
     def _of_any_version(cls, line: Any) -> Any:
-        """Name the spread over clients as versions since 1.0 do."""
+        """Name the spread over clients as it is named now; runs of 0.1 may call it ``spread``."""
         if isinstance(line, dict) and {"accuracy", "spread"} <= {*line} and "spread_over_clients" not in line:
             return {"spread_over_clients" if name == "spread" else name: value for name, value in line.items()}
         return line
