@@ -14,6 +14,7 @@ from fedstill.data.partition import values_of
 
 RULES = [
     "iid",
+    "quantity:0.5",
     "dirichlet:0.5",
     "dirichlet-capped:0.5",
     "balanced-dirichlet:0.16",
@@ -86,13 +87,13 @@ def test_which_records_of_a_class_a_client_gets_is_random(rule):
     "rule",
     [
         "", "dirichlet", "dirichlet:", "dirichlet:-1", "dirichlet:0", "dirichlet:nan", "dirichlet:inf", "dirichlet:x",
-        "dirichlet-capped:-1", "balanced-dirichlet:0", "classes", "classes:0", "classes:2.0", "classes:-1", "shards:0",
-        "shards:", "iid:3", "by:", "by", "Dirichlet:1", "pathological:2",
+        "dirichlet-capped:-1", "balanced-dirichlet:0", "quantity", "quantity:0", "classes", "classes:0",
+        "classes:2.0", "classes:-1", "shards:0", "shards:", "iid:3", "by:", "by", "Dirichlet:1", "pathological:2",
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused_with_all_that_are(rule):
     with pytest.raises(
-        ValueError, match=rf"^{re.escape(repr(rule))} is not a partition rule; use one of iid, dirichlet:A"
+        ValueError, match=rf"^{re.escape(repr(rule))} is not a partition rule; use one of iid, quantity:A"
     ):
         deal(rule, LABELS, 10)
 
@@ -115,6 +116,7 @@ def test_the_values_of_a_column_at_each_client_are_listed(clients):
         ("by:hospital", 10, "no column 'hospital' .* use by:site; other rules: iid"),
         ("by:site", 24, "23 different values .* at most 23 clients"),
         ("dirichlet:0.001", 100, "use a larger A, fewer clients or balanced-dirichlet:A"),
+        ("quantity:0.001", 100, "use a larger A, fewer clients or iid"),
         ("dirichlet-capped:1", 5001, "fewer than 10 of 50000 records"),
         ("iid", 0, "1..50000 clients"),
         ("iid", 50001, "1..50000 clients"),
@@ -247,6 +249,25 @@ def test_dirichlet_shares_have_the_variance_of_dir_alpha(alpha):
     assert shares.var() == pytest.approx(expected, rel=0.1)
     assert shares.var() != pytest.approx(0.09 / (10 * alpha * 1.5 + 1), rel=0.1)
     assert shares.var() != pytest.approx(0.09 / (10 * alpha / 1.5 + 1), rel=0.1)
+
+
+def test_quantity_skew_has_the_sizes_of_dir_alpha_and_leaves_the_classes_alike():
+    counts = np.stack([counts_of("quantity:0.5", 10, seed) for seed in range(300)])  # (draws, clients, classes)
+    sizes = counts.sum(2)
+    shares = sizes / len(LABELS)
+    assert shares.var() == pytest.approx(0.09 / (10 * 0.5 + 1), rel=0.1)
+    for wrong in (0.5 / 1.5, 0.5 * 1.5):
+        assert shares.var() != pytest.approx(0.09 / (10 * wrong + 1), rel=0.1)
+    # within a client, counts by class are draws without replacement: their chi-square is about its degrees of freedom
+    expected, left = sizes[..., None] / 10, 1 - shares[..., None]
+    assert ((counts - expected) ** 2 / expected / left).sum(2).mean() == pytest.approx(9, rel=0.05)
+
+
+def test_quantity_skew_deals_as_niid_bench_does():
+    # its "iid-diff-quantity", with our shares: cut a permutation at floor(cumsum(shares) N)
+    shares = rng(3).dirichlet(np.full(10, 0.5))
+    sizes = [len(part) for part in np.split(np.arange(len(LABELS)), (np.cumsum(shares) * len(LABELS)).astype(int)[:-1])]
+    assert [len(part) for part in deal("quantity:0.5", LABELS, 10, 3)] == sizes and min(sizes) >= 1
 
 
 @pytest.mark.parametrize("rule", ["dirichlet-capped:1e-9", "balanced-dirichlet:1e-9"])

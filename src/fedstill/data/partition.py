@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]  # (C, K): number of records of each class for each client
 
-FORMS = "iid, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S, by:COLUMN"
+FORMS = "iid, quantity:A, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S, by:COLUMN"
 """All rules: A is a number above 0, C and S are integers from 1, COLUMN is a column of the data set."""
 MOST_VALUES = 20
 """Largest number of values of a column that are listed for a client."""
@@ -39,6 +39,8 @@ def split(
     K clients, N records, C classes (those that occur in ``labels``), n_c records of class c:
 
     * ``iid``: a random permutation cut into K parts whose sizes differ by at most 1.
+    * ``quantity:A``: a random permutation cut into parts whose shares of the N records ~ Dir(A 1_K), so that clients
+      differ in size only; redrawn until each client has a record (NIID-Bench's "iid-diff-quantity").
     * ``dirichlet:A``: the shares of each class ~ Dir(A 1_K), independent; redrawn until each client has a record
       (Hsu et al. 2019, arXiv:1909.06335, with shares per class).
     * ``dirichlet-capped:A``: the same, but a client that already has N/K records gets none of the later classes,
@@ -59,6 +61,7 @@ def split(
     2. ``balanced-dirichlet`` equalises records; FedAUX equalises shares: the same where classes are equally large.
     3. NIID-Bench redraws without limit, here at most ``MAX_DRAWS`` times.
     4. ``classes`` with K < C first deals the classes without an owner; NIID-Bench loses their records.
+    5. ``quantity`` redraws until each client has 1 record; NIID-Bench wants 10, which 100 clients hardly ever have.
 
     Args:
         rule: one of ``FORMS``.
@@ -87,6 +90,8 @@ def split(
         parts = _shards(_positive_int(rule, argument), labels, num_clients, rng)
     elif name == "classes":
         parts = _classes(_positive_int(rule, argument), labels, num_clients, rng)
+    elif name == "quantity":
+        parts = _dirichlet(rule, np.zeros_like(labels), num_clients, rng)  # all records as one class
     elif name in _DIRICHLET:
         parts = _dirichlet(rule, labels, num_clients, rng)
     else:
@@ -243,9 +248,10 @@ def _dirichlet(rule: str, labels: np.ndarray, num_clients: int, rng: np.random.G
             counts = draw(alpha, sizes, num_clients, rng)
             if counts.sum(0).min() >= least:
                 return _deal(counts, labels, rng)
+    other = "iid" if name == "quantity" else "balanced-dirichlet:A"
     raise ValueError(
         f"{rule!r} left one of {num_clients} clients with fewer than {least} of {len(labels)} records in each of "
-        f"{MAX_DRAWS} draws; use a larger A, fewer clients or balanced-dirichlet:A"
+        f"{MAX_DRAWS} draws; use a larger A, fewer clients or {other}"
     )
 
 
@@ -285,5 +291,8 @@ def _balanced(alpha: float, sizes: Counts, num_clients: int, rng: np.random.Gene
     return np.stack([_cut(row / size, size) for row, size in zip(records, sizes, strict=True)])
 
 
-_DIRICHLET = {"dirichlet": (_plain, 1), "dirichlet-capped": (_capped, 10), "balanced-dirichlet": (_balanced, 1)}
+_DIRICHLET = {
+    "dirichlet": (_plain, 1), "quantity": (_plain, 1), "dirichlet-capped": (_capped, 10),
+    "balanced-dirichlet": (_balanced, 1),
+}  # fmt: skip
 """Rule -> its function (alpha, class sizes, K, rng) -> counts (C, K), and the fewest records of a client."""

@@ -53,8 +53,8 @@ class Experiment(Settings):
     """Backbone that turns images or texts into vectors at each client: hf:owner/name or hf:./folder (transformers),
     scattering, patches:public=SPEC (learnt from public images), or your own as package.module:function."""
     partition: str = "iid"
-    """Partition among the clients: iid, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C, shards:S or
-    by:COLUMN."""
+    """Partition among the clients: iid, quantity:A, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C,
+    shards:S or by:COLUMN."""
     clients: PositiveInt = 10
     """Number of clients."""
     model: str = "convnet"
