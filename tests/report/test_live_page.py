@@ -145,13 +145,17 @@ def test_the_page_listens_on_this_machine_only(page: LivePage) -> None:
     assert page._server.server_address[0] == "127.0.0.1"
 
 
-def test_a_damaged_run_beside_others_is_named(tmp_path: Path, followed: tuple[Path, list[Any]]) -> None:
-    for name, content in (("a", (followed[0] / "config.json").read_text()), ("b", "{"), ("c", '{"experiment": {}}')):
+def test_a_damaged_or_newer_run_beside_others_is_named(tmp_path: Path, followed: tuple[Path, list[Any]]) -> None:
+    whole = (followed[0] / "config.json").read_text()
+    newer = json.dumps({**json.loads(whole), "format": 2, "version": "99.0.0"})
+    for name, content in (("a", whole), ("b", "{"), ("c", '{"experiment": {}}'), ("d", newer)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
     with LivePage(tmp_path) as page:
         runs = json.loads(ask(page, "/state.json")[2])["runs"]
-    assert [(run["name"], run["state"]) for run in runs] == [("a", "interrupted"), ("b", "damaged"), ("c", "damaged")]
+    states = ["interrupted", "damaged", "damaged", "newer"]
+    assert [(run["name"], run["state"]) for run in runs] == list(zip("abcd", states, strict=True))
+    assert "install fedstill 99.0.0" in runs[3]["problem"]
     assert "config.json is damaged" in runs[1]["problem"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from fedstill import files
 from fedstill.report import guarantees
 from fedstill.report.html import asset
 from fedstill.report.words import human_bytes
@@ -106,7 +107,7 @@ def _state(run: Path, place: Path, known: dict[Path, Known]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, ArithmeticError, OSError) as error:
         return {
             "name": name,
-            "state": "damaged",
+            "state": "newer" if isinstance(error, files.NewerFormat) else "damaged",
             "problem": str(error) or type(error).__name__,
             "last_change": _last_change(run),
         }
