@@ -42,18 +42,23 @@ class StateFiles:
 
     def read(self, exchange: int) -> dict[str, Tensor]:
         """The state before request ``exchange``."""
-        earlier = [f for f in sorted(self.folder.glob("*.state")) if int(f.stem) < exchange]
-        if not earlier:
-            return {}
-        return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0]
+        earlier = self._before(exchange)
+        return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0] if earlier else {}
 
     def write(self, exchange: int, state: Mapping[str, Tensor]) -> None:
-        """Store the state after request ``exchange``; of the earlier ones only the last is kept."""
+        """Store the state after request ``exchange``, if it changed; of the earlier ones only the last is kept."""
         if not state and not self.folder.exists():
             return
-        files.write_checked(self.folder / f"{exchange:06d}.state", wire.pack(state, {}))
-        for old in sorted(f for f in self.folder.glob("*.state") if int(f.stem) < exchange)[:-1]:
+        packed, place, earlier = wire.pack(state, {}), self.folder / f"{exchange:06d}.state", self._before(exchange)
+        if earlier and not place.exists() and files.read_checked(earlier[-1], self._remedy) == packed:
+            return
+        files.write_checked(place, packed)
+        for old in earlier[:-1]:
             old.unlink()
+
+    def _before(self, exchange: int) -> list[Path]:
+        """The files of states before request ``exchange``, in order."""
+        return sorted(file for file in self.folder.glob("*.state") if int(file.stem) < exchange)
 
 
 def last_state(folder: Path, client: int) -> dict[str, Tensor]:

@@ -1,0 +1,52 @@
+"""Files of a client's state: what is read before a request, whatever was unchanged, repeated or cut off."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.engines.client_state import StateFiles
+from fedstill.files import Damaged
+
+
+def state_of(number: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((2,), float(number))} if number else {}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=8))
+def test_a_repeated_step_starts_from_the_state_before_it(steps: list[tuple[int, bool]]) -> None:
+    """Each request leaves one of three states; some are repeated at once with another one, as after a crash."""
+    with tempfile.TemporaryDirectory() as place:
+        files, before = StateFiles(Path(place) / "00000"), 0
+        for exchange, (number, repeated) in enumerate(steps):
+            for value in [(number + 1) % 3, number] if repeated else [number]:
+                found = files.read(exchange)
+                assert found.keys() == state_of(before).keys()
+                assert all(torch.equal(found[name], value) for name, value in state_of(before).items())
+                files.write(exchange, state_of(value))
+            before = number
+        assert len(list(files.folder.glob("*.state"))) <= 2
+
+
+def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path / "00000")
+    files.write(3, state_of(1))
+    (only,) = files.folder.iterdir()
+    written = only.stat().st_mtime_ns
+    for exchange in range(4, 8):
+        files.write(exchange, state_of(1))
+    assert list(files.folder.iterdir()) == [only] and only.stat().st_mtime_ns == written
+    files.write(8, state_of(2))
+    assert sorted(file.stem for file in files.folder.iterdir()) == ["000003", "000008"]
+
+
+def test_a_damaged_state_is_refused_and_not_taken_for_unchanged(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path / "00000")
+    files.write(0, state_of(1))
+    (tmp_path / "00000/000000.state").write_bytes(b"x" * 40)
+    with pytest.raises(Damaged, match="its checksum differs"):
+        files.write(1, state_of(1))
