@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.data import KNOWN, load, sources
+from fedstill.data import KNOWN, load, places, sources
 from fedstill.data.readers import read_npz
 
 
@@ -216,7 +216,7 @@ def test_without_a_folder_of_data_sets_none_is_searched(monkeypatch, tmp_path):
     (tmp_path.parent / "shared" / "data" / "own").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"nor an existing file or folder, here or in \$FEDSTILL_DATA \(not set\)"):
         load("own")
-    assert sources.local_copy("own") is None
+    assert places.local_copy("own") is None
 
 
 def test_the_real_data_sets_agree_with_the_table(real_data):

@@ -37,7 +37,7 @@ def data(words: list[str]) -> None:
     if not words or asks_help(words[:1]):
         usage(words, text + parser.flags_text("fedstill data show NAME", flags.show_sections()))
     elif words[0] == "list":
-        known, local_copy = read("fedstill.data.names:KNOWN"), read("fedstill.data.sources:local_copy")
+        known, local_copy = read("fedstill.data.names:KNOWN"), read("fedstill.data.places:local_copy")
         (form,) = parser.parse(
             "fedstill data list", "List the known data sets.", words[1:], [parser.Section(flags.Format())]
         )

@@ -1,32 +1,18 @@
 """Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
-import hashlib
-import os
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from fedstill.data import cache, resize, texts
+from fedstill.data import cache, texts
 from fedstill.data.completion import FOUND, arrays_of, complete
-from fedstill.data.decode import Fit
-from fedstill.data.names import KNOWN, Known
-from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
+from fedstill.data.names import Known
+from fedstill.data.places import Source, find
 from fedstill.errors import front_door
-from fedstill.lookup import suggestion
 from fedstill.records import Normalisation, Records
-
-LARGEST = 4096
-"""Largest height and width of resized images, in pixels."""
-_READERS = 3
-"""Version of the readers of files: increased if the same files give other records or columns than before."""
-
 
 CLASSES = "list of classes", "number of classes"
 """Facts about classes among `DataSet.measured`."""
@@ -115,8 +101,8 @@ def place_of(data: str | Path) -> str:
     return text if isinstance(data, str) or data.is_absolute() or text.startswith((".", "~")) else f"./{text}"
 
 
-def _cached(name_or_path: str, size: int | None, cache_dir: Path | None) -> tuple["_Source", cache.CacheEntry, str]:
-    source = _find(name_or_path, size)
+def _cached(name_or_path: str, size: int | None, cache_dir: Path | None) -> tuple[Source, cache.CacheEntry, str]:
+    source = find(name_or_path, size)
     folder = (cache_dir or cache.default_folder()) / source.folder
     return source, *cache.cached(folder, source.state, lambda: complete(*source.read(), source.name, source.known))
 
@@ -238,12 +224,12 @@ def load_raw(data: "str | DataSet", *, size: int | None = None, cache_dir: Path 
 
 def load_raw_part(path: str, *, size: int | None = None, cache_dir: Path) -> Raw:
     """A site's own records, which may be texts; arguments and errors as of `load_part`."""
-    source = _find(path, size)
+    source = find(path, size)
     entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
     return _raw(source, entry, fingerprint)
 
 
-def _raw(source: "_Source", entry: cache.CacheEntry, fingerprint: str) -> Raw:
+def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
     def split(name: str) -> tuple[torch.Tensor | list[str], torch.Tensor]:
         labels = torch.from_numpy(entry.arrays[f"{name}-labels"])
         if f"{name}-images" not in entry.arrays:
@@ -256,88 +242,10 @@ def _raw(source: "_Source", entry: cache.CacheEntry, fingerprint: str) -> Raw:
     return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, measured)
 
 
-def _part(source: "_Source") -> cache.CacheEntry:
+def _part(source: Source) -> cache.CacheEntry:
     train, test = source.read()
     if len(train.labels) and train.labels.min() < 0:
         raise ValueError(f"{source.location!r} has the class {train.labels.min()}; classes are counted from 0")
     test = test or train.take(np.empty(0, np.int64))
     names = train.class_names or (source.known.class_names if source.known else ())
     return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)})
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A source of data; ``location`` is unique to it, and ``state`` changes when its content changes."""
-
-    name: str
-    location: str
-    state: str
-    read: Callable[[], Splits]
-    known: Known | None = None
-    size: int | None = None
-
-    @property
-    def folder(self) -> str:
-        """The name of its cache entry."""
-        place = self.location + (f" in {self.size} pixels" if self.size else "")
-        tag = hashlib.sha256(place.encode()).hexdigest()[:12]
-        return f"{re.sub(r'[^A-Za-z0-9_]+', '-', self.name)}-{tag}"
-
-
-def _find(name: str, size: int | None = None) -> _Source:
-    fit = size and (lambda image, words: resize.fitted(image, size, words))
-    source = _found(name, fit or None)
-    if size is None:
-        return source
-    if not 1 <= size <= LARGEST:
-        raise ValueError(f"--size is {size}; it must be from 1 to {LARGEST} pixels")
-    return replace(source, size=size, read=partial(resize.resized, source.read, size))
-
-
-def _found(name: str, fit: Fit | None) -> _Source:
-    known = KNOWN.get(name)
-    if name == "digits":
-        return _Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
-    root = _root()
-    is_path = name.startswith((".", "~", "/"))
-    candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
-    path = next((path.resolve() for path in candidates if name and path.exists()), None)
-    if path is not None:
-        if path.is_file():
-            read = partial(read_parquet, path, fit=fit) if path.suffix == ".parquet" else partial(read_npz, path)
-        else:
-            read = partial(read_folder, path, known, fit)
-        state = f"{known} {_files_state(path)} {_READERS}"
-        return _Source(name if known else path.stem, str(path), state, read, known)
-    hub = known.hub if known else name
-    if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
-        raise ValueError(
-            f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
-            f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, a .parquet or .npz "
-            f"file or a Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
-        )
-    return _Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name, fit), known)
-
-
-def _root() -> Path | None:
-    """``$FEDSTILL_DATA``, if it is set."""
-    folder = os.environ.get("FEDSTILL_DATA")
-    return Path(folder).expanduser() if folder else None
-
-
-def local_copy(name: str) -> Path | None:
-    """The path of a data set under ``FEDSTILL_DATA``, or None."""
-    root = _root()
-    return root / name if root and (root / name).exists() else None
-
-
-def is_own(name: str) -> bool:
-    """Whether a name that `load` takes is that of a file or folder here, and of no known data set."""
-    return name not in KNOWN and (local_copy(name) is not None or Path(name).expanduser().exists())
-
-
-def _files_state(path: Path) -> str:
-    """A checksum of the names, sizes and modification times of a file, or of all files below a folder."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    lines = (f"{file.relative_to(path)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

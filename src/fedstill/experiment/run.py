@@ -15,7 +15,7 @@ from torch import nn
 
 import fedstill
 from fedstill import locks
-from fedstill.data import sources
+from fedstill.data import places, sources
 from fedstill.engines import outliers
 from fedstill.engines.client_state import forget_state
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
@@ -110,7 +110,7 @@ def _run(
     begun = _begun(folder, description)
     if begun is not None and folder.summary.exists():
         folder.read_summary()
-        if sites is None and (task is not None or data is not None or sources.is_own(experiment.data)):
+        if sites is None and (task is not None or data is not None or places.is_own(experiment.data)):
             now = task or share_out(experiment, data, share=False)
             _check_unchanged(folder, begun, {"fingerprint": now.fingerprint})
         summary = formats.checked(folder.read_json(folder.summary), folder.summary)
