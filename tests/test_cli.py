@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import fedstill
 from fedstill import attacks, load_data, methods
 from fedstill.cli import COMMANDS, main
 from fedstill.cli.catalogue import facts
@@ -331,7 +332,13 @@ def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["run", "--help"])
     main(["--version"])
     text = capsys.readouterr().out
-    for word in ("fedgm", "scaffold", "tiny_imagenet", "digits, classes:2: 10 clients, 1438 records", "fedstill 0."):
+    for word in (
+        "fedgm",
+        "scaffold",
+        "tiny_imagenet",
+        "digits, classes:2: 10 clients, 1438 records",
+        f"fedstill {fedstill.__version__}\n",
+    ):
         assert word in text
     assert (tmp_path / "who.html").stat().st_size > 10**6
 
