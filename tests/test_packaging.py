@@ -148,6 +148,14 @@ def test_links_of_the_root_s_pages_lead_somewhere(name: str) -> None:
         assert place.isupper() or (ROOT / place).exists(), place
 
 
+def test_the_job_of_lowest_versions_takes_the_lowest_torch_for_processors() -> None:
+    (lowest,) = re.findall(r"torch>=([0-9.]+)", " ".join(PROJECT["dependencies"]))
+    steps = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))["jobs"]["lowest"]["steps"]
+    (resolved,) = (step["run"] for step in steps if "lowest-direct" in step.get("run", ""))
+    assert f'"torch=={lowest}.0+cpu" > cpu.txt' in resolved and "--constraint cpu.txt" in resolved
+    assert "pytest" not in resolved  # whose lowest version, 2.0.0, does not build
+
+
 def test_the_workflows_test_every_supported_python() -> None:
     jobs = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")}
     assert jobs.keys() == {"tests", "docs", "publish"}

@@ -97,7 +97,7 @@ def local_copy(name: str) -> Path | None:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name that `load` takes is that of a file or folder here, and of no known data set."""
+    """Whether a name that `fedstill.data.sources.load` takes is that of a file or folder here, no known data set's."""
     return name not in KNOWN and (local_copy(name) is not None or Path(name).expanduser().exists())
 
 

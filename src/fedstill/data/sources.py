@@ -57,7 +57,7 @@ def load_data(data: str | Path, *, size: int | None = None, cache_dir: str | Pat
     ``data`` is looked up in this order:
 
     1. a name in :data:`fedstill.data.names.KNOWN` (``digits`` comes with scikit-learn);
-    2. ``$FEDSTILL_DATA/<name_or_path>``, for a known name and for any other that does not start with ``.``, ``~`` or
+    2. ``$FEDSTILL_DATA/<data>``, for a known name and for any other that does not start with ``.``, ``~`` or
        ``/``;
     3. a path to a folder of parquet files in the hub's layout (``train-*.parquet``, ``test-*.parquet``), to a folder
        that ``datasets``' ``save_to_disk`` wrote, to a folder of images (``train/<class>/*``, ``test/<class>/*``; see
