@@ -179,7 +179,7 @@ def add(label: str, method: str, shared: str, tries: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/board"), help="folder of the runs")
+    parser.add_argument("--runs", type=Path, default=Path(plan.FOLDER), help="folder of the runs")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("labels", nargs="*", help="rows to run; all by default")

@@ -24,6 +24,8 @@ TUNING_SEED = 1000
 ATTACKED = ("classes:1", "iid")
 """Splits of ten clients on which the runs with seed 0 are attacked."""
 ATTACK = "membership --score rmia --shadows 2"
+FOLDER = "runs/board"
+"""The board's folder in the commands of rows, wherever they were run."""
 
 
 class Cell(NamedTuple):

@@ -88,7 +88,7 @@ def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
     experiment, method = Experiment(), flags.method_of(line[1], [])
     parsed = flags.parse_run(f"fedstill run {line[1]}", line[2:], experiment, method)
     clock, start = Clock(), time.process_time()
-    entry: dict[str, Any] = {"command": line_of(line)}
+    entry: dict[str, Any] = {"command": line_of(words(job, chosen, plan.FOLDER))}
     try:
         task = Run(parsed.experiment, parsed.method, folder, name=line[1], label=job.label, command=line_of(line))
         run(task, watcher=clock)
@@ -111,7 +111,7 @@ def attack(job: Job, place: Path) -> dict[str, Any]:
     folder, start = place / job.name, time.process_time()
     line = words(job, 0, str(place))
     settings, _ = flags.parse_settings("fedstill attack RUN membership", line[3:], Membership())
-    entry: dict[str, Any] = {"attack_command": line_of(line)}
+    entry: dict[str, Any] = {"attack_command": line_of(words(job, 0, plan.FOLDER))}
     try:
         found = membership(folder, settings, command=line_of(line))
         rate = found["likelihood_ratio"]["online"]["rates"][1]

@@ -166,23 +166,27 @@ def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     monkeypatch.setattr(work, "begin", lambda: None)
     monkeypatch.chdir(tmp_path)
     tries = [f"--local.lr {lr}" for lr in (0.05, 1e-6, 1e30)]  # the last cannot work
-    words = ["board", "add", "once", "fedavg", "{net} --rounds 1 --local.epochs 2 --local.batch-size 8", *tries]
+    elsewhere = tmp_path / "elsewhere"
+    begin = ["board", "--runs", str(elsewhere)]
+    words = [*begin, "add", "once", "fedavg", "{net} --rounds 1 --local.epochs 2 --local.batch-size 8", *tries]
     monkeypatch.setattr(sys, "argv", words)
     board.main()
     with pytest.raises(ValueError, match="already"):
         board.main()
-    assert board.take(Path("runs/board")) == 4
+    assert board.take(elsewhere) == 4
     (row,) = [json.loads(line) for line in (tmp_path / "results" / "digits.jsonl").read_text().splitlines()]
     assert row["digest"] and row["attack"]["members"] > 10 and not board.missing()
     kept = {entry["number"]: entry for entry in board.read(board.TRIES)}
     assert row["command"].count("--local.lr 0.05") and kept[2]["failed"] and kept[2]["accuracy"] is None
 
-    place = Path("runs/board") / job_of(board, row).name
+    place = elsewhere / job_of(board, row).name
+    assert row["command"].endswith(f" --out runs/board/{job_of(board, row).name}")
+    assert str(tmp_path) not in json.dumps([row, *kept.values()])  # nobody else has this folder
     (place / work.ROW).unlink()  # as a run that was killed before its end
     (place / work.ATTACKED).unlink()
     monkeypatch.setattr(board, "RESULTS", tmp_path / "none")
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs/board/tries").rglob("*.json")}
-    monkeypatch.setattr(sys, "argv", ["board", "run"])
+    before = {file: file.stat().st_mtime_ns for file in (elsewhere / "tries").rglob("*.json")}
+    monkeypatch.setattr(sys, "argv", [*begin, "run"])
     board.main()
     assert json.loads((place / work.ROW).read_text())["digest"] == row["digest"]
     assert {file: file.stat().st_mtime_ns for file in before} == before
