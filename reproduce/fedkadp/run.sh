@@ -1,14 +1,15 @@
 #!/bin/sh
-# FedKADP's figures 5 to 7: sh reproduce/fedkadp/run.sh DATA SIGMA BUDGET [SHARE] [DEVICE] [SCALE]
+# FedKADP's figures 5 to 7: [METHODS="METHOD ..."] [SEEDS="0 1 2"]
+# sh reproduce/fedkadp/run.sh DATA SIGMA BUDGET [SHARE] [DEVICE] [SCALE]
 set -eu
 DATA=${1:-mnist} SIGMA=${2:-5} BUDGET=${3:-0.8} SHARE=${4:-0.1} DEVICE=${5:-cpu} SCALE=${6:-paper}
 case $DATA in mnist | fashion_mnist) MODEL=kadp-mnist RECORDS=600 ;; *) MODEL=kadp-cifar RECORDS=500 ;; esac
 case $SCALE in
-    paper) SEEDS="0 1 2" ROUNDS=100 EXTRA="" ;;
-    cpu) SEEDS="0" ROUNDS=100 EXTRA="--evaluate-every 5 --workers 0" ;;
-    small) SEEDS="0" ROUNDS=40 EXTRA="--evaluate-every 10 --workers 0" ;;
+    paper) SEEDS=${SEEDS:-0 1 2} ROUNDS=100 EXTRA="" ;;
+    cpu) SEEDS=${SEEDS:-0} ROUNDS=100 EXTRA="--evaluate-every 5 --workers 0" ;;
+    small) SEEDS=${SEEDS:-0} ROUNDS=40 EXTRA="--evaluate-every 10 --workers 0" ;;
 esac
-METHODS="dp-fl adap-dp-fl fedkd fedkadp"
+METHODS=${METHODS:-dp-fl adap-dp-fl fedkd fedkadp}
 for method in $METHODS; do
     EXTRA="$EXTRA --$method.rounds $ROUNDS --$method.noise-multiplier $SIGMA --$method.participation $SHARE
         --$method.local.supposed-records $RECORDS"

@@ -87,8 +87,8 @@ def test_which_records_of_a_class_a_client_gets_is_random(rule):
     "rule",
     [
         "", "dirichlet", "dirichlet:", "dirichlet:-1", "dirichlet:0", "dirichlet:nan", "dirichlet:inf", "dirichlet:x",
-        "dirichlet-capped:-1", "balanced-dirichlet:0", "quantity", "quantity:0", "classes", "classes:0",
-        "classes:2.0", "classes:-1", "shards:0", "shards:", "iid:3", "by:", "by", "Dirichlet:1", "pathological:2",
+        "dirichlet-capped:-1", "balanced-dirichlet:0", "quantity", "quantity:0", "quantity: 1", "dirichlet:1_0",
+        "classes", "classes:0", "classes:2.0", "classes:-1", "shards:0", "shards:", "iid:3", "by:", "by", "Dirichlet:1", "pathological:2",
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused_with_all_that_are(rule):
@@ -117,7 +117,7 @@ def test_the_values_of_a_column_at_each_client_are_listed(clients):
         ("by:site", 24, "23 different values .* at most 23 clients"),
         ("dirichlet:0.001", 100, "use a larger A, fewer clients or balanced-dirichlet:A"),
         ("quantity:0.001", 100, "use a larger A, fewer clients or iid"),
-        ("dirichlet-capped:1", 5001, "fewer than 10 of 50000 records"),
+        ("dirichlet-capped:1", 5001, "10 records or more, but there are 50000; use at most 5000 clients"),
         ("iid", 0, "1..50000 clients"),
         ("iid", 50001, "1..50000 clients"),
     ],

@@ -32,6 +32,17 @@ def test_a_repeated_step_starts_from_the_state_before_it(steps: list[tuple[int, 
         assert len(list(files.folder.glob("*.state"))) <= 2
 
 
+def test_a_state_that_was_deleted_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path / "00000")
+    for exchange in range(3):
+        assert files.read(exchange).keys() == state_of(exchange).keys()
+        files.write(exchange, state_of(exchange + 1))
+    assert torch.equal(files.read(2)["w"], state_of(2)["w"])
+    for exchange in (0, 1):
+        with pytest.raises(Damaged, match=f"no state from before request {exchange} any more; delete "):
+            files.read(exchange)
+
+
 def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     files = StateFiles(tmp_path / "00000")
     files.write(3, state_of(1))

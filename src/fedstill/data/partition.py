@@ -160,7 +160,7 @@ def _positive_float(rule: str, text: str) -> float:
         value = float(text)
     except ValueError:
         raise _invalid(rule) from None
-    if not 0 < value < math.inf:
+    if not 0 < value < math.inf or set(text) & set(" _\t\n"):  # float takes these too
         raise _invalid(rule)
     return value
 
@@ -242,12 +242,16 @@ def _dirichlet(rule: str, labels: np.ndarray, num_clients: int, rng: np.random.G
     """Draw counts until each client has the rule's fewest records, then deal."""
     name, _, argument = rule.partition(":")
     (draw, least), alpha = _DIRICHLET[name], _positive_float(rule, argument)
+    if least * num_clients > len(labels):
+        raise ValueError(
+            f"{rule!r} gives each of {num_clients} clients {least} records or more, but there are {len(labels)}; "
+            f"use at most {len(labels) // least} clients"
+        )
     sizes = np.unique(labels, return_counts=True)[1]
-    if least * num_clients <= len(labels):
-        for _ in range(MAX_DRAWS):
-            counts = draw(alpha, sizes, num_clients, rng)
-            if counts.sum(0).min() >= least:
-                return _deal(counts, labels, rng)
+    for _ in range(MAX_DRAWS):
+        counts = draw(alpha, sizes, num_clients, rng)
+        if counts.sum(0).min() >= least:
+            return _deal(counts, labels, rng)
     other = "iid" if name == "quantity" else "balanced-dirichlet:A"
     raise ValueError(
         f"{rule!r} left one of {num_clients} clients with fewer than {least} of {len(labels)} records in each of "

@@ -39,10 +39,17 @@ class StateFiles:
     def __init__(self, folder: Path, remedy: str | None = None) -> None:
         self.folder = folder
         self._remedy = remedy or f"delete {folder.parent.parent} and run again"
+        self._deleted = folder / "earlier-deleted"
 
     def read(self, exchange: int) -> dict[str, Tensor]:
-        """The state before request ``exchange``."""
+        """The state before request ``exchange``.
+
+        Raises:
+            fedstill.files.Damaged: it is damaged, or no longer kept, as after a reply before the last was deleted.
+        """
         earlier = self._before(exchange)
+        if not earlier and self._deleted.exists():
+            raise files.Damaged(f"{self.folder} has no state from before request {exchange} any more; {self._remedy}")
         return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0] if earlier else {}
 
     def write(self, exchange: int, state: Mapping[str, Tensor]) -> None:
@@ -54,6 +61,7 @@ class StateFiles:
             return
         files.write_checked(place, packed)
         for old in earlier[:-1]:
+            self._deleted.touch()
             old.unlink()
 
     def _before(self, exchange: int) -> list[Path]:
