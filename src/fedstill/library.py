@@ -17,13 +17,14 @@ from fedstill.engines.transport import Watcher, Watchers
 from fedstill.errors import front_door
 from fedstill.experiment import extend, reuse
 from fedstill.experiment import run as engine
-from fedstill.experiment.config import Experiment, sentence
+from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.progress import watch
 from fedstill.lookup import suggestion
 from fedstill.protocol import Method
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
+from fedstill.settings import sentence
 from fedstill.tracking.follow import followed
 from fedstill.tracking.names import TrackerName
 

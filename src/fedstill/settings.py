@@ -1,9 +1,12 @@
-"""The base of every settings class, and shared types of fields."""
+"""The base of every settings class, shared types of fields, and an invalid setting in one sentence."""
 
-from typing import Annotated, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, ClassVar, get_args
 
 from annotated_types import Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, PositiveFloat
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+
+from fedstill.lookup import suggestion
 
 Epsilon = PositiveFloat | None
 """Privacy cost of an upload at the run's delta; None adds no noise and gives no guarantee."""
@@ -19,3 +22,63 @@ class Settings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+
+def sentence(
+    error: ValidationError,
+    *,
+    flags: str = "",
+    kind: type[Settings] | None = None,
+    also: Collection[str] = (),
+    owners: Mapping[str, type[Settings]] = {},
+) -> str:
+    """A validation error as one sentence with the value and the limit.
+
+    Args:
+        error: the error.
+        flags: a prefix of the setting's name.
+        kind: the settings that were checked, to suggest a name in place of an unknown one.
+        also: other names that may stand at the same place.
+        owners: settings that stand apart, by the heading under which they do.
+    """
+    first = error.errors()[0]
+    name = ".".join(part for part in first["loc"] if isinstance(part, str))  # without places in a list
+    name = flags + name.replace("_", "-") if flags else name
+    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    why = _WORDS.get(first["type"], why)
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not a setting here{_remedy(name, kind, also, owners)}"
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # settings that conflict
+        return f"{name}: {why}" if first["loc"] else why
+    value = first["input"]
+    return f"{name} is {value if _is_number(value) else repr(value)}; {why}"
+
+
+def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owners: Mapping[str, type[Settings]]) -> str:
+    """What to do about an unknown setting: the place where it belongs, or the most similar name."""
+    *path, last = name.split(".")
+    if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
+        return f"; put it under {place}:"
+    for part in path:
+        inner = kind.model_fields[part].annotation if kind and part in kind.model_fields else None
+        found = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Settings)]
+        kind = found[0] if found else None
+    near = suggestion(last, [*(kind.model_fields if kind else ()), *(() if path else also)])
+    return near or "; leave it out"
+
+
+_WORDS = {
+    "int_parsing": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_parsing": "it must be a number",
+    "bool_parsing": "it must be True or False",
+}
+"""Limits in words, by pydantic's type of the error."""
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number in words, as flags give them."""
+    try:
+        return isinstance(value, str) and float(value) is not None
+    except ValueError:
+        return False

@@ -86,9 +86,10 @@ def test_which_records_of_a_class_a_client_gets_is_random(rule):
 @pytest.mark.parametrize(
     "rule",
     [
-        "", "dirichlet", "dirichlet:", "dirichlet:-1", "dirichlet:0", "dirichlet:nan", "dirichlet:inf", "dirichlet:x",
-        "dirichlet-capped:-1", "balanced-dirichlet:0", "quantity", "quantity:0", "quantity: 1", "dirichlet:1_0",
-        "classes", "classes:0", "classes:2.0", "classes:-1", "shards:0", "shards:", "iid:3", "by:", "by", "Dirichlet:1", "pathological:2",
+        "", "pathological:2", "Dirichlet:1", "dirichlet", "dirichlet:", "dirichlet:-1", "dirichlet:0", "dirichlet:nan",
+        "dirichlet:inf", "dirichlet:x", "dirichlet:1_0", "dirichlet-capped:-1", "balanced-dirichlet:0", "quantity",
+        "quantity:0", "quantity: 1", "classes", "classes:0", "classes:2.0", "classes:-1", "shards:0", "shards:",
+        "iid:3", "by:", "by",
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused_with_all_that_are(rule):

@@ -13,9 +13,8 @@ from fedstill.cli import parser
 from fedstill.cli.common import Bad, asks_help, usage
 from fedstill.cli.declared import declared
 from fedstill.cli.parser import Section
-from fedstill.experiment import config
 from fedstill.experiment.config import Experiment
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 from fedstill.tracking.names import TrackerName
 
 if TYPE_CHECKING:  # a help text needs no torch
@@ -146,7 +145,7 @@ def defaults(kind: type[S]) -> S:
     try:
         return kind()
     except ValidationError as error:
-        raise ValueError(config.sentence(error, flags="--")) from error
+        raise ValueError(sentence(error, flags="--")) from error
 
 
 def shown(place: str, words: Sequence[str]) -> Settings | None:

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 from pydantic import ValidationError
 from typing_extensions import override
 
-from fedstill.experiment.config import sentence
 from fedstill.lookup import suggestion
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 
 S = TypeVar("S", bound=Settings)
 _WIDEST = 100

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
@@ -20,9 +20,8 @@ from pydantic import (
 
 from fedstill import methods
 from fedstill.experiment.mapping import read_mapping
-from fedstill.lookup import suggestion
 from fedstill.privacy.events import LEAST_DELTA
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 
 if TYPE_CHECKING:  # `fedstill run METHOD --help` imports no torch
     from fedstill.protocol import Method
@@ -221,66 +220,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return leaves
-
-
-def sentence(
-    error: ValidationError,
-    *,
-    flags: str = "",
-    kind: type[Settings] | None = None,
-    also: Collection[str] = (),
-    owners: Mapping[str, type[Settings]] = {},
-) -> str:
-    """A validation error as one sentence with the value and the limit.
-
-    Args:
-        error: the error.
-        flags: a prefix of the setting's name.
-        kind: the settings that were checked, to suggest a name in place of an unknown one.
-        also: other names that may stand at the same place.
-        owners: settings that stand apart, by the heading under which they do.
-    """
-    first = error.errors()[0]
-    name = ".".join(part for part in first["loc"] if isinstance(part, str))  # without places in a list
-    name = flags + name.replace("_", "-") if flags else name
-    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    why = _WORDS.get(first["type"], why)
-    if first["type"] == "extra_forbidden":
-        return f"{name} is not a setting here{_remedy(name, kind, also, owners)}"
-    if first["type"] == "value_error" and isinstance(first["input"], dict):  # settings that conflict
-        return f"{name}: {why}" if first["loc"] else why
-    value = first["input"]
-    return f"{name} is {value if _is_number(value) else repr(value)}; {why}"
-
-
-def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owners: Mapping[str, type[Settings]]) -> str:
-    """What to do about an unknown setting: the place where it belongs, or the most similar name."""
-    *path, last = name.split(".")
-    if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
-        return f"; put it under {place}:"
-    for part in path:
-        inner = kind.model_fields[part].annotation if kind and part in kind.model_fields else None
-        found = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Settings)]
-        kind = found[0] if found else None
-    near = suggestion(last, [*(kind.model_fields if kind else ()), *(() if path else also)])
-    return near or "; leave it out"
-
-
-_WORDS = {
-    "int_parsing": "it must be a whole number",
-    "int_from_float": "it must be a whole number",
-    "float_parsing": "it must be a number",
-    "bool_parsing": "it must be True or False",
-}
-"""Limits in words, by pydantic's type of the error."""
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value is a number in words, as flags give them."""
-    try:
-        return isinstance(value, str) and float(value) is not None
-    except ValueError:
-        return False
 
 
 def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:

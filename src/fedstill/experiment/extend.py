@@ -21,6 +21,7 @@ from fedstill.experiment.job import Job
 from fedstill.journal import Journal, Refusal
 from fedstill.runs import formats
 from fedstill.runs.folder import RunFolder
+from fedstill.settings import sentence
 
 _FILES = ("000000-*/*.reply", "000000-*/request")
 """Files to copy to the new run's journal; the bytes and releases of the first request are copied too, refusals and
@@ -50,7 +51,7 @@ def read_job(run: Path, out: Path, command: str) -> Job:
     except KeyError as error:
         raise folder.damaged(folder.config, f"it lacks {error}") from error
     except ValueError as error:  # a method or a setting that this version does not know
-        words = f"{folder.config}: {config.sentence(error)}" if isinstance(error, ValidationError) else str(error)
+        words = f"{folder.config}: {sentence(error)}" if isinstance(error, ValidationError) else str(error)
         raise formats.of_newer(run, folder.config, words) or ValueError(words) from error
 
 

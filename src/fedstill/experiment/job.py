@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from fedstill import methods
 from fedstill.errors import front_door
-from fedstill.experiment.config import Experiment, describe, sentence
+from fedstill.experiment.config import Experiment, describe
 from fedstill.lookup import source_digest, suggestion
 from fedstill.models.build import own_builder
 from fedstill.protocol import Method
+from fedstill.settings import sentence
 
 
 @dataclass(frozen=True, init=False)

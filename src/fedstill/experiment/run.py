@@ -33,6 +33,7 @@ from fedstill.runs import environment, formats
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.lock import Taken
+from fedstill.settings import sentence
 from fedstill.train.allocator import keep_memory
 from fedstill.weights import state
 
@@ -230,7 +231,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             backbone=task.backbone,
         )
     except ValidationError as error:
-        raise ValueError(f"the run is not possible: {config.sentence(error)}") from error
+        raise ValueError(f"the run is not possible: {sentence(error)}") from error
 
 
 def _finish(

@@ -9,10 +9,10 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from fedstill import methods
 from fedstill.experiment import search
-from fedstill.experiment.config import Experiment, sentence
+from fedstill.experiment.config import Experiment
 from fedstill.experiment.mapping import read_mapping
 from fedstill.protocol import Method
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 
 VALIDATION = 0.1
 """Share of the training records that a sweep evaluates on, if the file does not say."""

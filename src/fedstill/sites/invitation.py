@@ -9,8 +9,7 @@ import tomli_w
 from pydantic import NonNegativeInt, ValidationError, field_validator
 
 from fedstill import files
-from fedstill.experiment import config
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 from fedstill.sites import certificates
 
 _LARGEST = 1 << 20
@@ -59,7 +58,7 @@ def read(place: Path) -> Invitation:
     except files.Damaged:  # its format
         raise
     except ValidationError as error:
-        raise ValueError(f"{place} is no invitation: {config.sentence(error)[:300]}") from error
+        raise ValueError(f"{place} is no invitation: {sentence(error)[:300]}") from error
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{place} is no invitation of 'fedstill server invite': {error}") from error
 

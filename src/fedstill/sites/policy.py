@@ -10,10 +10,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from fedstill import files, lookup, methods, models, schema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
-from fedstill.experiment import config
 from fedstill.privacy.events import LEAST_DELTA
 from fedstill.protocol import Method
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 
 
 class SitePolicy(Settings):
@@ -92,7 +91,7 @@ class SitePolicy(Settings):
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"the policy {str(path)!r} can't be read as TOML: {error}") from error
         except ValidationError as error:
-            raise ValueError(f"the policy {str(path)!r} is invalid: {config.sentence(error, kind=cls)}") from error
+            raise ValueError(f"the policy {str(path)!r} is invalid: {sentence(error, kind=cls)}") from error
         here = path.resolve().parent
         return policy.model_copy(
             update={

@@ -23,8 +23,7 @@ from filelock import FileLock, Timeout
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from fedstill import files
-from fedstill.experiment import config
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 from fedstill.sites.certificates import read_public
 
 Flwr = Callable[..., str]
@@ -84,7 +83,7 @@ def load(place: Path) -> Roster:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"the roster {str(place)!r} can't be read as TOML: {error}") from error
     except ValidationError as error:
-        raise ValueError(f"the roster {str(place)!r} is invalid: {config.sentence(error)}") from error
+        raise ValueError(f"the roster {str(place)!r} is invalid: {sentence(error)}") from error
     for name in ("client", "key", "node"):
         values = [getattr(member, name) for member in roster.site]
         if twice := [value for value in values if values.count(value) > 1]:

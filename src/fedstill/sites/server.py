@@ -15,8 +15,7 @@ from annotated_types import Ge, Le
 from pydantic import IPvAnyAddress, PositiveInt, ValidationError, field_validator
 
 from fedstill import files
-from fedstill.experiment import config
-from fedstill.settings import Settings
+from fedstill.settings import Settings, sentence
 from fedstill.sites import roster, units
 from fedstill.sites.certificates import HOST, Certificates
 from fedstill.sites.invitation import Invitation
@@ -82,7 +81,7 @@ class Server:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{place} can't be read as TOML: {error}") from error
         except ValidationError as error:
-            raise ValueError(f"{place} is invalid: {config.sentence(error, kind=ServerSettings)}") from error
+            raise ValueError(f"{place} is invalid: {sentence(error, kind=ServerSettings)}") from error
         self.certificates = Certificates(self.folder / "certificates")
         self.roster = self.folder / "roster.toml"
         self.app = self.folder / "app"
@@ -153,7 +152,7 @@ def init(folder: Path, settings: Mapping[str, Any]) -> Server:
     try:
         checked = ServerSettings(**settings)
     except ValidationError as error:
-        raise ValueError(config.sentence(error, flags="--")) from error
+        raise ValueError(sentence(error, flags="--")) from error
     if checked.port == checked.inner_port:
         raise ValueError(f"--port and --inner-port are both {checked.port}; give two ports")
     units.check_folder(place.parent)

@@ -9,7 +9,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedstill import files
-from fedstill.experiment import config
+from fedstill.settings import sentence
 from fedstill.sites import certificates, invitation, log, units
 from fedstill.sites.ledger import HEAD, KEY, LINES, create_ledger, read_charges
 from fedstill.sites.policy import SitePolicy
@@ -30,7 +30,7 @@ def read_settings(settings: Mapping[str, Any]) -> SitePolicy:
     try:
         return SitePolicy(**settings)
     except ValidationError as error:
-        raise ValueError(f"the policy is invalid: {config.sentence(error)}") from error
+        raise ValueError(f"the policy is invalid: {sentence(error)}") from error
 
 
 def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
