@@ -171,6 +171,20 @@ def test_every_dot_and_name_lies_in_the_figure(xs: list[float]) -> None:
     assert sum((text.text or "").startswith("<b>&") for text in root.iter(f"{SVG}text")) == len(dots)
 
 
+@pytest.mark.parametrize("number", [1, 18, 19, 28, 29, 56])
+def test_every_kind_has_a_line_of_its_own_in_the_legend(number: int) -> None:
+    kinds = [f"method-{i:02d}" for i in range(number)]
+    dots = [scatter.Dot(f"{kind} here", kind, 1.0 + i, 50.0, best=False) for i, kind in enumerate(kinds)]
+    root = ElementTree.fromstring(scatter.svg(dots, "bytes", "task", str))
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    lines = {str(t.text): (float(str(t.get("x"))), float(str(t.get("y")))) for t in root.iter(f"{SVG}text")
+             if t.get("class") == "kind"}  # fmt: skip
+    assert sorted(lines) == kinds
+    places = list(lines.values())
+    assert all(scatter._WIDTH - scatter._RIGHT < x < width - 80 and y < height for x, y in places)
+    assert all(abs(y - b) >= 13 or abs(x - a) >= 100 for i, (x, y) in enumerate(places) for a, b in places[:i])
+
+
 def test_the_front_is_a_staircase_and_cheaper_dots_are_further_left() -> None:
     dots = [scatter.Dot(str(i), "kind", 10.0**i, 10.0 * i, best=i != 1) for i in range(4)]
     root = ElementTree.fromstring(scatter.svg(dots, "x", "t", lambda value: f"{value:g}"))

@@ -12,8 +12,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 170, 50, 48
 _LOGARITHMIC = 90.0
 """Largest accuracy in per cent from which errors have a logarithmic axis."""
 _LEVELS = (0, 20, 40, 60, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
-_LEGEND = 18
-"""Number of methods up to which each has a line in the legend."""
+_COLUMN = 110
+"""Width of each column of the legend after the first."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[flo
     for dot in dots:
         parts.append(_marker(dot, place_x(dot.x), place_y(dot.y), *look[dot.kind]))
     parts += _names(best, place_x, place_y)
-    parts += _legend(look)
+    legend, width = _legend(look)
+    parts += legend
     style = 'font-family="sans-serif" font-size="11" fill="#222"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {style} viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
-    page = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {style} viewBox="0 0 {width} {_HEIGHT}" role="img"'
+    page = f'<rect width="{width}" height="{_HEIGHT}" fill="#fff"/>'
     return "\n".join([f'{head} aria-label="{escape(title)}: {escape(about)}">', page, *parts, "</svg>\n"])
 
 
@@ -177,10 +178,13 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return max(width, 0) * max(height, 0)
 
 
-def _legend(look: dict[str, tuple[str, str]]) -> list[str]:
-    parts, x = [], _WIDTH - _RIGHT + 14
-    for i, (kind, (colour, symbol)) in enumerate(list(look.items())[:_LEGEND]):
-        y = _TOP + 8 + 19 * i
+def _legend(look: dict[str, tuple[str, str]]) -> tuple[list[str], int]:
+    """A line for each kind, and the width of the picture with all of them."""
+    height = 19 if len(look) <= (_HEIGHT - _TOP) // 19 else 13
+    lines = (_HEIGHT - _TOP) // height
+    parts = []
+    for i, (kind, (colour, symbol)) in enumerate(look.items()):
+        x, y = _WIDTH - _RIGHT + 14 + i // lines * _COLUMN, _TOP + 8 + i % lines * height
         parts.append(f'<g transform="translate({x - 13} {y - 7})" fill="{colour}">{html.SHAPES[symbol]}</g>')
-        parts.append(f'<text x="{x + 10}" y="{y + 4}">{escape(kind)}</text>')
-    return parts
+        parts.append(f'<text class="kind" x="{x + 10}" y="{y + 4}">{escape(kind)}</text>')
+    return parts, _WIDTH + (len(look) - 1) // lines * _COLUMN
