@@ -170,7 +170,7 @@ def test_the_test_set_stays_closed_until_the_end(
     again = sweep.run_sweep(task(True), tmp_path / "wrong", watcher=Watcher())
     assert again.tests["fedavg"].accuracies == opened.tests["fedavg"].accuracies
     other = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.5]}}}
-    with pytest.raises(ValueError, match="the test set was opened for .* after other tries; to tune on would be"):
+    with pytest.raises(ValueError, match="the test set was opened for .* after other tries; tuning further would mean"):
         sweep.run_sweep(task(True, methods=other), tmp_path / "wrong", watcher=Watcher())
 
 

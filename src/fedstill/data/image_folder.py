@@ -180,8 +180,8 @@ def _listed(images: list[_Image], rows: dict[Path, dict[str, Any]], root: Path) 
     for file in by_path:
         if file not in rows:
             raise ValueError(
-                f"the image {str(file)!r} of {str(root)!r} is in no file of metadata, but others are; add its row or "
-                "delete it"
+                f"the image {str(file)!r} of {str(root)!r} has no row in the metadata; if one image has a row, all "
+                "need one, in one file at the top or one for train and one for test"
             )
     return [by_path[file] for file in rows]
 

@@ -105,8 +105,8 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
     digest, opened = _digest(sweep), _opened(out)
     if opened is not None and opened["sweep"] != digest:
         raise ValueError(
-            f"the test set was opened for {out} on {opened['date'][:10]}, after other tries; to tune on would be to "
-            "choose by the test set, so use another --out"
+            f"the test set was opened for {out} on {opened['date'][:10]}, after other tries; tuning further would mean "
+            "choosing by the test set, so use another --out"
         )
     seeds = sweep.plan.seeds
     places = {entry.label: out / entry.label for entry in sweep.entries}

@@ -170,12 +170,14 @@ def latex_text(records: Sequence[RunRecord]) -> str:
     A table that is still wider is reduced to the page's width.
     """
     text = "% \\usepackage{booktabs, graphicx}\n% pdfLaTeX has Latin letters only; for names in others take LuaLaTeX\n"
-    for task in group(records):
+    for number, task in enumerate(group(records), 1):
         words = tables.text_columns(task)
         top = tables.headings(task)
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
         lines = "".join(" & ".join(map(latex, line)) + " \\\\\n" for line in tables.cells(task))
-        text += f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task))}}}\n"
+        text += (
+            f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task))}}}\n\\label{{tab:{number}}}\n"
+        )
         text += f"{_FIT}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
         text += f"{lines}\\bottomrule\n\\end{{tabular}}}}\n\\end{{table*}}\n"
     return text

@@ -100,10 +100,10 @@ def _write_page(out: Path, title: str, counts: np.ndarray, class_names: tuple[st
 def _heat(counts: np.ndarray, class_names: tuple[str, ...], values: Mapping[str, list[list[str]]]) -> Table:
     """Clients by classes, darker for more records; sums include the classes that are not shown."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("client", justify="right")
+    table.add_column("client", justify="right", no_wrap=True)
     for name in values:
-        table.add_column(Text(clean(name, 20)))
-    table.add_column("records", justify="right")
+        table.add_column(Text(clean(name, 20)), overflow="fold", min_width=20)
+    table.add_column("records", justify="right", no_wrap=True)
     shown = min(counts.shape[1], _MOST_CLASSES)
     for label in range(shown):
         table.add_column(Text(clean(class_names[label])[:6]), justify="center")

@@ -4,9 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedstill import schema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
+from fedstill.experiment.config import flat
 from fedstill.privacy.composition import shares
 from fedstill.sites import decisions
 from fedstill.sites.ledger import read_charges, standing
@@ -17,6 +20,9 @@ _KINDS = {
     "public": "declared public: it depends on no record",
     "unprotected": "WITHOUT any protection: it may give records away",
 }
+
+_NAMED = 10
+"""Number of classes that the text names."""
 
 
 def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,8 +38,9 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
     spec = RunSpec.read(str(request["spec"]))
     policy.check_run(spec, request["step"])
     method = spec.method
-    defaults = {name: field.get_default() for name, field in type(method).model_fields.items()}
-    values = {name: getattr(method, name) for name in defaults}
+    fields = type(method).model_fields
+    values = flat(method.model_dump(mode="json"))
+    defaults = flat({n: _json(field.get_default(call_default_factory=True)) for n, field in fields.items()})
     steps = {}
     for name, step in steps_of(method).items():
         if {spec.name, f"{spec.name}.{name}"} & set(policy.methods):
@@ -44,10 +51,10 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
         "method": spec.name,
         "about": (type(method).__doc__ or "").partition("\n")[0],
         "model": spec.model,
-        "task": f"images of {' x '.join(map(str, spec.shape))}, {spec.num_classes} classes",
+        "task": f"{_records(spec.shape)}, {spec.num_classes} classes",
         "classes": [schema.clean(name) for name in spec.class_names],
         "public": spec.public,
-        "settings": {n: _plain(v) for n, v in values.items() if v != defaults[n] or n == "epsilon"},
+        "settings": {n: _plain(v) for n, v in values.items() if v != defaults.get(n, ...) or n == "epsilon"},
         "fields": steps,
         "cost": _cost(policy, spec),
     }
@@ -55,12 +62,14 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def words(found: Mapping[str, Any]) -> list[str]:
     """A `proposal` in lines of text."""
-    cost = found["cost"]
+    cost, classes = found["cost"], found["classes"]
+    more = f" and {len(classes) - _NAMED} more" if len(classes) > _NAMED else ""
     lines = [
         f"Run {found['run']}, first question at {found['time']}",
         f"  method:   {found['method']}: {found['about']}",
-        f"  model:    {found['model']}, {found['task']}: {', '.join(found['classes'][:10])}",
-        f"  settings: {', '.join(f'{n} = {v}' for n, v in found['settings'].items()) or 'defaults'}",
+        f"  model:    {found['model']}, {found['task']}: {', '.join(classes[:_NAMED])}{more}",
+        "  settings:" + ("" if found["settings"] else " defaults"),
+        *(f"    {name} = {value}" for name, value in found["settings"].items()),
         "What would leave this site, whenever the run asks for it:",
     ]
     for step, fields in found["fields"].items():
@@ -73,6 +82,14 @@ def words(found: Mapping[str, Any]) -> list[str]:
         lines += [f"Costs at most: epsilon {cost['at_most']:g} of the site's budget of {cost['budget']:g}{left}."]
     lines += ["A yes holds for this run, with this method and these settings, and for no other."]
     return [schema.clean(line, 1000) for line in lines]  # words of a server are among them
+
+
+def _records(shape: tuple[int, ...]) -> str:
+    return f"vectors of {shape[0]} numbers" if len(shape) == 1 else f"images of {' x '.join(map(str, shape))}"
+
+
+def _json(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
 def kind_of(field: schema.Field) -> str:
