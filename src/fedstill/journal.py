@@ -274,12 +274,12 @@ class Journal:
                     shutil.rmtree(place)
 
     def seals(self, *others: Path) -> dict[str, Any]:
-        """Seals of the byte counts and of ``others``, for a checkpoint (`fedstill.files.seal`)."""
-        return {place.name: files.seal(place) for place in (self._meter, *others)}
+        """Seals of the byte counts, the releases and ``others``, for a checkpoint (`fedstill.files.seal`)."""
+        return {place.name: files.seal(place) for place in (self._meter, self._spent, *others)}
 
     def check_seals(self, seals: Mapping[str, Any], *others: Path) -> None:
-        """Raise `Damaged` if the byte counts or ``others`` lost or changed lines since `seals`."""
-        for place in (self._meter, *others):
+        """Raise `Damaged` if the byte counts, the releases or ``others`` lost or changed lines since `seals`."""
+        for place in (self._meter, self._spent, *others):
             if place.name in seals:  # checkpoints of earlier versions have none
                 files.check_seal(place, seals[place.name], f"delete {self.folder.parent} and run again")
 
