@@ -176,3 +176,16 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path / 'a'}'")):
         files.write_bytes(tmp_path / "a", b"content")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_lost_releases_of_finished_rounds_are_noticed(tmp_path: Path, kept: int) -> None:
+    journal = Journal(tmp_path)
+    for client in range(2):
+        journal.store_releases(0, client, [])
+    seals = journal.seals()
+    Journal(tmp_path).check_seals(seals)
+    spent = tmp_path / "spent.jsonl"
+    spent.write_bytes(b"".join(spent.read_bytes().splitlines(keepends=True)[:kept]))
+    with pytest.raises(files.Damaged, match="spent.jsonl is damaged .lines of finished rounds are missing"):
+        Journal(tmp_path).check_seals(seals)

@@ -176,8 +176,7 @@ def latex_text(records: Sequence[RunRecord]) -> str:
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
         lines = "".join(" & ".join(map(latex, line)) + " \\\\\n" for line in tables.cells(task))
         text += (
-        caption = f"\\caption{{{latex(_caption(task))}}}\n\\label{{tab:{number}}}\n"
-        text += f"\n\\begin{{table*}}\n\\centering\\small\n{caption}"
+            f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task))}}}\n\\label{{tab:{number}}}\n"
         )
         text += f"{_FIT}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
         text += f"{lines}\\bottomrule\n\\end{{tabular}}}}\n\\end{{table*}}\n"
