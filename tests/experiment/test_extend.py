@@ -261,6 +261,7 @@ def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pyt
         (["--without", "x", str(tmp_path / "run")], "--without needs a client's number"),
         (["--without", "1", str(tmp_path / "run"), "--seed", "5"], "with its own settings, but seed = 0, not 5"),
         (["--without", "8", str(tmp_path / "run")], "has no reply of client 8"),
+        (["--extend", str(tmp_path / "run-without-1")], "the reply of client 1 was withdrawn"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main(["run", *words])

@@ -26,6 +26,7 @@ from fedstill.settings import sentence
 _FILES = ("000000-*/*.reply", "000000-*/request")
 """Files to copy to the new run's journal; the bytes and releases of the first request are copied too, refusals and
 checkpoints are not."""
+_WITHDRAWN = "its reply was withdrawn (--without)"
 
 
 def read_job(run: Path, out: Path, command: str) -> Job:
@@ -94,6 +95,11 @@ def begin(run: Path, job: Job) -> None:
         )
     if out.config.exists():
         return
+    if withdrawn := [r.client for r in Journal(folder.journal).refusals() if r.reason == _WITHDRAWN]:
+        raise ValueError(
+            f"the reply of client {withdrawn[0]} was withdrawn from {run} (--without), and an extension would ask it "
+            "again; extend the run that it was made from first, and leave the client out of that"
+        )
     if job.out.exists() and any(job.out.iterdir()):
         raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     _check_one_shot(folder, job.experiment.clients)
@@ -143,7 +149,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     step = replies[0].parent.name.partition("-")[2]
     facts = {"version": fedstill.__version__, **content.model_dump(include={"fingerprint", "run"})}
     more = f"{folder.journal.name}/000000-*/*.refused"
-    refusal = Refusal(client, step, None, "its reply was withdrawn (--without)")
+    refusal = Refusal(client, step, None, _WITHDRAWN)
     description = {**job.description(), **facts, "answers": str(run)}
     lay_out(run, job.out, description, more, without=client, refusal=refusal)
     return job
