@@ -140,6 +140,12 @@ class Journal:
                 ledgers.setdefault(client, []).extend(entries)
         return ledgers
 
+    def has_releases(self, exchange: int, client: int) -> bool:
+        """Whether releases of a client's reply are stored, which may have been lost with their file."""
+        if self._releases is None:
+            self._releases = self._read_releases()
+        return (client, exchange) in self._releases
+
     def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
         releases: dict[tuple[int, int], list[Entry]] = {}
         for line in files.read_json_lines(self._spent, f"delete {self.folder.parent} and run again"):

@@ -232,6 +232,16 @@ def test_a_client_that_is_left_out_leaves_the_model_that_the_others_would_have_m
     assert {r["client"] for r in run(extend.read_job(tmp_path / "out", tmp_path / "again", ""))["refused"]} == {0, 2}
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_releases_that_the_journal_lost_are_those_that_the_replies_list(kept: int, away: Path, tmp_path: Path) -> None:
+    run(job(tmp_path / "whole", "late:LateHeads", min_clients=None))
+    expected = left_out(tmp_path / "whole", 3, tmp_path / "out")["guarantee"]
+    spent = tmp_path / "whole" / "journal" / "spent.jsonl"
+    spent.write_bytes(b"".join(spent.read_bytes().splitlines(keepends=True)[:kept]))
+    assert expected["epsilon"] > 0.1
+    assert left_out(tmp_path / "whole", 3, tmp_path / "lost")["guarantee"] == expected
+
+
 def test_only_a_reply_that_is_there_can_be_left_out(away: Path, tmp_path: Path) -> None:
     (away / "2").touch()
     run(job(tmp_path / "run"))

@@ -19,7 +19,7 @@ from fedstill import seeds, wire
 from fedstill.engines import budget, checkpoint, outliers
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
 from fedstill.engines.replies import Replies
-from fedstill.engines.reply_checks import check
+from fedstill.engines.reply_checks import check, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Transport, Watcher
 from fedstill.errors import FedstillError
@@ -139,6 +139,7 @@ class ServerFederation(Federation):
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
         self.journal.check_request(exchange, step.name, request)
         good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
+        self._find_lost_releases(exchange, step, good)
         sizes = dict[int, float]()
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]
@@ -180,6 +181,17 @@ class ServerFederation(Federation):
                 f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed}{why}"
             )
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
+
+    def _find_lost_releases(self, exchange: int, step: Step[Any], clients: Sequence[int]) -> None:
+        """Store the releases that stored replies list and the journal has lost."""
+        if not any(field.is_released for field in step.reply.schema):
+            return
+        for client in clients:
+            if not self.journal.has_releases(exchange, client):
+                reply = self.journal.read_reply(exchange, step.name, client)
+                _, header = wire.decode(reply, step.reply.schema, self.spec.facts)
+                if spent := listed(header, step.name, exchange):
+                    self.journal.store_releases(exchange, client, spent)
 
     # ---------------------------------------------------------------------------------------------------------- budget
 
