@@ -132,19 +132,20 @@ class Journal:
 
         If a crash led to two replies to one request, the later one counts.
         """
-        if self._releases is None:
-            self._releases = self._read_releases()
         ledgers: dict[int, list[Entry]] = {}
-        for (client, exchange), entries in sorted(self._releases.items()):
+        for (client, exchange), entries in sorted(self._releases_by_request().items()):
             if before is None or exchange < before:
                 ledgers.setdefault(client, []).extend(entries)
         return ledgers
 
     def has_releases(self, exchange: int, client: int) -> bool:
         """Whether releases of a client's reply are stored, which may have been lost with their file."""
+        return (client, exchange) in self._releases_by_request()
+
+    def _releases_by_request(self) -> dict[tuple[int, int], list[Entry]]:
         if self._releases is None:
             self._releases = self._read_releases()
-        return (client, exchange) in self._releases
+        return self._releases
 
     def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
         releases: dict[tuple[int, int], list[Entry]] = {}

@@ -175,3 +175,8 @@ def luminance(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:
         return images.mean(1, keepdim=True)
     red, green, blue = (images[:, i : i + 1] for i in range(3))
     return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def in_words(shape: tuple[int, ...]) -> str:
+    """The shape of a record, ``(c, h, w)`` or ``(d,)``, in words."""
+    return f"vectors of {shape[0]} numbers" if len(shape) == 1 else f"images of {' x '.join(map(str, shape))}"

@@ -7,7 +7,7 @@ from torch.nn.functional import interpolate
 
 from fedstill.data import sources
 from fedstill.data.names import KNOWN
-from fedstill.records import Normalisation, Records, luminance
+from fedstill.records import Normalisation, Records, in_words, luminance
 from fedstill.seeds import stream
 
 _CHUNK_BYTES = 64 * 2**20
@@ -73,10 +73,7 @@ def _vectors(
     data: sources.DataSet, name: str, shape: tuple[int, ...], normalisation: Normalisation, *, labelled: bool
 ) -> Records:
     if data.train.shape != shape:
-        theirs, ours = (
-            f"vectors of {s[0]} numbers" if len(s) == 1 else f"images of {' x '.join(map(str, s))}"
-            for s in (data.train.shape, shape)
-        )
+        theirs, ours = in_words(data.train.shape), in_words(shape)
         raise ValueError(
             f"the public records {name!r} are {theirs}, but the task's are {ours}; give some of that shape"
         )

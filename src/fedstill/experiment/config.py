@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
+    BaseModel,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -212,6 +213,12 @@ def _defaults(part: str, settings: dict[str, Any]) -> dict[str, Any]:
         return flat(methods.find(settings["name"])().model_dump(mode="json"))
     except (ValueError, KeyError):
         return {}
+
+
+def defaults_of(method: "type[Method]") -> dict[str, Any]:
+    """The defaults of a method's settings by dotted name, as in ``config.json``."""
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in method.model_fields.items()}
+    return flat({n: d.model_dump(mode="json") if isinstance(d, BaseModel) else d for n, d in defaults.items()})
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedstill import methods
-from fedstill.experiment.config import FREE, Experiment, flat
+from fedstill.experiment.config import FREE, Experiment, defaults_of, flat
 from fedstill.report.record import RunRecord
 
 TASK = ("data", "size", "partition", "clients", "model", "models", "limit", "validation", "local_test")
@@ -90,11 +90,6 @@ def changed(record: RunRecord) -> dict[str, Any] | None:
     name = method_name(record)
     if name not in methods.TABLE:
         return None
-    fields = methods.find(name).model_fields
-    defaults = flat({key: _plain(field.get_default(call_default_factory=True)) for key, field in fields.items()})
+    defaults = defaults_of(methods.find(name))
     own = flat({key: value for key, value in record.config["method"].items() if key != "name"})
     return {key: value for key, value in own.items() if words(value) != words(defaults.get(key))}
-
-
-def _plain(default: Any) -> Any:
-    return default.model_dump(mode="json") if hasattr(default, "model_dump") else default

@@ -4,13 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from fedstill import schema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
-from fedstill.experiment.config import flat
+from fedstill.experiment.config import defaults_of, flat
 from fedstill.privacy.composition import shares
+from fedstill.records import in_words
 from fedstill.sites import decisions
 from fedstill.sites.ledger import read_charges, standing
 from fedstill.sites.policy import SitePolicy
@@ -38,9 +37,7 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
     spec = RunSpec.read(str(request["spec"]))
     policy.check_run(spec, request["step"])
     method = spec.method
-    fields = type(method).model_fields
-    values = flat(method.model_dump(mode="json"))
-    defaults = flat({n: _json(field.get_default(call_default_factory=True)) for n, field in fields.items()})
+    values, defaults = flat(method.model_dump(mode="json")), defaults_of(type(method))
     steps = {}
     for name, step in steps_of(method).items():
         if {spec.name, f"{spec.name}.{name}"} & set(policy.methods):
@@ -51,7 +48,7 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
         "method": spec.name,
         "about": (type(method).__doc__ or "").partition("\n")[0],
         "model": spec.model,
-        "task": f"{_records(spec.shape)}, {spec.num_classes} classes",
+        "task": f"{in_words(spec.shape)}, {spec.num_classes} classes",
         "classes": [schema.clean(name) for name in spec.class_names],
         "public": spec.public,
         "settings": {n: _plain(v) for n, v in values.items() if v != defaults.get(n, ...) or n == "epsilon"},
@@ -82,14 +79,6 @@ def words(found: Mapping[str, Any]) -> list[str]:
         lines += [f"Costs at most: epsilon {cost['at_most']:g} of the site's budget of {cost['budget']:g}{left}."]
     lines += ["A yes holds for this run, with this method and these settings, and for no other."]
     return [schema.clean(line, 1000) for line in lines]  # words of a server are among them
-
-
-def _records(shape: tuple[int, ...]) -> str:
-    return f"vectors of {shape[0]} numbers" if len(shape) == 1 else f"images of {' x '.join(map(str, shape))}"
-
-
-def _json(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
 def kind_of(field: schema.Field) -> str:
