@@ -269,6 +269,29 @@ class Journal:
         """All refusals so far, in order."""
         return [self._read_refusal(place)[0] for place in sorted(self.folder.glob("*/*.refused"))]
 
+    def check_answered(self, required: int, before: int | None = None) -> None:
+        """Refuse the journal if fewer than ``required`` of the clients asked gave a usable reply to a request.
+
+        Args:
+            required: number of usable replies that each request needs, or one of each client that was asked.
+            before: number of the first request that is not looked at (None: all are).
+
+        Raises:
+            ValueError: there is such a request.
+        """
+        refused: dict[int, set[int]] = {}
+        for place in self.folder.glob("*/*.refused"):
+            refused.setdefault(int(place.parent.name.split("-")[0]), set()).add(int(place.stem))
+        for exchange, refusing in sorted(refused.items()):
+            asked = refusing | {client for number, client in self._crossed["down"] if number == exchange}
+            needed, usable = min(required, len(asked)), len(asked - refusing)
+            if usable < needed and (before is None or exchange % EVALUATIONS < before):
+                raise ValueError(
+                    f"{self.folder.parent} has usable replies of {usable} of {len(asked)} clients to a request, but "
+                    f"{needed} are needed now (--min-clients); lower it, or choose another --out (fedstill run "
+                    "--extend asks the missing clients of a finished one-shot run)"
+                )
+
     def forget_replies(self, first: int, before: int) -> None:
         """Delete replies to requests ``first`` to ``before - 1``, which a checkpoint has replaced; refusals stay."""
         self.flush()

@@ -1,5 +1,6 @@
 """Names that a user gives: suggestions for unknown ones, and code of the user's own."""
 
+import ast
 import difflib
 import hashlib
 import inspect
@@ -51,15 +52,55 @@ def is_own(code: Callable[..., Any]) -> bool:
 
 
 @cache  # what Python has imported stays as it is when the file changes
-def source_digest(code: Callable[..., Any]) -> str | None:
-    """SHA-256 of the source file of a class or function; None for fedstill's own and for code without a file."""
-    if not is_own(code):
-        return None
+def source_digests(code: Callable[..., Any]) -> dict[str, str]:
+    """SHA-256 of the source file of a class or function, under the empty name, and of the user's files that it imports.
+
+    These are the modules and packages beside it, by their paths, also those that they import in turn; of an installed
+    package, those of the same package. Empty for fedstill's own code and for code without a file.
+    """
     try:
-        file = inspect.getsourcefile(code)
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+        file = inspect.getsourcefile(code) if is_own(code) else None
+        if file is None:
+            return {}
+        first = Path(file).resolve()
+        depth = 0 if code.__module__ == "__main__" else code.__module__.count(".") + (first.name == "__init__.py")
+        root = first.parents[min(depth, len(first.parents) - 1)]
+        alone = "" if not {"site-packages", "dist-packages"} & {*root.parts} else code.__module__.partition(".")[0]
+        found, left = dict[Path, str](), [first]
+        while left:
+            if (place := left.pop()) not in found:
+                content = place.read_bytes()
+                found[place] = hashlib.sha256(content).hexdigest()
+                left += [other for other in _imported(content, place, root) if alone in ("", _top(other, root))]
     except (OSError, TypeError):
-        return None
+        return {}
+    own = found.pop(first)
+    return {"": own, **{place.relative_to(root).as_posix(): found[place] for place in sorted(found)}}
+
+
+def _imported(content: bytes, place: Path, root: Path) -> list[Path]:
+    """The files below ``root`` that the code of a file may import."""
+    names: list[tuple[str, ...]] = []
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):  # not what Python has imported
+        return []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = place.relative_to(root).parts[: -node.level] if node.level else ()
+            base = (*package, *(node.module.split(".") if node.module else ()))
+            names += [base, *((*base, alias.name) for alias in node.names)]
+    parts = {name[:length] for name in names for length in range(1, len(name) + 1)}
+    places = [root.joinpath(*part) for part in sorted(parts) if part]
+    files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
+    return [file for file in files if file.is_file()]
+
+
+def _top(place: Path, root: Path) -> str:
+    """The name of the module or package directly below ``root`` that has a file."""
+    return place.relative_to(root).parts[0].removesuffix(".py")
 
 
 def add_working_folder() -> None:

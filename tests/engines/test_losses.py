@@ -48,7 +48,7 @@ def test_replies_are_lost_at_the_rate_asked_for_whoever_is_asked_first() -> None
     first = lost(3, drop=0.3)
     assert first == lost(3, range(CLIENTS - 1, -1, -1), drop=0.3)
     assert set(lost(3, range(50), drop=0.3)) == {client for client in first if client < 50}
-    assert set(first.values()) == {"its reply is lost (--drop 0.3)"}
+    assert set(first.values()) == {"its reply is lost in every start with this seed (--drop 0.3)"}
     counts = [len(lost(number, drop=0.3)) for number in range(20)]
     # 4000 draws: a standard deviation of 29 about 1200; a rate of 0.25 or 0.35 would be 200 away
     assert abs(sum(counts) - 1200) < 120 and len(set(counts)) > 1
@@ -116,7 +116,7 @@ def test_losses_that_no_run_survives_are_refused(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="--drop and --slow are for simulated clients"):
         run_job(job(tmp_path / "real", slow=0.2), sites=lambda _: Echo())
-    with pytest.raises(fedstill.TooFewReplies, match=r"its reply is lost \(--drop 0.9\)"):
+    with pytest.raises(fedstill.TooFewReplies, match=r"its reply is lost in every start with this seed \(--drop 0.9\)"):
         run_job(job(tmp_path / "few", drop=0.9, min_clients=5))
 
 

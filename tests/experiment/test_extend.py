@@ -263,7 +263,8 @@ def test_only_a_reply_that_is_there_can_be_left_out(away: Path, tmp_path: Path) 
 
 def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(job(tmp_path / "run"))
-    main(["run", "--without", "1", str(tmp_path / "run"), "--quiet"])
+    for spelling in (tmp_path / "run", away / ".." / "run"):  # the second time it is finished
+        main(["run", "--without", "1", str(spelling), "--quiet", "--out", str(tmp_path / "run-without-1")])
     (refused,) = json.loads((tmp_path / "run-without-1" / "summary.json").read_text())["refused"]
     assert refused["client"] == 1
     for words, told in (
@@ -271,6 +272,7 @@ def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pyt
         (["--without", "x", str(tmp_path / "run")], "--without needs a client's number"),
         (["--without", "1", str(tmp_path / "run"), "--seed", "5"], "with its own settings, but seed = 0, not 5"),
         (["--without", "8", str(tmp_path / "run")], "has no reply of client 8"),
+        (["--without", "1", str(tmp_path / "run"), "--out", str(tmp_path / "run")], "has another run"),
         (["--extend", str(tmp_path / "run-without-1")], "the reply of client 1 was withdrawn"),
     ):
         with pytest.raises(SystemExit) as stopped:

@@ -194,6 +194,12 @@ def test_a_terminal_shows_the_work_inside_a_step_until_its_reply_arrives() -> No
     assert re.search(r"fedgm, seed 0: client 1, matching +[━╸╺ ]+ 120/300", screen.getvalue())
 
 
-def test_quiet_is_a_watcher_that_says_nothing() -> None:
-    with watch(Console(file=io.StringIO()), "x", quiet=True) as watcher:
-        assert type(watcher) is Watcher
+def test_quiet_says_nothing_but_what_one_must_know(caplog: pytest.LogCaptureFixture) -> None:
+    console = Console(file=io.StringIO())
+    with watch(console, "x", quiet=True) as watcher:
+        watcher.asked("update", 3, 1)
+        watcher.arrived(None)
+        watcher.logged(1, 2, {"accuracy": 0.5})
+        assert not caplog.records
+        watcher.noted("resuming in another environment")
+    assert caplog.messages == ["resuming in another environment"] and not console.file.getvalue()  # type: ignore[attr-defined]

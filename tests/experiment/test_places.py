@@ -1,5 +1,6 @@
 """Where runs go without --out, and what a start that did not run leaves behind."""
 
+import hashlib
 import importlib
 import json
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedstill import lookup
 from fedstill.cli import main
 from fedstill.experiment.config import Experiment, difference, digest
 from fedstill.experiment.job import Job
@@ -233,6 +235,51 @@ def test_changed_code_of_ones_own_is_another_run(tmp_path: Path, monkeypatch: py
     assert other != plain
     assert run(changed.replace(out=other))["num_parameters"] < first["num_parameters"]
     assert default_folder(tmp_path / "compare", seeds) != tmp_path / "compare"
+
+
+def test_changed_code_that_ones_own_imports_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "kit_of_mine" / "sub").mkdir(parents=True)
+    helper, unused = tmp_path / "kit_of_mine" / "sub" / "deep.py", tmp_path / "unused_of_mine.py"
+    content = {
+        tmp_path / "net_of_mine.py": "import torch\nfrom kit_of_mine import build\n\ndef tiny(*a): return build(*a)\n",
+        tmp_path / "kit_of_mine" / "__init__.py": "from .sub.deep import build\n",
+        tmp_path / "kit_of_mine" / "sub" / "__init__.py": "",
+        helper: _OWN.format(bias="").replace("def tiny", "def build"),
+        unused: "",
+    }
+    for place, text in content.items():
+        place.write_text(text)
+    task = {"model": f"{tmp_path / 'net_of_mine.py'}:tiny"}
+    own = job(task=task, rounds=1).own_code()
+    paths = ["kit_of_mine/__init__.py", "kit_of_mine/sub/__init__.py", "kit_of_mine/sub/deep.py"]
+    assert [*own] == [task["model"], *paths]
+    assert own[paths[-1]] == hashlib.sha256(helper.read_bytes()).hexdigest()
+    plain = tmp_path / "runs" / "fedavg-digits-0"
+    summary = run(job(task=task, rounds=1).replace(out=plain))
+    for change, message in ((unused, ""), (helper, "code of kit_of_mine/sub/deep.py")):
+        change.write_text(change.read_text() + "# changed\n")
+        lookup.source_digests.cache_clear()  # as in another process
+        if not message:
+            assert run(job(task=task, rounds=1).replace(out=plain)) == summary
+            continue
+        with pytest.raises(ValueError, match=f"has a run with another version of the {message}; choose another"):
+            run(job(task=task, rounds=1).replace(out=plain))
+        assert default_folder(plain, {Path(): job(task=task, rounds=1)}) != plain
+
+
+def test_code_of_an_installed_package_counts_with_its_own_package_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages"
+    (site / "mine_inside").mkdir(parents=True)
+    (site / "other_inside.py").write_text("")
+    (site / "mine_inside" / "__init__.py").write_text("")
+    (site / "mine_inside" / "part.py").write_text("")
+    (site / "mine_inside" / "net.py").write_text("import other_inside\nfrom . import part\n\ndef tiny(): ...\n")
+    monkeypatch.syspath_prepend(str(site))
+    found = lookup.source_digests(importlib.import_module("mine_inside.net").tiny)
+    assert [*found] == ["", "mine_inside/__init__.py", "mine_inside/part.py"]
 
 
 @pytest.mark.parametrize("name", ["{}", "~/mine.npz", "mine.npz"])

@@ -14,6 +14,7 @@ from fedstill.data import sources
 from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
+from fedstill.report import guarantees
 from fedstill.sites.policy import SitePolicy
 
 
@@ -23,7 +24,7 @@ def write(place: Path, white: bool = False, seed: int = 0) -> Path:
     if white:
         images[0] = 255
     labels = np.arange(120) % 3
-    np.savez(place, x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+    np.savez(place, x_train=images, y_train=labels, x_test=255 - images[:9], y_test=labels[:9])
     return place
 
 
@@ -152,19 +153,44 @@ def test_public_records_that_are_the_clients_own_end_the_guarantee(public: str, 
     place = write(tmp_path / "data.npz")
     stated = {"mean": (0.5,), "std": (0.25,), "num_classes": 4}
     found = result(place, tmp_path / "1", **stated, public=public.format(data=place))["guarantee"]
-    assert not found["holds"] and "all 120 records of the clients are among the public ones too" in found["reason"]
+    assert not found["holds"]
+    assert "all 120 records of the clients are among the public or the test records" in found["reason"]
 
 
 def test_some_records_that_are_public_too_are_named(tmp_path: Path) -> None:
     place, stated = write(tmp_path / "data.npz"), {"mean": (0.5,), "std": (0.25,), "num_classes": 4}
     own = dict(np.load(place))
     own["x_train"][30:] = 255 - own["x_train"][30:]
-    own["x_test"] = 255 - own["x_test"]
     np.savez(tmp_path / "public.npz", **own)
     found = result(place, tmp_path / "1", **stated, public=f"{tmp_path / 'public.npz'}:unlabeled")["guarantee"]
     assert found["holds"] and "nothing protects 30 of the clients' 120 records" in found["reason"]
+    assert found["exposed"] == 30
+    said = "eps 0, 30 exposed" if found["unit"] is None else f"per {found['unit']}, 30 exposed"
+    assert guarantees.words(guarantee.Guarantee(**found)).endswith(said)
     other = result(place, tmp_path / "2", **stated, public="noise=40")["guarantee"]
-    assert other["holds"] and "public ones" not in other["reason"]
+    assert other["holds"] and other["exposed"] == 0
+
+
+@pytest.mark.parametrize("share", [12, 120])
+def test_test_records_that_are_the_clients_own_are_counted(share: int, tmp_path: Path) -> None:
+    """The server has the test records, and the report shows some of them."""
+    own = dict(np.load(write(tmp_path / "data.npz")))
+    own |= {"x_test": own["x_train"][:share], "y_test": own["y_train"][:share]}
+    np.savez(tmp_path / "data.npz", **own)
+    found = result(tmp_path / "data.npz", tmp_path / "1", mean=(0.5,), std=(0.25,), num_classes=4)["guarantee"]
+    assert found["holds"] is (share < 120) and found["exposed"] == share % 120
+    assert ("nothing protects 12 of" if share < 120 else "all 120 records of the clients are among") in found["reason"]
+
+
+def test_what_will_leave_no_guarantee_is_said_before_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place, stated = write(tmp_path / "data.npz"), {"mean": (0.5,), "std": (0.25,), "num_classes": 4}
+    result(place, tmp_path / "1", **stated, delta=1e-3)
+    assert not caplog.messages
+    result(place, tmp_path / "2", **stated, delta=0.9)
+    assert [m.split(":")[0] for m in caplog.messages] == ["delta is 0.9, and clients have up to 60 records"]
+    caplog.clear()
+    assert not result(place, tmp_path / "3", mean=(0.5,), std=(0.25,))["guarantee"]["holds"]
+    assert "no privacy guarantee, as the number of classes of the task came from the records" in caplog.text
 
 
 def test_twins_are_equal_in_every_number() -> None:
@@ -191,7 +217,8 @@ def test_features_learnt_from_the_clients_images_end_the_guarantee(tmp_path: Pat
     other = write(tmp_path / "other.npz", seed=1)
     stated = {"num_classes": 4, "model": "linear", "public": f"{other}:unlabeled"}
     found = result(place, tmp_path / "1", **stated, features=backbone)["guarantee"]
-    assert not found["holds"] and "all 120 records of the clients are among the public ones" in found["reason"]
+    assert not found["holds"]
+    assert "all 120 records of the clients are among the public or the test records" in found["reason"]
     backbone = f"patches:centroids=8,public={other}:unlabeled"
     assert result(place, tmp_path / "2", **stated, features=backbone)["guarantee"]["holds"]
 

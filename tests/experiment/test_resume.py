@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import small
+from rich.console import Console
 
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
+from fedstill.experiment.progress import watch
 from fedstill.experiment.run import Job, run
 from fedstill.methods import find
 from fedstill.records import Records
@@ -21,10 +24,14 @@ class Stopped(Exception):
 
 
 class Stopper(Watcher):
-    """Ends the run after its first round."""
+    """Ends the run in a round, before it is saved."""
 
-    def logged(self, *args: Any) -> None:
-        raise Stopped
+    def __init__(self, number: int = 1) -> None:
+        self.number = number
+
+    def logged(self, round: int, *args: Any) -> None:
+        if round == self.number:
+            raise Stopped
 
 
 def job(out: Path) -> Job:
@@ -58,3 +65,60 @@ def test_other_images_are_noticed(begun: Path, digits: DataSet) -> None:
     other = replace(digits, train=train, fingerprint="0" * 64)
     with pytest.raises(ValueError, match="the data changed since"):
         run(job(begun), data=other)
+
+
+def test_another_public_file_is_noticed(tmp_path: Path, digits: DataSet) -> None:
+    def write(name: str, level: int) -> Path:
+        images = np.full((40, 8, 8), level, dtype=np.uint8)
+        images[:, 0, 0] = range(40)
+        place: Path = tmp_path / name
+        np.savez(place, x_train=images, y_train=np.arange(40) % 2, x_test=images[:4], y_test=np.arange(4) % 2)
+        return place
+
+    place = write("public.npz", 7)
+    task = Experiment(
+        data="digits", limit=200, clients=2, model=small.MODEL, workers=0, public=f"{place}:unlabeled", delta=1e-6
+    )
+    whole = Job(task, find("feddf")(distillation={"epochs": 1}, local={"lr": 0.05, "epochs": 1}), tmp_path / "run")
+    summary = run(whole)
+    assert run(whole) == summary
+    write("public.npz", 8)
+    with pytest.raises(ValueError, match="was begun with public_fingerprint .*: the public data changed since"):
+        run(whole)
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(ValueError, match="the public data changed since"):
+        run(whole)
+    write("public.npz", 7)
+    assert run(whole)["accuracy"] == summary["accuracy"]
+
+
+def test_a_run_with_fewer_replies_than_are_needed_now_is_refused(tmp_path: Path) -> None:
+    """Neither a finished run nor the finished rounds of an interrupted one answer for a stricter --min-clients."""
+
+    def job(least: int, out: str = "run") -> Job:
+        task = Experiment(
+            data="digits", limit=200, clients=5, model=small.MODEL, workers=0, drop=0.4, min_clients=least
+        )
+        return Job(task, find("fedavg")(rounds=3, local={"lr": 0.05, "epochs": 1}), tmp_path / out)
+
+    summary = run(job(1))
+    lost = [sum(refusal["round"] == number for refusal in summary["refused"]) for number in (1, 2, 3)]
+    assert lost[0] > 0, "the seed loses nobody in the first round"
+    assert run(job(5 - max(lost))) == summary
+    with pytest.raises(ValueError, match=rf"of {5 - lost[0]} of 5 clients to a request, but 5 are needed now"):
+        run(job(5))
+    with pytest.raises(Stopped):
+        run(job(1, "begun"), watcher=Stopper(2))
+    with pytest.raises(ValueError, match=rf"of {5 - lost[0]} of 5 clients to a request, but 5 are needed now"):
+        run(job(5, "begun"))
+    assert run(job(1, "begun"))["accuracy"] == summary["accuracy"]
+
+
+def test_a_quiet_run_still_says_that_its_environment_changed(begun: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = begun / "environment.jsonl"
+    line = json.loads(place.read_text().splitlines()[0])
+    place.write_text(json.dumps({**line, "torch": "0.1"}) + "\n")
+    with watch(Console(), "fedavg", quiet=True) as watcher:
+        run(job(begun), watcher=watcher)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and record.getMessage().startswith("resuming in another environment")

@@ -219,6 +219,19 @@ def test_a_failed_point_is_named_and_the_others_count(
     failed, worked = outcome.tries["fedavg"]
     assert failed.score is None and failed.failure == "the weights are not finite" and worked.score is not None
     assert outcome.best("fedavg") is worked
+    notes: list[str] = []
+
+    def impossible(job: Any) -> Any:
+        raise ValueError("there are fewer records than clients")
+
+    monkeypatch.setattr(sweep, "run", impossible)
+    methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [0.1, 0.2, 0.3]}}}
+    watcher = Watcher()
+    monkeypatch.setattr(watcher, "noted", notes.append)
+    with pytest.raises(ValueError, match="no run of the sweep worked"):
+        sweep.run_sweep(task(False, methods=methods), tmp_path / "impossible", watcher=watcher)
+    assert len(notes) == 1  # not one for each try
+    monkeypatch.setattr(sweep, "run", diverging)
     with pytest.raises(ValueError, match="no run of the sweep worked; fedavg: "):
         methods = {"fedavg": {"rounds": 2, "local": {"lr": 1e-4}}}
         sweep.run_sweep(task(False, methods=methods), tmp_path / "bad", watcher=Watcher())

@@ -93,6 +93,7 @@ def test_nobody_is_asked_beyond_the_budget_and_the_run_ends(name: str, digits: D
     if name not in ADAPTIVE:
         assert {len(events) for events in spent_by(fed).values()} == {3}
     assert lines[-1]["epsilon"] <= budget
+    assert fed.done == lines[-1]["round"] < fed.num_rounds  # what a summary says
     assert fed.guarantee().holds
 
 
@@ -150,6 +151,7 @@ def test_the_paper_s_account_ends_a_run_as_printed_and_guarantees_nothing(digits
     assert planned is not None
     assert len(lines) < 6
     assert lines[-1]["claimed"] > planned >= lines[-2]["claimed"]  # one round too late
+    assert fed.done == len(lines)
     assert "epsilon" not in lines[-1]
     guarantee = fed.guarantee()
     assert not guarantee.holds

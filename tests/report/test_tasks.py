@@ -176,6 +176,7 @@ def test_a_sweep_over_alpha_is_a_line_for_each_method_on_a_log_axis(tmp_path: Pa
     assert "<h2>Accuracy by partition</h2>" in text
     assert '<th scope="row">fedavg</th><td style="--share:0">31.00 ± 1.41</td>' in text
     assert '<td style="--share:0.55">81.00 ± 1.41</td></tr>' in text  # the highest
+    assert "Data: digits (partition dirichlet:0.1 or dirichlet:0.5 or dirichlet:5, 2 clients)" in text
 
 
 def test_the_lines_of_a_sweep_differ_in_colour(tmp_path: Path) -> None:

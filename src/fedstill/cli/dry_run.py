@@ -96,7 +96,7 @@ def _show(label: str, each: "Estimate", job: "Job", seeds: int) -> None:
         + ("; rounds ask some of the clients, so that none releases in all of them" if each.at_most else "")
         + ("" if each.within_budget else f"; the budget {'may end' if each.at_most else 'ends'} the releases early"),
         f"time:    about {_clock(each.seconds)} (clients {_clock(each.seconds_clients)}, {each.at_once} at once; "
-        f"server {_clock(each.seconds_server)})",
+        f"server {_clock(each.seconds_server)}; without the start of processes)",
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedstill.data import sources
+from fedstill.data import places, sources
 from fedstill.data.names import KNOWN
 from fedstill.records import Normalisation, Records, in_words, luminance
 from fedstill.seeds import stream
@@ -67,6 +67,23 @@ def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *
         return Records(images, torch.zeros(len(images), dtype=torch.int64), 1, normalisation)
     labels = torch.cat([part.labels for part in parts])
     return Records(images, labels, data.train.num_classes, normalisation)
+
+
+def is_own(spec: str) -> bool:
+    """Whether public records come from a file or folder here."""
+    return held_out_count(spec) is None and places.is_own(spec.removesuffix(_UNLABELED))
+
+
+def fingerprint(spec: str, size: int | None = None) -> str | None:
+    """The digest of the data set of ``spec``; None for noise and for records of the task itself.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    name = spec.removesuffix(_UNLABELED)
+    if held_out_count(spec) is not None or name.split("=")[0] == "noise":
+        return None
+    return sources.fingerprint(name, size=None if name in KNOWN else size)
 
 
 def _vectors(

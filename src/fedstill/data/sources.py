@@ -89,6 +89,11 @@ def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None =
     return data_set(entry, fingerprint, source.name, source.known)
 
 
+def fingerprint(name_or_path: str, *, size: int | None = None) -> str:
+    """The `DataSet.fingerprint` of what `load` would return, also of texts."""
+    return _cached(name_or_path, size, None)[2]
+
+
 def place_of(data: str | Path) -> str:
     """A name or path as `load` takes it; a relative `Path` begins with ``./``, so that it is no known name.
 

@@ -43,7 +43,7 @@ class Losing(Transport):
         if client in self._slow:
             return f"it is slow (--slow {self._slow_share:g})"
         draw = seeds.numpy_stream(self._seed, "client", client, number, "drop").random()
-        return f"its reply is lost (--drop {self._drop:g})" if draw < self._drop else None
+        return f"its reply is lost in every start with this seed (--drop {self._drop:g})" if draw < self._drop else None
 
     @override
     def close(self) -> None:

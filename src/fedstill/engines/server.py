@@ -57,6 +57,7 @@ class ServerFederation(Federation):
 
     Attributes:
         num_rounds: number of rounds in the method's loop; 1 for a method without one.
+        done: number of these in which clients were asked, or the server worked; 1 for a method without a loop.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ServerFederation(Federation):
         self._exchange = 0
         self._sizes: Mapping[int, float] = {}  # of the clients' last replies with weights or other numbers
         self._round: int | None = None
-        self.num_rounds = 1
+        self.num_rounds = self.done = 1
 
     # -------------------------------------------------------------------------------------------------------- requests
 
@@ -119,6 +120,7 @@ class ServerFederation(Federation):
         **arguments: Any,
     ) -> Replies[R]:
         exchange, self._exchange = self._exchange, self._exchange + 1
+        self.done = self._round or self.done  # a loop may end in the middle of a round
         return self._ask(exchange, step, to, arguments, at_most, exactly, at_least)
 
     def _ask(
@@ -211,16 +213,17 @@ class ServerFederation(Federation):
         if number >= EVALUATIONS:  # from there on, requests are evaluations
             raise ValueError(f"rounds is {number}; it must be below {EVALUATIONS:,}")
         self.num_rounds, first = number, self._exchange  # a resumed run reads replies to earlier requests again
-        done = self._restore(carry)
-        self._folder.drop_metrics_after(done)
-        if done:
-            self._watcher.resumed(done, number)
-        for index in range(done + 1, number + 1):
+        self.done = self._restore(carry)
+        self._folder.drop_metrics_after(self.done)
+        if self.done:
+            self._watcher.resumed(self.done, number)
+        for index in range(self.done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
             outliers.check_finite(index, carry, self._sizes)
             last = checkpoint.LastRound(index, self._exchange, sorted(self.asked_steps), self._last_evaluation)
             checkpoint.save_round(self.journal, carry, last, self._folder.metrics)
+            self.done = index
             if not self._keep_replies and index < number:
                 self.journal.forget_replies(first, self._exchange)
         self._round = None
@@ -231,6 +234,7 @@ class ServerFederation(Federation):
         if last is None:
             return 0
         self._exchange = last.exchange
+        self.journal.check_answered(self.min_clients, before=last.exchange)
         self._last_evaluation = last.evaluation or self._last_evaluation
         steps = steps_of(self.spec.method)
         self.asked_steps |= {name: steps[name] for name in last.steps}
@@ -246,7 +250,7 @@ class ServerFederation(Federation):
         """Evaluate the final model, and log its accuracy if the method has logged nothing."""
         result = self.evaluate_model(model)
         if not self._folder.metrics.exists():
-            self._log(self.num_rounds, accuracy=result.accuracy)
+            self._log(self.done, accuracy=result.accuracy)
         return result
 
     def _log(self, index: int, **numbers: float | None) -> None:

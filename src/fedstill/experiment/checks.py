@@ -5,6 +5,7 @@ from functools import cache
 
 from torch import nn
 
+from fedstill.data import sources
 from fedstill.engines.losses import num_slow
 from fedstill.engines.run_spec import RunSpec
 from fedstill.experiment.config import Experiment
@@ -110,10 +111,31 @@ def check_records(job: Job, task: Task) -> None:
         raise ValueError(
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"
         )
+    _warn_of_privacy(job, task)
     if "scale" in task.measured and job.method.claims == "record":
         raise ValueError(
             f"{job.name} protects records, but the columns would be scaled by the mean and the standard deviation of "
             "the private records; give public numbers with --mean and --std, or public records with --public"
+        )
+
+
+def _warn_of_privacy(job: Job, task: Task) -> None:
+    """Say before the run what will leave its guarantee empty: facts of private records, or a large delta."""
+    if not job.method.claims:
+        return
+    facts = [fact for fact in task.measured if job.method.claims == "record" or fact in sources.CLASSES]
+    if facts:
+        _log.warning(
+            "the run will have no privacy guarantee, as the %s of the task came from the records; state them "
+            "(--mean 0.5 --std 0.25, --num-classes or --class-names)",
+            " and the ".join(facts),
+        )
+    most = max((len(own) for own, _ in task.parts), default=0)
+    if most and job.experiment.delta * most >= 1:
+        _log.warning(
+            "delta is %g, and clients have up to %d records: at 1 / records or more, publishing a record chosen at "
+            "random would count as private; lower --delta",
+            *(job.experiment.delta, most),
         )
 
 

@@ -147,7 +147,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# settings without influence on the result, which a resumed run may change
+# settings without influence on what a client or the server computes, which a resumed run may change; a run whose
+# requests had fewer usable replies than --min-clients now asks for is refused (`fedstill.journal`)
 FREE = frozenset(
     {
         "engine",

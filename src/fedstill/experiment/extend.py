@@ -110,7 +110,7 @@ def begin(run: Path, job: Job) -> None:
         )
     if content.run is None:
         raise folder.damaged(folder.config, "it lacks 'run', as in early versions")
-    facts = content.model_dump(include={"version", "fingerprint", "run"})
+    facts = {"version": content.version, **content.origin}
     lay_out(run, job.out, {**described, **facts, "extends": str(run)}, "clients/**/*")
 
 
@@ -147,7 +147,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     if len(there) == 1:
         raise ValueError(f"client {client} is the only one whose reply {folder} has; nothing would be left")
     step = replies[0].parent.name.partition("-")[2]
-    facts = {"version": fedstill.__version__, **content.model_dump(include={"fingerprint", "run"})}
+    facts = {"version": fedstill.__version__, **content.origin}
     more = f"{folder.journal.name}/000000-*/*.refused"
     refusal = Refusal(client, step, None, _WITHDRAWN)
     description = {**job.description(), **facts, "answers": str(run)}
@@ -163,7 +163,8 @@ def is_prepared(run: Path, job: Job) -> bool:
     """
     out = RunFolder(job.out)
     if out.config.exists():
-        if out.read_config().answers != str(run):
+        answers = out.read_config().answers
+        if answers is None or Path(answers).resolve() != run.resolve():
             raise ValueError(f"{job.out} has another run; choose another folder with --out")
         return True
     if job.out.exists() and any(job.out.iterdir()):

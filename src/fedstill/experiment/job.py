@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fedstill import methods
 from fedstill.errors import front_door
 from fedstill.experiment.config import Experiment, describe
-from fedstill.lookup import source_digest, suggestion
+from fedstill.lookup import source_digests, suggestion
 from fedstill.models.build import own_builder
 from fedstill.protocol import Method
 from fedstill.settings import sentence
@@ -96,14 +96,14 @@ class Job:
     def own_code(self) -> dict[str, str]:
         """SHA-256 of the source file of each method and model of the user's own, by its name.
 
-        Files that these import are not part of it.
+        Files of the user's own that these import are there too, by their paths (`fedstill.lookup.source_digests`).
         """
         own: dict[str, Callable[..., Any]] = {self.name: type(self.method)}
         for model in (self.experiment.model, *self.experiment.models):
             with suppress(ValueError):  # a model that is missing is named when it is built
                 if (builder := own_builder(model)) is not None:
                     own[model] = builder
-        return {place: digest for place, code in own.items() if (digest := source_digest(code)) is not None}
+        return {path or place: digest for place, code in own.items() for path, digest in source_digests(code).items()}
 
 
 def _made(method: object) -> Method:

@@ -1,5 +1,6 @@
 """Progress of a run as lines of text, for logs, pipes and Python's `logging`."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from fedstill.engines.transport import Watcher
 from fedstill.journal import Refusal
 from fedstill.runs.pace import seconds_left
 
+_log = logging.getLogger("fedstill")
 EVERY = 30.0
 """Maximum seconds between two lines."""
 
@@ -49,6 +51,14 @@ class _Work:
         if self.warm is None or self.done >= self.total:
             return None
         return seconds_left((self.began, self.first), self.warm, (self.last, self.done), self.total, now - self.last)
+
+
+class Quiet(Watcher):
+    """No progress; what a person must know is a warning of the logger "fedstill"."""
+
+    @override
+    def noted(self, sentence: str) -> None:
+        _log.warning("%s", sentence)
 
 
 class ForReaders(Watcher):

@@ -1,4 +1,4 @@
-"""The clients' records that the public ones of a run have too, which nothing protects."""
+"""The clients' records that the public or the test records of a run have too, which nothing protects."""
 
 import hashlib
 from functools import partial
@@ -17,26 +17,38 @@ _KEY = 256
 """Numbers of a record that are compared first."""
 
 
-def in_public(
-    experiment: Experiment, task: Task, public_records: Records | None, data: sources.DataSet | None = None
+def outside(
+    experiment: Experiment,
+    task: Task,
+    public_records: Records | None,
+    data: sources.DataSet | None = None,
+    *,
+    labels_only: bool = False,
 ) -> tuple[int, int]:
-    """The number of the clients' records that are among the public ones, and the number of all their records.
+    """The number of the clients' records that are among the public or the test ones, and the number of all.
 
-    Public are those of ``--public``, and those from which ``--features patches:public=...`` learns.
+    Public are those of ``--public``, and those from which ``--features patches:public=...`` learns. Test records are at
+    the server, and a report shows some; vectors are not compared with them, as rows of a few values equal each other by
+    chance.
 
     Args:
         experiment: the task's settings.
         task: the task; without clients' records (real sites) both numbers are 0.
         public_records: the records of ``--public``.
         data: the data set if it was given as an object.
+        labels_only: whether records without their labels are public anyway.
     """
     found, owned = torch.zeros(2, len(task.train), dtype=torch.bool)
     for own in (indices for part in task.parts for indices in part):
         owned[torch.from_numpy(own)] = True
+    if labels_only and public_records is not None and public_records.num_classes == 1:
+        public_records = None
     if public_records is not None and not task.held:  # the held records may equal others only by chance
         found |= twins(task.train.images, public_records.images)
+    if not task.train.are_vectors:
+        found |= twins(task.train.images, task.test.images)
     spec = backbones.public_of(experiment.features or "")
-    if spec is not None and not spec.startswith("noise"):
+    if spec is not None and not labels_only and not spec.startswith("noise"):
         images = sources.load_raw(data or experiment.data, size=experiment.size).train[0]
         if isinstance(images, Tensor):
             flat = Normalisation((0.5,) * images.shape[1], (0.25,) * images.shape[1])
@@ -60,9 +72,7 @@ def guarantee_of(
         public_records: the records of ``--public``.
         data: the data set if it was given as an object.
     """
-    counted = partial(in_public, experiment, task, public_records, data)
-    if found.unit == "label" and (public_records is None or public_records.num_classes == 1):
-        return guarantee.beside(found, task.measured, task.held)  # records without their labels are public
+    counted = partial(outside, experiment, task, public_records, data, labels_only=found.unit == "label")
     return guarantee.beside(found, task.measured, task.held, counted)
 
 

@@ -20,19 +20,19 @@ from typing_extensions import override
 
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.cell import Cell
-from fedstill.experiment.lines import ForReaders, Lines, ending, numbers
+from fedstill.experiment.lines import ForReaders, Lines, Quiet, ending, numbers
 from fedstill.journal import Refusal
 
 _DAY = 86_400.0
 
 
 def watch(console: Console, label: str, *, quiet: bool = False) -> AbstractContextManager[Watcher]:
-    """The watcher for the console: `Bars` on a terminal, `Cell` in a notebook, `Lines` in a log, none if ``quiet``.
+    """The watcher for the console: `Bars` on a terminal, `Cell` in a notebook, `Lines` in a log, `Quiet` if asked.
 
     ``label`` names the run, as ``fedgm, seed 0``.
     """
     if quiet:
-        return nullcontext(Watcher())
+        return nullcontext(Quiet())
     if console.is_jupyter:
         return Cell(label)
     if console.is_interactive:

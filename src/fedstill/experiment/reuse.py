@@ -58,7 +58,7 @@ def repeat(run: Path, job: Job) -> Job:
         return job
     if not (having := clients_of(folder, "reply")):
         raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
-    facts = {"version": fedstill.__version__, **content.model_dump(include={"fingerprint", "run"})}
+    facts = {"version": fedstill.__version__, **content.origin}
     more = f"{folder.journal.name}/000000-*/*.refused"
     having |= clients_of(folder, "refused")
     lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, more, having=having)
@@ -87,7 +87,7 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
         if _work(other) != wanted or _other_task(job, other, content) or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:
-            facts = {"version": content.version, "fingerprint": content.fingerprint, "run": secrets.token_hex(16)}
+            facts = {"version": content.version, **content.origin, "run": secrets.token_hex(16)}
             lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having)
             return
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedstill
 from fedstill import locks
-from fedstill.data import places, sources
+from fedstill.data import places, public, sources
 from fedstill.engines import outliers
 from fedstill.engines.client_state import forget_state
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
@@ -26,9 +26,10 @@ from fedstill.experiment import clients, config, overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
-from fedstill.experiment.lines import Lines
+from fedstill.experiment.lines import Lines, Quiet
 from fedstill.experiment.simulation import connect
 from fedstill.experiment.task import Task, client_data, share_out
+from fedstill.journal import Journal
 from fedstill.runs import environment, formats
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
@@ -40,7 +41,7 @@ from fedstill.weights import state
 log = logging.getLogger("fedstill")
 _SHOWN = 10
 """Number of real images of each class in the report."""
-_CHANGING = {"fingerprint": "the data", "version": "fedstill"}
+_CHANGING = {"fingerprint": "the data", "public_fingerprint": "the public data", "version": "fedstill"}
 """What a fact of ``config.json`` describes that may change between two starts."""
 
 
@@ -92,7 +93,7 @@ def run(
 def _watched(watcher: Watcher | None, job: Job) -> Iterator[Watcher]:
     """``watcher`` and, if anybody reads them, lines for `logging`."""
     if not log.isEnabledFor(logging.INFO):
-        yield watcher or Watcher()
+        yield watcher or Quiet()
         return
     with Lines(log.info, job.title) as lines:
         yield Watchers(watcher, lines) if watcher else lines
@@ -111,23 +112,25 @@ def _run(
     begun = _begun(folder, description)
     if begun is not None and folder.summary.exists():
         folder.read_summary()
+        Journal(folder.journal).check_answered(experiment.min_clients or experiment.clients)
         if sites is None and (task is not None or data is not None or places.is_own(experiment.data)):
             now = task or share_out(experiment, data, share=False)
             _check_unchanged(folder, begun, {"fingerprint": now.fingerprint})
+        if experiment.public is not None and public.is_own(experiment.public):
+            _check_unchanged(folder, begun, _fingerprint_of_public(experiment))
         summary = formats.checked(folder.read_json(folder.summary), folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
     check_records(job, task)
-    _check_unchanged(folder, begun, {"fingerprint": task.fingerprint, "version": fedstill.__version__})
+    facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **_fingerprint_of_public(experiment)}
+    _check_unchanged(folder, begun, facts)
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
-    public = data_of_clients.public()
-    facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, "run": spec.run}
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
-    folder.write_config({**description, **facts, **origin})
+    folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
     if is_first and (source := origin.get("answers") or origin.get("extends")):
         watcher.reused(source)
@@ -145,7 +148,7 @@ def _run(
             num_clients=experiment.clients,
             folder=job.out,
             test=task.test,
-            public=public,
+            public=data_of_clients.public(),
             min_clients=experiment.min_clients,
             keep_replies=experiment.keep_replies,
             evaluate_every=experiment.evaluate_every,
@@ -184,6 +187,12 @@ def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
     if name := folder.stranger():
         raise ValueError(f"{folder} has {name} and no run; choose an empty folder with --out")
     return None
+
+
+def _fingerprint_of_public(experiment: Experiment) -> dict[str, str]:
+    """The digest of the public data set, if they are one, as a fact of ``config.json``."""
+    found = None if experiment.public is None else public.fingerprint(experiment.public, experiment.size)
+    return {} if found is None else {"public_fingerprint": found}
 
 
 def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
@@ -259,7 +268,7 @@ def _finish(
         "clients": experiment.clients,
         "model": experiment.model,
         "num_parameters": sum(p.numel() for p in model.parameters()),
-        "rounds": federation.num_rounds,
+        "rounds": federation.done,
         "seed": experiment.seed,
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,

@@ -168,6 +168,7 @@ class _Runs:
         self._watcher, self._command = watcher, command
         self._lock = threading.Lock()
         self._done: dict[str, list[int]] = {}
+        self._noted: set[tuple[str, str]] = set()
 
     def __enter__(self) -> "_Runs":
         return self
@@ -203,7 +204,9 @@ class _Runs:
             tries.append(Try(entry, point, folders, None if failed else accuracies, failure, may_pass))
             if failed:
                 with self._lock:
-                    self._watcher.noted(f"{entry.label} with {words(point)} failed: {failure}")
+                    if (entry.label, failure) not in self._noted:  # a task that is impossible fails with every point
+                        self._noted.add((entry.label, failure))
+                        self._watcher.noted(f"{entry.label} with {words(point)} failed: {failure}")
         return tries
 
     def _result(self, label: str, future: "Future[float | _Failed]") -> "float | _Failed":

@@ -35,6 +35,7 @@ class Guarantee:
         accountant: the method by which the costs of the releases were added up.
         reason: the theorems that the guarantee rests on, or the field or release that breaks it.
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
+        exposed: number of the clients' records that the public or the test records hold too, which nothing protects.
     """
 
     holds: bool
@@ -46,6 +47,7 @@ class Guarantee:
     accountant: str | None
     reason: str
     simulated: bool
+    exposed: int = 0
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
@@ -62,8 +64,8 @@ def beside(
         found: the guarantee by the releases alone.
         measured: facts of the task that came from the records (`fedstill.data.sources.DataSet.measured`).
         held: number of the task's own records that the run took as public (``--public held=N``).
-        in_public: counts the clients' records that are among the public ones too, and all of them; called only if there
-            is a guarantee.
+        in_public: counts the clients' records that are among the public or the test records too, and all of them;
+            called only if there is a guarantee.
     """
     if found.unit == "label":  # records without their labels are public
         measured = [fact for fact in measured if fact not in ("normalisation", "scale")]
@@ -78,15 +80,16 @@ def beside(
     known, of = in_public()
     if known == of > 0:
         return no_guarantee(
-            f"all {of} records of the clients are among the public ones too, from which the server works without "
-            "noise; take other public records",
+            f"all {of} records of the clients are among the public or the test records too, which the server has "
+            "without noise; take other public and test records",
             simulated=found.simulated,
         )
     outside = [f"it is for the clients' records; nothing protects the {held} records that --public held={held} took"]
     outside = outside * bool(held)
     if known:
-        outside.append(f"nothing protects {known} of the clients' {of} records, which are among the public ones too")
-    return replace(found, reason="; ".join([found.reason, *outside]))
+        those = "which are among the public or the test records too"
+        outside.append(f"nothing protects {known} of the clients' {of} records, {those}")
+    return replace(found, reason="; ".join([found.reason, *outside]), exposed=known)
 
 
 def derive(

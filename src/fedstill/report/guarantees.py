@@ -11,7 +11,7 @@ from fedstill.privacy.guarantee import Guarantee
 
 def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
     """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
-    return max(of_runs, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
+    return max(of_runs, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0, g.exposed))
 
 
 def is_finite(guarantee: Guarantee) -> bool:
@@ -20,13 +20,17 @@ def is_finite(guarantee: Guarantee) -> bool:
 
 
 def words(guarantee: Guarantee) -> str:
-    """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down."""
+    """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down.
+
+    Records that nothing protects are named after it: ``", 3 exposed"``.
+    """
     if not is_finite(guarantee):
         return "none"
     assert guarantee.epsilon is not None
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
-    return text + (f" per {guarantee.unit}" if guarantee.unit else "")
+    text += f" per {guarantee.unit}" if guarantee.unit else ""
+    return text + (f", {guarantee.exposed} exposed" if guarantee.exposed else "")
 
 
 def as_json(guarantee: Guarantee | None) -> dict[str, Any] | None:

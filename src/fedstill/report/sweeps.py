@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedstill.report import settings
 from fedstill.report.record import RunRecord
-from fedstill.report.tasks import Row, Task
+from fedstill.report.tasks import Row, Task, words_of
 
 _JUDGES = ("validation", "local_test")
 """Settings of a task that decide on which records its models are evaluated."""
@@ -103,7 +103,7 @@ def _sweep(keys: tuple[str, ...], lines: dict[str, list[Row]], tasks: Sequence[T
     }
     inside = [task for task in tasks if any(row in task.rows for row in rows)]
     others = [row for row in inside[0].ranked if row not in rows] if len(inside) == 1 else []
-    words = " and ".join(task.words for task in inside)
+    words = inside[0].words if len(inside) == 1 else words_of(run for task in inside for run in task.runs)
     return Sweep(keys, values, series, {row.name: row for row in others}, words)
 
 

@@ -165,6 +165,14 @@ def _short(key: str, value: object) -> str:
 
 def setting_words(record: RunRecord, more: Sequence[str] = ()) -> str:
     """The task of a run in words: data, partition and clients, and ``more``."""
-    data, partition, clients = (record.summary[key] for key in ("data", "partition", "clients"))
-    parts = [f"partition {partition}", f"{clients} client{'s' if clients != 1 else ''}", *more]
-    return f"{data} ({', '.join(parts)})"
+    return words_of([record], more)
+
+
+def words_of(records: Iterable[RunRecord], more: Sequence[str] = ()) -> str:
+    """As `setting_words`, for runs on several tasks."""
+    summaries = [record.summary for record in records]
+    data, partitions, clients = (
+        list(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("data", "partition", "clients")
+    )
+    parts = [f"partition {' or '.join(partitions)}", f"{' or '.join(clients)} client{'s' * (clients != ['1'])}", *more]
+    return f"{' and '.join(data)} ({', '.join(parts)})"

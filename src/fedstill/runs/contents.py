@@ -28,9 +28,11 @@ class Config(Part):
         method: the method's settings, with its ``name``.
         label: the run's name in tables.
         command: the command line that repeats the run.
-        code: SHA-256 of the source file of each method and model of the user's own, by its name.
+        code: SHA-256 of the source file of each method and model of the user's own, by its name, and of files beside it
+            that it imports, by path.
         version: the version of fedstill.
         fingerprint: the digest of the data set.
+        public_fingerprint: the digest of the data set of the public records; absent for noise and for held records.
         run: the run's random number; absent in early versions.
         extends: the finished run that this run extends.
         answers: the finished run whose replies this run uses.
@@ -43,9 +45,15 @@ class Config(Part):
     code: dict[str, str] | None = None
     version: str | None = None
     fingerprint: str | None = None
+    public_fingerprint: str | None = None
     run: str | None = None
     extends: str | None = None
     answers: str | None = None
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """The digests of the records and the run's number, which a run on this run's replies takes over."""
+        return self.model_dump(include={"fingerprint", "public_fingerprint", "run"}, exclude_none=True)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -68,6 +76,7 @@ def _of_any_version(guarantee: object) -> object:
         return guarantee
     missing: dict[str, Any] = {f.name: None for f in fields(Guarantee)} | {
         "reason": "",
+        "exposed": 0,
         "simulated": "noise came from the run's seed" in str(guarantee.get("reason")),
     }
     return missing | guarantee
