@@ -38,7 +38,8 @@ from fedstill import Experiment, Job, files, wire
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.experiment import extend
+from fedstill.experiment.finished import read_job
+from fedstill.experiment.layout import Nobody, lay_out
 from fedstill.experiment.run import run
 from fedstill.journal import Journal
 from fedstill.methods import find
@@ -262,9 +263,9 @@ def weights_of(out: Path) -> str:
 
 def again(out: Path, copy: Path) -> str:
     """Digest of the weights that the server computes from the replies of the run ``out`` in a new folder."""
-    job = extend.read_job(out, copy, "")
-    extend.lay_out(out, copy, json.loads((out / "config.json").read_text()))
-    run(job, sites=lambda spec: extend.Nobody())
+    job = read_job(out, copy, "")
+    lay_out(out, copy, json.loads((out / "config.json").read_text()))
+    run(job, sites=lambda spec: Nobody())
     return weights_of(copy)
 
 

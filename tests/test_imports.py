@@ -36,7 +36,7 @@ LAYERS = [
     {"data", "models"},
     {"train"},
     {"distill"},
-    {"steps", "federation", "protocol", "journal"},
+    {"steps", "federation", "protocol", "journal", "journal_files"},
     {"runs"},
     {"methods"},
     {"engines"},

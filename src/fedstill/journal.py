@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from fedstill import files
+from fedstill.journal_files import JournalFiles, exchange_of
 from fedstill.privacy.ledger import Entry
 
 if TYPE_CHECKING:  # reading the folder of a run does not need torch, which takes a second
@@ -66,10 +67,10 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.files = JournalFiles(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._meter = folder / "meter.jsonl"
-        self._spent = folder / "spent.jsonl"
-        self._lines, self._spending = (files.JsonLines(place, chain=True) for place in (self._meter, self._spent))
+        places = (self.files.meter, self.files.spent)
+        self._lines, self._spending = (files.JsonLines(place, chain=True) for place in places)
         self._releases: dict[tuple[int, int], list[Entry]] | None = None  # by client and request, once read
         self.bytes_down = 0
         self.bytes_up = 0
@@ -77,13 +78,13 @@ class Journal:
         self._crossed = {"down": set[tuple[int, int]](), "up": set[tuple[int, int]]()}
         self._times: dict[tuple[int, int], float] = {}
         seconds = 0.0
-        for line in files.read_json_lines(self._meter, f"delete {folder.parent} and run again"):
+        for line in self.files.messages(f"delete {folder.parent} and run again"):
             try:
                 seconds = float(line.pop("seconds"))
                 self._count(**line)
                 self._times[line["exchange"], line["client"]] = seconds
             except (KeyError, TypeError, ValueError) as error:
-                raise self._damaged(self._meter) from error
+                raise self._damaged(self.files.meter) from error
         self._began = time.perf_counter() - seconds
         self._writers = ThreadPoolExecutor(_WRITERS, "journal")
         self._writing: deque[Future[None]] = deque()
@@ -149,20 +150,17 @@ class Journal:
 
     def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
         releases: dict[tuple[int, int], list[Entry]] = {}
-        for line in files.read_json_lines(self._spent, f"delete {self.folder.parent} and run again"):
+        for line in files.read_json_lines(self.files.spent, f"delete {self.folder.parent} and run again"):
             try:
                 releases[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
             except (KeyError, TypeError, ValueError, ValidationError) as error:
-                raise self._damaged(self._spent) from error
+                raise self._damaged(self.files.spent) from error
         return releases
-
-    def _place(self, exchange: int, step: str) -> Path:
-        return self.folder / f"{exchange:06d}-{step}"
 
     def store_reply(self, exchange: int, step: str, client: int, reply: bytes) -> None:
         """Store a reply that passed its checks. Small replies are written in the background until `flush`."""
         self._count_received(exchange, client, len(reply))
-        place = self._place(exchange, step) / f"{client:05d}.reply"
+        place = self.files.reply(exchange, step, client)
         label = _label(exchange, step, client)
         if len(reply) > _SMALL:
             files.write_checked(place, reply, label)
@@ -183,13 +181,13 @@ class Journal:
         self._write_refusal(exchange, refusal, size)
 
     def _write_refusal(self, exchange: int, refusal: Refusal, size: int) -> None:
-        place = self._place(exchange, refusal.step) / f"{refusal.client:05d}.refused"
+        place = self.files.refusal(exchange, refusal.step, refusal.client)
         files.write_json(place, {**vars(refusal), "bytes": size})
 
     def refuse_reply(self, exchange: int, refusal: Refusal) -> None:
         """Replace a stored reply by the reason why it is not used after all."""
         self.flush()
-        place = self._place(exchange, refusal.step) / f"{refusal.client:05d}.reply"
+        place = self.files.reply(exchange, refusal.step, refusal.client)
         size = files.checked_size(place)
         place.unlink()  # first: after a crash in between, the client is asked again
         self._write_refusal(exchange, refusal, size)
@@ -197,7 +195,7 @@ class Journal:
     def read_reply(self, exchange: int, step: str, client: int) -> bytearray:
         """A stored reply; raises `Damaged` if its checksum differs, as that of another client's or request's reply."""
         self.flush()
-        place = self._place(exchange, step) / f"{client:05d}.reply"
+        place = self.files.reply(exchange, step, client)
         remedy = f"delete it and run again to ask client {client} anew"
         return files.read_checked(place, remedy, _label(exchange, step, client))
 
@@ -209,7 +207,7 @@ class Journal:
         """
         if exchange:
             return
-        place = self._place(exchange, step) / "request"
+        place = self.files.digest(exchange, step)
         digest = hashlib.sha256(request).hexdigest()
         if not place.exists():
             files.write_bytes(place, digest.encode())
@@ -228,15 +226,14 @@ class Journal:
             ValueError: the journal has replies to another step under that number, so it belongs to another run.
         """
         self.flush()
-        others = [f.name for f in self.folder.glob(f"{exchange:06d}-*") if f.name != f"{exchange:06d}-{step}"]
+        others = [place.name for place in self.files.requests(exchange) if place != self.files.request(exchange, step)]
         if others:
             raise ValueError(f"{self.folder} holds {others[0]} where this run asks '{step}'; choose another --out")
-        place = self._place(exchange, step)
-        stored = {int(f.stem) for f in place.glob("*.reply") if f.stem.isdecimal() and f.is_file()}
-        clients = sorted(client for client in stored if asked is None or client in asked)
+        stored = self.files.replies(exchange)
+        clients = [client for client in stored if asked is None or client in asked]
         refusals = []
-        for f in sorted(place.glob("*.refused")):
-            refusal, refused = self._read_refusal(f)
+        for file in self.files.refused(exchange).values():
+            refusal, refused = self._read_refusal(file)
             if asked is not None and refusal.client not in asked:
                 continue
             refusals.append(refusal)
@@ -246,7 +243,7 @@ class Journal:
             if size and (exchange, client) not in self._crossed["down"]:
                 self.count_sent(exchange, client, size)
             if (exchange, client) not in self._crossed["up"]:
-                self._count_received(exchange, client, files.checked_size(place / f"{client:05d}.reply"))
+                self._count_received(exchange, client, files.checked_size(stored[client]))
         return clients, refusals
 
     def _read_refusal(self, place: Path) -> tuple[Refusal, int]:
@@ -262,12 +259,12 @@ class Journal:
 
     def forget_refusals(self, exchange: int, step: str) -> None:
         """Delete the refusals of a request that failed, so that the next start asks these clients again."""
-        for place in self._place(exchange, step).glob("*.refused"):
+        for place in self.files.request(exchange, step).glob("*.refused"):
             place.unlink()
 
     def refusals(self) -> list[Refusal]:
         """All refusals so far, in order."""
-        return [self._read_refusal(place)[0] for place in sorted(self.folder.glob("*/*.refused"))]
+        return [self._read_refusal(place)[0] for place in self.files.refusals()]
 
     def check_answered(self, required: int, before: int | None = None) -> None:
         """Refuse the journal if fewer than ``required`` of the clients asked gave a usable reply to a request.
@@ -280,8 +277,8 @@ class Journal:
             ValueError: there is such a request.
         """
         refused: dict[int, set[int]] = {}
-        for place in self.folder.glob("*/*.refused"):
-            refused.setdefault(int(place.parent.name.split("-")[0]), set()).add(int(place.stem))
+        for place in self.files.refusals():
+            refused.setdefault(exchange_of(place.parent), set()).add(int(place.stem))
         for exchange, refusing in sorted(refused.items()):
             asked = refusing | {client for number, client in self._crossed["down"] if number == exchange}
             needed, usable = min(required, len(asked)), len(asked - refusing)
@@ -295,8 +292,8 @@ class Journal:
     def forget_replies(self, first: int, before: int) -> None:
         """Delete replies to requests ``first`` to ``before - 1``, which a checkpoint has replaced; refusals stay."""
         self.flush()
-        for place in self.folder.glob("[0-9]*-*"):
-            if first <= int(place.name.split("-")[0]) % EVALUATIONS < before:
+        for place in self.files.requests():
+            if first <= exchange_of(place) % EVALUATIONS < before:
                 if any(place.glob("*.refused")):
                     for f in place.glob("*.reply"):
                         f.unlink()
@@ -305,11 +302,11 @@ class Journal:
 
     def seals(self, *others: Path) -> dict[str, Any]:
         """Seals of the byte counts, the releases and ``others``, for a checkpoint (`fedstill.files.seal`)."""
-        return {place.name: files.seal(place) for place in (self._meter, self._spent, *others)}
+        return {place.name: files.seal(place) for place in (self.files.meter, self.files.spent, *others)}
 
     def check_seals(self, seals: Mapping[str, Any], *others: Path) -> None:
         """Raise `Damaged` if the byte counts, the releases or ``others`` lost or changed lines since `seals`."""
-        for place in (self._meter, self._spent, *others):
+        for place in (self.files.meter, self.files.spent, *others):
             if place.name in seals:  # checkpoints of earlier versions have none
                 files.check_seal(place, seals[place.name], f"delete {self.folder.parent} and run again")
 

@@ -15,10 +15,12 @@ from fedstill import methods
 from fedstill.data.sources import DataSet, place_of
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.errors import front_door
-from fedstill.experiment import extend, reuse
+from fedstill.experiment import reuse
 from fedstill.experiment import run as engine
 from fedstill.experiment.config import Experiment
+from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
+from fedstill.experiment.layout import Nobody
 from fedstill.experiment.progress import watch
 from fedstill.lookup import suggestion
 from fedstill.protocol import Method
@@ -137,14 +139,14 @@ def _finished(
     with watch(console, job.title, quiet=not shown) as bars:
         both = bars if watcher is None else Watchers(bars, watcher)
         with followed(track, job.out, both) as followers:
-            sites = (lambda _: extend.Nobody()) if nobody else None
+            sites = (lambda _: Nobody()) if nobody else None
             engine.run(job, data=data, watcher=followers, sites=sites)
     return read_run(job.out)
 
 
 def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
     """The job of a method with ``settings`` of the server on the replies of a finished run."""
-    before = extend.read_job(run, out, "")
+    before = read_job(run, out, "")
     if unknown := [key for key in settings if key in Experiment.model_fields]:
         raise ValueError(f"the task is that of {run}, as its replies are; leave {', '.join(unknown)} out")
     if not isinstance(method, Method):

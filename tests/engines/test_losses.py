@@ -14,6 +14,7 @@ from fedstill.cli import main
 from fedstill.engines.losses import Losing
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import extend
+from fedstill.experiment.finished import read_job
 from fedstill.experiment.run import run as run_job
 from fedstill.journal import EVALUATIONS
 
@@ -94,7 +95,7 @@ def test_slow_clients_of_a_finished_run_are_asked_once_more(tmp_path: Path) -> N
     whole = run_job(job(tmp_path / "whole"))
     without = run_job(job(tmp_path / "run", slow=0.4))
     assert len(without["refused"]) == 2
-    later = extend.read_job(tmp_path / "run", tmp_path / "later", "")
+    later = read_job(tmp_path / "run", tmp_path / "later", "")
     extend.begin(tmp_path / "run", later)
     summary = run_job(later)
     assert summary["refused"] == [] and summary["accuracy"] == whole["accuracy"]

@@ -10,8 +10,10 @@ import fedstill
 from fedstill.cli import main
 from fedstill.experiment import extend, reuse
 from fedstill.experiment.config import Experiment
+from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
+from fedstill.experiment.withdraw import leave_out
 from fedstill.methods import find
 from fedstill.train.sgd import SGD
 from fedstill.wire import unpack
@@ -38,7 +40,7 @@ def job(out: Path, name: str = "late:LateModels", **changes: Any) -> Job:
 
 
 def extended(finished: Path, out: Path) -> dict[str, Any]:
-    again = extend.read_job(finished, out, "")
+    again = read_job(finished, out, "")
     extend.begin(finished, again)
     return run(again)
 
@@ -69,7 +71,7 @@ def test_a_late_client_s_reply_makes_the_model_of_a_run_that_missed_nobody(
     meter = [json.loads(line) for line in (tmp_path / "out" / "journal" / "meter.jsonl").read_text().splitlines()]
     assert sorted(line["client"] for line in meter if "down" in line) == [0, 1, 2, 2, 3]
     assert summary["bytes_down"] * 4 == whole["bytes_down"] * 5
-    assert run(extend.read_job(tmp_path / "run", tmp_path / "out", "")) == summary
+    assert run(read_job(tmp_path / "run", tmp_path / "out", "")) == summary
 
 
 def test_what_a_client_released_before_it_failed_still_counts(away: Path, tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_an_extension_that_died_goes_on(away: Path, tmp_path: Path, monkeypatch:
 def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     def refusal(finished: Path, **changes: Any) -> str:
         with pytest.raises(ValueError, match=r"\S") as caught:
-            again = extend.read_job(finished, tmp_path / "out", "")
+            again = read_job(finished, tmp_path / "out", "")
             extend.begin(finished, again.replace(experiment=again.experiment.model_copy(update=changes)))
         return str(caught.value)
 
@@ -129,7 +131,7 @@ def test_real_sites_are_asked_by_flower(away: Path, tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit):
         main(["run", "--extend", str(finished)])
     assert f'\'extend="{finished}" out="{finished}-extended"\'' in capsys.readouterr().err
-    again = extend.read_job(finished, tmp_path / "out", "")
+    again = read_job(finished, tmp_path / "out", "")
     more = again.replace(experiment=again.experiment.model_copy(update={"clients": 6}))
     extend.begin(finished, more)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["experiment"]["clients"] == 6
@@ -202,9 +204,9 @@ def test_the_command_says_what_it_did(away: Path, tmp_path: Path, capsys: pytest
 
 
 def left_out(finished: Path, client: int, out: Path, **changes: Any) -> dict[str, Any]:
-    again = extend.read_job(finished, out, "")
+    again = read_job(finished, out, "")
     again = again.replace(experiment=again.experiment.model_copy(update=changes))
-    return run(extend.leave_out(finished, client, again))
+    return run(leave_out(finished, client, again))
 
 
 @pytest.mark.parametrize("name", ["late:LateModels", "late:LateHeads"])
@@ -229,7 +231,7 @@ def test_a_client_that_is_left_out_leaves_the_model_that_the_others_would_have_m
         lines = place.read_text().splitlines() if place.exists() else []
         assert all(json.loads(line)["client"] != 2 for line in lines)
     left_out(tmp_path / "out", 0, tmp_path / "again")  # and another one, whose missing client stays missing
-    assert {r["client"] for r in run(extend.read_job(tmp_path / "out", tmp_path / "again", ""))["refused"]} == {0, 2}
+    assert {r["client"] for r in run(read_job(tmp_path / "out", tmp_path / "again", ""))["refused"]} == {0, 2}
 
 
 @pytest.mark.parametrize("kept", [0, 1])

@@ -46,8 +46,10 @@ from fedstill.data import sources
 from fedstill.engines.client_state import last_state
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
-from fedstill.experiment import extend, progress
+from fedstill.experiment import progress
+from fedstill.experiment.finished import read_simulated
 from fedstill.experiment.job import Job
+from fedstill.experiment.layout import lay_out
 from fedstill.experiment.run import run
 from fedstill.experiment.task import Task, share_out
 from fedstill.protocol import Method, load_own
@@ -122,7 +124,7 @@ def membership(
     Raises:
         ValueError: there is no finished run, or it cannot be repeated; one sentence.
     """
-    job, attacked = extend.read_simulated(folder, command), RunFolder(folder)
+    job, attacked = read_simulated(folder, command), RunFolder(folder)
     task = share_out(job.experiment, data)
     if task.fingerprint != attacked.read_config().fingerprint:
         raise ValueError(f"{job.experiment.data} has changed since {folder} ran; repeat the run in another folder")
@@ -218,7 +220,7 @@ def _world(
     again = job.replace(experiment=job.experiment.model_copy(update=changes), out=out, label=label)
     if once and not again.out.exists():  # as a run interrupted when only the victim's reply was missing
         described = again.description()
-        extend.lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client)
+        lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client)
     indices = victim.indices[victim.member[number]].numpy()
     parts = [(indices, test) if c == victim.client else (own, test) for c, (own, test) in enumerate(task.parts)]
     on_model = partial(_store_outputs, out, job.method, victim)

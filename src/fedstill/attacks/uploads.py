@@ -26,7 +26,7 @@ from fedstill.attacks.attack import Attack
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
-from fedstill.experiment import extend
+from fedstill.experiment.finished import read_simulated
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
@@ -102,7 +102,7 @@ def uploads(
     Raises:
         ValueError: there is no finished run with stored replies; one sentence.
     """
-    job = extend.read_simulated(folder, "")
+    job = read_simulated(folder, "")
     task = share_out(job.experiment, data)
     spec = spec_of(job, task)
     replies = list(_replies(folder, spec))
@@ -141,13 +141,12 @@ def uploads(
 
 def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
     journal, steps = Journal(RunFolder(folder).journal), client_steps(type(spec.method))
-    folders = [place for place in journal.folder.glob("000000-*") if any(place.glob("*.reply"))]
-    if not folders:
+    name = journal.files.step(0)
+    if name is None or not journal.files.replies(0):
         raise ValueError(
             f"{folder} has no replies to its first request, as only those of the last round are kept; repeat its "
             "command with --keep-replies and another --out, then attack that run"
         )
-    name = folders[0].name.partition("-")[2]
     schema = steps[name].reply.schema
     for client in journal.replies_to(0, name)[0]:
         values, _ = wire.decode(journal.read_reply(0, name, client), schema, spec.facts)

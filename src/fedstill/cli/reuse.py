@@ -23,6 +23,7 @@ def _extended(words: list[str]) -> None:
     """``fedstill run --extend``."""
     from fedstill.cli import flags
     from fedstill.experiment import extend
+    from fedstill.experiment.finished import read_job
     from fedstill.lookup import add_working_folder
     from fedstill.runs.folder import RunFolder
 
@@ -39,7 +40,7 @@ def _extended(words: list[str]) -> None:
     add_working_folder()
     run = Path(words[0])
     out = run.with_name(f"{run.name}-extended")
-    job = extend.read_job(run, out, line_of(["run", "--extend", *words]))
+    job = read_job(run, out, line_of(["run", "--extend", *words]))
     if RunFolder(run).asked_sites:
         raise Bad(
             f"{run} asked real sites; extend it with flwr run APP CONNECTION --run-config "
@@ -55,7 +56,9 @@ def _extended(words: list[str]) -> None:
 def _without_client(words: list[str]) -> None:
     """``fedstill run --without``."""
     from fedstill.cli import flags
-    from fedstill.experiment import config, extend
+    from fedstill.experiment import config
+    from fedstill.experiment.finished import read_job
+    from fedstill.experiment.withdraw import leave_out
     from fedstill.lookup import add_working_folder
     from fedstill.runs.folder import RunFolder
 
@@ -72,20 +75,21 @@ def _without_client(words: list[str]) -> None:
         raise Bad("--without needs a client's number and a finished run: fedstill run --without 3 RUN [--out FOLDER]")
     add_working_folder()
     client, run = int(words[0]), Path(words[1])
-    job = extend.read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
+    job = read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
     parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
     _refuse_dry_run(parsed.output)
     changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
     if other := config.difference(job.description(), changed.description()):
         raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
-    job = extend.leave_out(run, client, changed)
+    job = leave_out(run, client, changed)
     make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
 
 
 def _on_replies(words: list[str]) -> None:
     """``fedstill run --replies``."""
     from fedstill.cli import flags
-    from fedstill.experiment import extend, reuse
+    from fedstill.experiment import reuse
+    from fedstill.experiment.finished import read_job
     from fedstill.lookup import add_working_folder
     from fedstill.runs.folder import RunFolder
 
@@ -104,7 +108,7 @@ def _on_replies(words: list[str]) -> None:
         raise Bad("--replies needs a finished run and a method: fedstill run --replies RUN METHOD [--out FOLDER]")
     add_working_folder()
     run, name = Path(words[0]), words[1]
-    before = extend.read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), line_of(["run", "--replies", *words]))
+    before = read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), line_of(["run", "--replies", *words]))
     method = before.method if name == before.name else flags.method_of(name, words[2:])
     method = reuse.with_client_settings(method, before.method)
     parsed = flags.parse_run(f"fedstill run --replies {run} {name}", words[2:], before.experiment, method)

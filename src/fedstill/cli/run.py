@@ -98,7 +98,7 @@ def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
 
 def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
-    from fedstill.experiment.extend import Nobody
+    from fedstill.experiment.layout import Nobody
     from fedstill.experiment.progress import watch
     from fedstill.experiment.run import run
     from fedstill.tracking.follow import followed

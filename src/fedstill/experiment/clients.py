@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstill import files
 from fedstill.experiment.task import Task
 from fedstill.journal import EVALUATIONS, Refusal
+from fedstill.journal_files import JournalFiles
 from fedstill.runs.folder import RunFolder
 
 
@@ -33,7 +33,7 @@ def results(
         }
         for client in range(clients)
     ]
-    for message in files.read_json_lines(folder.journal / "meter.jsonl"):
+    for message in JournalFiles(folder.journal).messages():
         if message["exchange"] < EVALUATIONS:
             row = rows[message["client"]]
             row["bytes_up"] += message.get("up", 0)

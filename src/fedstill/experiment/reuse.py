@@ -11,8 +11,10 @@ from pydantic.fields import FieldInfo
 import fedstill
 from fedstill import lookup, methods
 from fedstill.experiment import config
-from fedstill.experiment.extend import clients_of, is_prepared, lay_out, read_job
+from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
+from fedstill.experiment.layout import is_prepared, lay_out
+from fedstill.journal_files import JournalFiles
 from fedstill.protocol import Method
 from fedstill.runs.contents import Config
 from fedstill.runs.folder import RunFolder
@@ -56,12 +58,12 @@ def repeat(run: Path, job: Job) -> Job:
             raise ValueError(f"{job.name} asks in {rounds} rounds, and no site of {run} is asked here; take --rounds 1")
     if is_prepared(run, job):
         return job
-    if not (having := clients_of(folder, "reply")):
+    journal = JournalFiles(folder.journal)
+    if not (having := {*journal.replies(0)}):
         raise ValueError(f"{folder} has no reply to its first request any more; each round replaces those before it")
     facts = {"version": fedstill.__version__, **content.origin}
-    more = f"{folder.journal.name}/000000-*/*.refused"
-    having |= clients_of(folder, "refused")
-    lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, more, having=having)
+    having |= {*journal.refused(0)}
+    lay_out(run, job.out, {**job.description(), **facts, "answers": str(run)}, having=having, refusals=True)
     return job
 
 
@@ -83,7 +85,7 @@ def prepare(job: Job, earlier: Iterable[Path]) -> None:
             other, content = read_job(run, job.out, job.command), RunFolder(run).read_config()
         except ValueError:  # damaged, or not finished
             continue
-        having = clients_of(RunFolder(run), "reply")
+        having = JournalFiles(RunFolder(run).journal).replies(0)
         if _work(other) != wanted or _other_task(job, other, content) or not having:
             continue
         if content.version == fedstill.__version__ and not RunFolder(run).asked_sites:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedstill import models, seeds
 from fedstill.data import backbones, features
 from fedstill.errors import front_door
-from fedstill.experiment.extend import read_job
+from fedstill.experiment.finished import read_job
 from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
 from fedstill.records import Normalisation

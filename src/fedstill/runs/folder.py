@@ -35,6 +35,7 @@ from pydantic import ValidationError
 
 from fedstill import files
 from fedstill.journal import EVALUATIONS, Journal
+from fedstill.journal_files import JournalFiles
 from fedstill.runs import formats, lock, pictures
 from fedstill.runs.contents import ClientResults, Config, Environment, Evaluation, Metric, Part, Partition, Summary
 from fedstill.runs.pictures import Images as Images
@@ -72,7 +73,7 @@ def is_run(path: Path, *, certainly: bool = False) -> bool:
     A file that is no JSON may be a damaged run's, but not ``certainly``.
     """
     folder = RunFolder(path)
-    if (folder.journal / "meter.jsonl").is_file() or folder.environment.is_file():
+    if JournalFiles(folder.journal).meter.is_file() or folder.environment.is_file():
         return True  # whatever became of its configuration
     try:
         content = json.loads(folder.config.read_bytes())

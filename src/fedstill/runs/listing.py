@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fedstill import files
+from fedstill.journal_files import JournalFiles
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.runs.folder import RunFolder, is_run, runs_below
 from fedstill.runs.lock import empty, is_locked
@@ -69,7 +70,7 @@ def entry(path: Path) -> Entry:
 
 
 def _last_change(folder: RunFolder) -> datetime:
-    places = (folder.config, folder.metrics, folder.journal / "meter.jsonl", folder.summary)
+    places = (folder.config, folder.metrics, JournalFiles(folder.journal).meter, folder.summary)
     return datetime.fromtimestamp(max(p.stat().st_mtime for p in places if p.exists())).astimezone()
 
 

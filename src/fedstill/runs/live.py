@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedstill import files
 from fedstill.journal import EVALUATIONS
+from fedstill.journal_files import JournalFiles
 from fedstill.privacy import guarantee
 from fedstill.privacy.events import UNITS, Unit
 from fedstill.privacy.ledger import UNCOUNTABLE, Entry
@@ -112,7 +113,8 @@ def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
         raise ValueError(f"{path} has no run; give the folder of a run or of a comparison (fedstill runs)")
     config, found = folder.read_config(), entry(path)
     metrics = folder.read_metrics()
-    messages = [m for m in files.read_json_lines(folder.journal / "meter.jsonl") if m["exchange"] < EVALUATIONS]
+    journal = JournalFiles(folder.journal)
+    messages = [m for m in journal.messages() if m["exchange"] < EVALUATIONS]
     last = max((m["exchange"] for m in messages), default=None)
     down, up = ({m["client"] for m in messages if m["exchange"] == last and m.get(way)} for way in ("down", "up"))
     clients, rounds = int(config.experiment["clients"]), config.method.get("rounds")
@@ -124,7 +126,7 @@ def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
     if found.state == "running" and total is not None and total > 1:
         left = time_left([0.0, *seconds], total, _idle(folder.metrics)) if seconds else None
     elif found.state == "running" and ups and len(up) < clients:
-        left = time_left([0.0, *ups], clients, _idle(folder.journal / "meter.jsonl"))
+        left = time_left([0.0, *ups], clients, _idle(journal.meter))
     return Live(
         label=config.label,
         method=found.method,
@@ -132,11 +134,11 @@ def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
         state=found.state,
         round=metrics[-1]["round"] if metrics else 0,
         rounds=total,
-        step="" if last is None else _step(folder.journal, last),
+        step="" if last is None else journal.step(last) or "",
         asked=len(down),
         answered=len(up),
         clients=clients,
-        refused=sum(1 for _ in folder.journal.glob("*/*.refused")),
+        refused=len(journal.refusals()),
         bytes_up=sum(m.get("up", 0) for m in messages),
         bytes_down=sum(m.get("down", 0) for m in messages),
         accuracy=found.accuracy,
@@ -166,13 +168,8 @@ def _idle(file: Path) -> float:
     return max(time.time() - file.stat().st_mtime, 0.0) if file.exists() else 0.0
 
 
-def _step(journal: Path, exchange: int) -> str:
-    place = next(iter(journal.glob(f"{exchange:06d}-*")), None)
-    return "" if place is None else place.name.partition("-")[2]
-
-
 def _spent(folder: RunFolder, config: Config, known: dict[Path, Known]) -> Sequence[Spent]:
-    place = folder.journal / "spent.jsonl"
+    place = JournalFiles(folder.journal).spent
     size, began, before = place.stat().st_size if place.exists() else 0, time.monotonic(), known.get(place)
     if before is None or (before.size != size and began >= before.again):
         spent = _computed(folder, place, config.experiment)

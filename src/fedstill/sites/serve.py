@@ -14,6 +14,7 @@ from fedstill.engines.server import TooFewReplies
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport
 from fedstill.experiment import config, extend
+from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
 from fedstill.experiment.lines import Lines
 from fedstill.experiment.run import run
@@ -118,7 +119,7 @@ def _job(settings: Config) -> Job:
         experiment, method_name, method = config.read_yaml(Path(str(settings["file"])))
         return Job(experiment, method, out, name=method_name, command=f"flwr run, {settings['file']}")
     finished = Path(str(settings["extend"]))
-    job = extend.read_job(finished, out, f"flwr run, extending {finished}")
+    job = read_job(finished, out, f"flwr run, extending {finished}")
     if clients := int(settings.get("clients") or 0):
         job = job.replace(experiment=job.experiment.model_copy(update={"clients": clients}))
     extend.begin(finished, job)
