@@ -1,5 +1,6 @@
-"""Scripts of reproduce/ that prepare data."""
+"""Scripts of reproduce/ that prepare data and collect results."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-STL10 = Path(__file__).parents[1] / "reproduce/fedauxfdp/stl10.py"
+REPRODUCE = Path(__file__).parents[1] / "reproduce"
+STL10 = REPRODUCE / "fedauxfdp/stl10.py"
 
 
 def converted(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
@@ -36,3 +38,43 @@ def test_the_images_of_stl10s_file_stand_upright_in_colour(tmp_path: Path) -> No
     done = converted(tmp_path / "cut.bin", tmp_path / "cut.npz")
     assert done.returncode == 1 and "no file of images of 3 x 96 x 96 bytes" in done.stderr
     assert not (tmp_path / "cut.npz").exists()
+
+
+def test_results_are_those_of_the_finished_runs(tmp_path: Path) -> None:
+    for seed, accuracy in ((0, 0.5), (1, None)):
+        run = tmp_path / "runs" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        config = {
+            "label": "fedavg",
+            "experiment": {"seed": seed},
+            "method": {"name": "fedavg"},
+            "command": "fedstill x",
+        }
+        (run / "config.json").write_text(json.dumps(config))
+        (run / "environment.jsonl").write_text(json.dumps({"commit": f"c{seed}"}) + "\n")
+        (run / "metrics.jsonl").write_text(json.dumps({"round": 1, "accuracy": 0.4}) + '\n{"round": 2, "acc')  # killed
+        if accuracy is not None:
+            done = {"accuracy": accuracy, "seconds": 3.4, "finished": "2026-03-01T10:30:00+01:00"}
+            (run / "summary.json").write_text(json.dumps(done))
+
+    def collected(*more: str) -> dict[str, object]:
+        words = [
+            sys.executable,
+            REPRODUCE / "collect.py",
+            "some",
+            tmp_path / "runs",
+            *more,
+            "--to",
+            tmp_path / "to.json",
+        ]
+        subprocess.run(words, check=True, capture_output=True)
+        found: dict[str, object] = json.loads((tmp_path / "to.json").read_text())
+        return found
+
+    found = collected()
+    assert [found[key] for key in ("finished", "commit", "date", "seconds")] == [False, "c0", "2026-03-01", 3]
+    assert found["commands"] == ["fedstill x"] and "status" not in found
+    (run,) = found["runs"]  # type: ignore[misc]
+    assert (run["seed"], run["accuracy"], run["accuracies"]) == (0, 0.5, [0.4])  # type: ignore[has-type]
+    piece = collected("--status", "124", "--seconds", "5")
+    assert piece["status"] == 124 and piece["seconds"] == 8 and len(piece["runs"]) == 2  # type: ignore[arg-type]

@@ -102,14 +102,14 @@ case ${1:-} in
         mkdir -p "$RUNS/$2" "$RESULTS"
         start=$(date +%s) status=0
         timeout -k 10 "$LIMIT" sh "$0" inside "$2" >>"$RUNS/$2/log" 2>&1 || status=$?
-        python3 reproduce/gpu/collect.py "$2" "$RUNS/$2" --status "$status" --seconds "$(($(date +%s) - start))" --to "$RESULTS/$2.json"
+        python3 reproduce/collect.py "$2" "$RUNS/$2" --status "$status" --seconds "$(($(date +%s) - start))" --to "$RESULTS/$2.json"
         ;;
     inside) one "$2" ;;
     collect)
         for folder in "$RUNS"/*/; do
             piece=$(basename "$folder")
             grep -qs '^ "finished": true' "$RESULTS/$piece.json" ||
-                python3 reproduce/gpu/collect.py "$piece" "$folder" --status 99 --seconds 0 --to "$RESULTS/$piece.json"
+                python3 reproduce/collect.py "$piece" "$folder" --status 99 --seconds 0 --to "$RESULTS/$piece.json"
         done
         ;;
     *)

@@ -1,6 +1,7 @@
-"""Put what a piece of the queue left into one JSON file: commands, device, date, commit, and each run's last values.
+"""Put the runs below a folder into one JSON file: commands, device, date, commit, and each run's last values.
 
-python reproduce/gpu/collect.py PIECE FOLDER --status 0 --seconds 12 --to OUT.json
+python reproduce/collect.py NAME FOLDER --to OUT.json                                # finished runs alone
+python reproduce/collect.py PIECE FOLDER --status 0 --seconds 12 --to OUT.json       # a piece of the queue, as it is
 """
 
 import argparse
@@ -12,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parents[2]
+HERE = Path(__file__).parents[1]
 
 
-def commit() -> str:
+def commit_here() -> str:
     """Of a checkout, or of what ``pack.sh`` packed."""
     packed = HERE / "COMMIT"
     if packed.exists():
@@ -43,12 +44,20 @@ def torch_version() -> str:
         return "unknown"
 
 
+def lines_of(place: Path) -> list[dict[str, Any]]:
+    """The JSON objects in a file; a line that is not written to its end is left out."""
+    found = []
+    for line in place.read_text().splitlines() if place.exists() else []:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
 def run_of(folder: Path) -> dict[str, Any]:
     """One run, finished or not."""
     config = json.loads((folder / "config.json").read_text())
     summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
-    metrics = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    lines, starts = lines_of(folder / "metrics.jsonl"), lines_of(folder / "environment.jsonl")
     return {
         "label": config["label"],
         "seed": config["experiment"]["seed"],
@@ -59,36 +68,46 @@ def run_of(folder: Path) -> dict[str, Any]:
         "accuracies": [line.get("accuracy") for line in lines],
         "method": config["method"],
         "command": config["command"],
+        "date": (summary.get("finished") or "")[:10],
+        "commits": [start["commit"] for start in starts if start.get("commit")],
     }
 
 
 def main() -> None:
-    """Write the file; a run that was under way is in it, marked as not finished."""
+    """Write the file; of a piece, a run that was under way is in it, marked as not finished."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("piece")
+    parser.add_argument("name")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--status", type=int, required=True)
-    parser.add_argument("--seconds", type=int, required=True)
+    parser.add_argument("--status", type=int, help="the exit status of a piece; without it, of finished runs alone")
+    parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
     log = args.folder / "log"
     runs = [run_of(place.parent) for place in sorted(args.folder.rglob("config.json"))]
-    earlier = json.loads(args.to.read_text())["seconds"] if args.to.exists() else 0
+    if args.status is None:
+        is_finished = all(run["finished"] for run in runs)
+        runs = [run for run in runs if run["finished"]]
+        seconds = round(sum(run["seconds"] for run in runs))
+    else:
+        is_finished = args.status == 0
+        seconds = args.seconds + (json.loads(args.to.read_text())["seconds"] if args.to.exists() else 0)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     found = {
-        "piece": args.piece,
-        "finished": args.status == 0,
-        "status": args.status,
+        "piece": args.name,
+        "finished": is_finished,
+        **({} if args.status is None else {"status": args.status}),
         "device": device(),
         "torch": torch_version(),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "seconds": earlier + args.seconds,
+        "commit": ", ".join(dict.fromkeys(commit for run in runs for commit in run["commits"])) or commit_here(),
+        "date": max([run["date"] for run in runs], default="")
+        or datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "seconds": seconds,
         "commands": sorted({run["command"] for run in runs}),
-        "runs": [{key: value for key, value in run.items() if key != "command"} for run in runs],
-        "end of log": log.read_text(errors="replace").splitlines()[-4:] if log.exists() else [],
+        "runs": [{key: run[key] for key in run if key not in ("command", "date", "commits")} for run in runs],
+        **({"end of log": log.read_text(errors="replace").splitlines()[-4:]} if log.exists() else {}),
     }
     args.to.write_text(json.dumps(found, indent=1) + "\n")
-    print(args.piece, "finished" if found["finished"] else f"status {args.status}", f"{found['seconds']} s", flush=True)
+    print(args.name, "finished" if is_finished else "unfinished", f"{len(runs)} runs, {seconds} s", flush=True)
 
 
 if __name__ == "__main__":
