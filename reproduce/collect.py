@@ -99,8 +99,7 @@ def main() -> None:
         "device": device(),
         "torch": torch_version(),
         "commit": ", ".join(dict.fromkeys(commit for run in runs for commit in run["commits"])) or commit_here(),
-        "date": max([run["date"] for run in runs], default="")
-        or datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": max([run["date"] for run in runs], default="") or today,
         "seconds": seconds,
         "commands": sorted({run["command"] for run in runs}),
         "runs": [{key: run[key] for key in run if key not in ("command", "date", "commits")} for run in runs],
