@@ -14,7 +14,8 @@ from fedstill import seeds
 from fedstill.data import features, partition, public, shards, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.experiment.config import Experiment
-from fedstill.records import Normalisation, Records, check
+from fedstill.experiment.stated import check_given, with_stated
+from fedstill.records import Records
 
 _log = logging.getLogger(__name__)
 
@@ -66,45 +67,15 @@ def share_out(
     Raises:
         ValueError: the data set cannot be read or partitioned in this way; one sentence.
     """
-    if data is not None and experiment.size is not None:
-        raise ValueError(f"size is {experiment.size}, but the records were given as they are; load them with this size")
-    if data is not None:
-        _check_given(data)
-    backbone = None
-    if experiment.features is not None:
-        data, found = features.load(
-            data or experiment.data,
-            experiment.features,
-            size=experiment.size,
-            device=experiment.device,
-            progress=progress,
-        )
-        backbone = found.digest
-    loaded = _with_given(experiment, data or sources.load(experiment.data, size=experiment.size))
-    stated = experiment.mean or experiment.std or experiment.num_classes or experiment.class_names
-    given = data is not None or stated
-    source = loaded.train if given else experiment.data
+    loaded, source, backbone = _loaded(experiment, data, progress)
     if not share:
         _check_scale(loaded)
         parts: list[tuple[shards.Indices, shards.Indices]] = []
         return Task(loaded.train, loaded.test, parts, loaded.class_names, loaded.fingerprint, source, backbone=backbone)
     labels, test = loaded.train.labels.numpy(), loaded.test
-    rows = np.arange(len(labels))
-    if experiment.limit is not None and experiment.limit < len(rows):
-        order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
-        rows = np.sort(order[: experiment.limit])
-    if experiment.validation and not experiment.local_test:
-        rng = seeds.numpy_stream(experiment.seed, "validation")
-        training, validation = partition.local_test_split(
-            np.arange(len(rows)), fraction=experiment.validation, rng=rng, labels=labels[rows]
-        )
-        rows, test = rows[training], loaded.train[torch.from_numpy(rows[validation])]
-    public_records = None
-    if (number := public.held_out_count(experiment.public)) is not None:
-        if number >= len(rows):
-            raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
-        order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
-        public_records, rows = np.sort(rows[order[:number]]), np.sort(rows[order[number:]])
+    rows, validation, public_records = _set_aside(experiment, labels)
+    if validation is not None:
+        test = loaded.train[torch.from_numpy(validation)]
     unscaled = "scale" in loaded.measured or (backbone is not None and not experiment.mean)
     if unscaled and experiment.public is not None:
         loaded = _scaled_by_public(experiment, loaded, public_records, backbone)
@@ -126,6 +97,57 @@ def share_out(
     return Task(loaded.train, test, parts, *facts)
 
 
+def _loaded(
+    experiment: Experiment, data: sources.DataSet | None, progress: features.Progress | None
+) -> tuple[sources.DataSet, str | Records, str | None]:
+    """The data set as the experiment states it, from where another process loads it, and its backbone's digest."""
+    if data is not None:
+        if experiment.size is not None:
+            size = f"size is {experiment.size}, but the records were given as they are"
+            raise ValueError(f"{size}; load them with this size")
+        check_given(data)
+    backbone = None
+    if experiment.features is not None:
+        data, found = features.load(
+            data or experiment.data,
+            experiment.features,
+            size=experiment.size,
+            device=experiment.device,
+            progress=progress,
+        )
+        backbone = found.digest
+    loaded = with_stated(experiment, data or sources.load(experiment.data, size=experiment.size))
+    stated = experiment.mean or experiment.std or experiment.num_classes or experiment.class_names
+    return loaded, loaded.train if data is not None or stated else experiment.data, backbone
+
+
+def _set_aside(
+    experiment: Experiment, labels: NDArray[np.int64]
+) -> tuple[shards.Indices, shards.Indices | None, shards.Indices | None]:
+    """Places of the training records that clients may have, of those to validate on, and of public ones.
+
+    Validation records of the clients' own (``--local-test``) are not set aside here.
+    """
+    rows = np.arange(len(labels))
+    if experiment.limit is not None and experiment.limit < len(rows):
+        order = seeds.numpy_stream(experiment.seed, "limit").permutation(len(labels))
+        rows = np.sort(order[: experiment.limit])
+    judged = None
+    if experiment.validation and not experiment.local_test:
+        rng = seeds.numpy_stream(experiment.seed, "validation")
+        training, validation = partition.local_test_split(
+            np.arange(len(rows)), fraction=experiment.validation, rng=rng, labels=labels[rows]
+        )
+        rows, judged = rows[training], rows[validation]
+    number = public.held_out_count(experiment.public)
+    if number is None:
+        return rows, judged, None
+    if number >= len(rows):
+        raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
+    order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
+    return np.sort(rows[order[number:]]), judged, np.sort(rows[order[:number]])
+
+
 def _own_split(
     experiment: Experiment, client: int, own: shards.Indices, labels: NDArray[np.int64]
 ) -> tuple[shards.Indices, shards.Indices]:
@@ -138,83 +160,6 @@ def _own_split(
         return training, test
     rng = seeds.numpy_stream(experiment.seed, "local validation", client)
     return partition.local_test_split(training, fraction=experiment.validation, rng=rng, labels=labels)
-
-
-def _check_given(data: sources.DataSet) -> None:
-    """Refuse a data set of a caller whose records do not fit together."""
-    check(data.train, "training")
-    check(data.test, "test")
-    if data.train.shape != data.test.shape:
-        raise ValueError(
-            f"training images have shape {data.train.shape}, test images {data.test.shape}; give one shape"
-        )
-    if data.train.num_classes != data.test.num_classes:
-        raise ValueError(
-            f"training records have {data.train.num_classes} classes, test records {data.test.num_classes}; give one "
-            "number"
-        )
-
-
-def _with_given(experiment: Experiment, data: sources.DataSet) -> sources.DataSet:
-    """``data`` with the normalisation and the classes that the experiment states.
-
-    Raises:
-        ValueError: they don't fit the records; one sentence.
-    """
-    columns, measured = data.train.shape[0], set(data.measured)
-    mean, std = experiment.mean, experiment.std
-    if mean or std:
-        if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
-            raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
-        what = "vectors have {} columns" if data.train.are_vectors else "images have {} channels"
-        if not all(len(values) in (1, columns) for values in (mean, std)):
-            raise ValueError(
-                f"--mean has {len(mean)} numbers and --std {len(std)}, but {what.format(columns)}; give both, "
-                f"one number or {columns} each"
-            )
-        normalisation = Normalisation(*(values * (columns // len(values)) for values in (mean, std)))
-        measured -= {"normalisation", "scale"}
-    else:
-        normalisation = data.train.normalisation
-    names, count, places = data.class_names, experiment.num_classes, None
-    if experiment.class_names:
-        names, places = _classes_of(experiment, data)
-        measured -= {*sources.CLASSES}
-    elif count is not None and sources.CLASSES[0] in measured:
-        raise ValueError(f"--num-classes is {count}, but the classes are names; give all with --class-names")
-    elif count is not None:
-        if count < len(names):
-            raise ValueError(f"--num-classes is {count}, but the labels go up to {len(names) - 1}; take {len(names)}")
-        names = (*names, *map(str, range(len(names), count)))
-        measured -= {"number of classes"}
-    train, test = (
-        Records(r.images, r.labels if places is None else places[r.labels], len(names), normalisation)
-        for r in (data.train, data.test)
-    )
-    left = tuple(name for name in data.measured if name in measured)
-    constant = "" if mean or std else data.constant
-    return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
-
-
-def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[str, ...], torch.Tensor | None]:
-    """All classes that the experiment names, and the place of each of the data's among them; None if they are numbers.
-
-    Raises:
-        ValueError: the names don't fit the data's; one sentence.
-    """
-    names = experiment.class_names
-    if experiment.num_classes not in (None, len(names)):
-        raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"--class-names has {twice!r} twice; name each class once")
-    if sources.CLASSES[1] in data.measured:  # labels are numbers
-        if len(names) < len(data.class_names):
-            most = len(data.class_names)
-            raise ValueError(f"--class-names has {len(names)} names, but the labels go up to {most - 1}; give {most}")
-        return names, None
-    if missing := next((name for name in data.class_names if name not in names), None):
-        raise ValueError(f"--class-names lacks the class {missing!r}, which has records; name all that may occur")
-    return names, torch.tensor([names.index(name) for name in data.class_names])
 
 
 def _scaled_by_public(
