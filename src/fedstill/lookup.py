@@ -60,32 +60,39 @@ def source_digests(code: Callable[..., Any]) -> dict[str, str]:
     """
     try:
         file = inspect.getsourcefile(code) if is_own(code) else None
-        if file is None:
-            return {}
-        first = Path(file).resolve()
-        depth = 0 if code.__module__ == "__main__" else code.__module__.count(".") + (first.name == "__init__.py")
-        root = first.parents[min(depth, len(first.parents) - 1)]
-        alone = "" if not {"site-packages", "dist-packages"} & {*root.parts} else code.__module__.partition(".")[0]
-        found, left = dict[Path, str](), [first]
-        while left:
-            if (place := left.pop()) not in found:
-                content = place.read_bytes()
-                found[place] = hashlib.sha256(content).hexdigest()
-                left += [other for other in _imported(content, place, root) if alone in ("", _top(other, root))]
     except (OSError, TypeError):
         return {}
-    own = found.pop(first)
-    return {"": own, **{place.relative_to(root).as_posix(): found[place] for place in sorted(found)}}
+    if file is None or (content := _read(first := Path(file).resolve())) is None:
+        return {}
+    depth = 0 if code.__module__ == "__main__" else code.__module__.count(".") + (first.name == "__init__.py")
+    root = first.parents[min(depth, len(first.parents) - 1)]
+    alone = "" if not {"site-packages", "dist-packages"} & {*root.parts} else code.__module__.partition(".")[0]
+    found, left = {first: content}, [first]
+    while left:
+        for place in _imported(found[this := left.pop()], this, root):
+            if alone in ("", _top(place, root)) and place not in found and (content := _read(place)) is not None:
+                found[place] = content
+                left.append(place)
+    digests = {place: hashlib.sha256(content).hexdigest() for place, content in sorted(found.items())}
+    return {"": digests.pop(first), **{place.relative_to(root).as_posix(): digest for place, digest in digests.items()}}
+
+
+def _read(file: Path) -> bytes | None:
+    """The content of a file; None if there is none, or it cannot be read."""
+    try:
+        return file.read_bytes() if file.is_file() else None
+    except OSError:  # a name that is too long, say
+        return None
 
 
 def _imported(content: bytes, place: Path, root: Path) -> list[Path]:
-    """The files below ``root`` that the code of a file may import."""
-    names: list[tuple[str, ...]] = []
+    """The files below ``root`` that the code of a file may import, and those of the packages that it is in."""
+    names: list[tuple[str, ...]] = [place.relative_to(root).parts[:-1]]
     try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # not what Python has imported
-        return []
-    for node in ast.walk(tree):
+        nodes = list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # not what Python has imported
+        nodes = []
+    for node in nodes:
         if isinstance(node, ast.Import):
             names += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -94,8 +101,7 @@ def _imported(content: bytes, place: Path, root: Path) -> list[Path]:
             names += [base, *((*base, alias.name) for alias in node.names)]
     parts = {name[:length] for name in names for length in range(1, len(name) + 1)}
     places = [root.joinpath(*part) for part in sorted(parts) if part]
-    files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
-    return [file for file in files if file.is_file()]
+    return [file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
 
 
 def _top(place: Path, root: Path) -> str:

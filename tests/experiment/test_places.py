@@ -282,6 +282,25 @@ def test_code_of_an_installed_package_counts_with_its_own_package_alone(
     assert [*found] == ["", "mine_inside/__init__.py", "mine_inside/part.py"]
 
 
+@pytest.mark.parametrize(
+    ("imports", "helper"),
+    [
+        ("import helper_odd", b"x = " + b"-" * 9000 + b"1"),  # too deep for a parser
+        ("import helper_odd", b"# coding: nonsense"),
+        ("import helper_odd", b"x = '\xff\0"),
+        (f"import helper_odd, {'x' * 300}", b"import helper_odd, net_odd"),
+    ],
+)
+def test_odd_code_that_ones_own_imports_does_no_harm(
+    imports: str, helper: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "helper_odd.py").write_bytes(helper)
+    _fresh(f"if False:\n    {imports}\n\ndef tiny(): ...\n", tmp_path / "net_odd.py")
+    found = lookup.source_digests(lookup.import_own(f"{tmp_path / 'net_odd.py'}:tiny"))
+    assert [*found] == ["", "helper_odd.py"]
+
+
 @pytest.mark.parametrize("name", ["{}", "~/mine.npz", "mine.npz"])
 def test_changed_data_of_ones_own_are_not_answered_with_the_old_result(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
