@@ -148,6 +148,8 @@ def take(place: Path) -> int:
     import work
 
     found = [(job, work.row_of(job, place)) for job in plan.jobs() if job.kind != "attack" and work.is_done(job, place)]
+    for _, row in found:  # rows of before 2026-11-24 name the folder that they were in
+        row |= {name: row[name].replace(f"{place}/", f"{plan.FOLDER}/") for name in row if name.endswith("command")}
     write(TRIES, [row for job, row in found if job.kind == "try"])
     for data in plan.DATA:
         write(f"{data}.jsonl", [row for job, row in found if job.kind == "run" and row["data"] == data])
