@@ -7,7 +7,8 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -58,23 +59,42 @@ def source_digests(code: Callable[..., Any]) -> dict[str, str]:
     These are the modules and packages beside it, by their paths, also those that they import in turn; of an installed
     package, those of the same package. Empty for fedstill's own code and for code without a file.
     """
-    try:
-        file = inspect.getsourcefile(code) if is_own(code) else None
-    except (OSError, TypeError):
-        return {}
-    if file is None or (content := _read(first := Path(file).resolve())) is None:
+    while isinstance(code, partial):
+        code = code.func
+    first = _file_of(code) if is_own(code) else None
+    if first is None or (content := _read(first)) is None:
         return {}
     depth = 0 if code.__module__ == "__main__" else code.__module__.count(".") + (first.name == "__init__.py")
     root = first.parents[min(depth, len(first.parents) - 1)]
     alone = "" if not {"site-packages", "dist-packages"} & {*root.parts} else code.__module__.partition(".")[0]
-    found, left = {first: content}, [first]
+    found, left, seen = {first: content}, [first], {first.resolve()}
     while left:
         for place in _imported(found[this := left.pop()], this, root):
-            if alone in ("", _top(place, root)) and place not in found and (content := _read(place)) is not None:
+            if alone not in ("", _top(place, root)) or not _is_from(root, _top(place, root)):
+                continue
+            if (content := _read(place)) is not None and (real := place.resolve()) not in seen:  # links may be circular
+                seen.add(real)
                 found[place] = content
                 left.append(place)
     digests = {place: hashlib.sha256(content).hexdigest() for place, content in sorted(found.items())}
     return {"": digests.pop(first), **{place.relative_to(root).as_posix(): digest for place, digest in digests.items()}}
+
+
+def _file_of(code: Callable[..., Any]) -> Path | None:
+    """The source file of the module that a class or function says it is in; None without one."""
+    file = getattr(sys.modules.get(code.__module__), "__file__", None)
+    with suppress(OSError, TypeError):
+        file = file or inspect.getsourcefile(code)
+    return Path(file).absolute() if file else None
+
+
+def _is_from(root: Path, name: str) -> bool:
+    """Whether Python's module of this name, if it has imported one, is below ``root``."""
+    if name not in sys.modules:
+        return True
+    module = sys.modules[name]
+    places = [file] if (file := getattr(module, "__file__", None)) else list(getattr(module, "__path__", ()))
+    return any(Path(place).absolute().is_relative_to(root) for place in places)
 
 
 def _read(file: Path) -> bytes | None:

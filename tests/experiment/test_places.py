@@ -1,5 +1,6 @@
 """Where runs go without --out, and what a start that did not run leaves behind."""
 
+import functools
 import hashlib
 import importlib
 import json
@@ -299,6 +300,31 @@ def test_odd_code_that_ones_own_imports_does_no_harm(
     _fresh(f"if False:\n    {imports}\n\ndef tiny(): ...\n", tmp_path / "net_odd.py")
     found = lookup.source_digests(lookup.import_own(f"{tmp_path / 'net_odd.py'}:tiny"))
     assert [*found] == ["", "helper_odd.py"]
+
+
+@pytest.mark.timeout(20)
+def test_links_and_names_of_installed_packages_beside_ones_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Circular links end, and a file that Python imports from elsewhere is no code of one's own."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "looped").mkdir()
+    (tmp_path / "looped" / "__init__.py").write_text("def tiny(): from . import la, lb\n")
+    for name in ("la", "lb"):
+        (tmp_path / "looped" / name).symlink_to(".")
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "wrapper_of_mine.py").write_text(
+        "import functools\n\ndef wrap(f):\n    @functools.wraps(f)\n    def g(): ...\n    return g\n"
+    )
+    (tmp_path / "wrapped_of_mine.py").write_text(
+        "import torch\nfrom wrapper_of_mine import wrap\n\n@wrap\ndef tiny(): ...\n"
+    )
+    assert [*lookup.source_digests(importlib.import_module("looped").tiny)] == [""]
+    wrapped = importlib.import_module("wrapped_of_mine").tiny
+    for code in (wrapped, functools.partial(wrapped)):
+        found = lookup.source_digests(code)
+        assert [*found] == ["", "wrapper_of_mine.py"]
+        assert found[""] == hashlib.sha256((tmp_path / "wrapped_of_mine.py").read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["{}", "~/mine.npz", "mine.npz"])
