@@ -282,7 +282,9 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
     other = finished(tmp_path / "other")
     kept = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**kept, "fingerprint": "of something else"}))
-    assert "digits has changed since" in refusal(other)
+    assert "the data changed since" in refusal(other)
+    (other / "config.json").write_text(json.dumps({**kept, "code": {"fedavg": "of something else"}}))
+    assert membership(other, Membership(shadows=4, client=1))["records"] == 60  # its code is fedstill's own
 
 
 @pytest.mark.slow

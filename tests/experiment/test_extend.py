@@ -263,6 +263,36 @@ def test_only_a_reply_that_is_there_can_be_left_out(away: Path, tmp_path: Path) 
         left_out(tmp_path / "twice", 0, tmp_path / "x")
 
 
+def test_a_folder_without_one_client_is_not_taken_for_one_without_another(away: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    run(job(whole, min_clients=None))
+    left_out(whole, 3, tmp_path / "out")
+    for _ in range(2):  # a withdrawal that is done is done
+        assert [r["client"] for r in left_out(whole, 3, tmp_path / "out")["refused"]] == [3]
+    with pytest.raises(ValueError, match="out has another run; choose another folder with --out"):
+        left_out(whole, 2, tmp_path / "out")
+    (away / "2").touch()
+    slow = tmp_path / "slow"
+    run(job(slow))
+    left_out(slow, 0, tmp_path / "fewer")
+    with pytest.raises(ValueError, match="fewer has another run"):  # of the same replies
+        extend.begin(slow, read_job(slow, tmp_path / "fewer", ""))
+
+
+def test_an_extension_may_need_the_slow_clients(tmp_path: Path) -> None:
+    task = Experiment(
+        data="digits", limit=80, clients=4, model="linear", workers=0, slow=0.5, min_clients=2, public="noise=9"
+    )
+    begun = Job(task, find("fedavg")(rounds=1), tmp_path / "run")
+    assert len(run(begun)["refused"]) == 2
+    again = read_job(tmp_path / "run", tmp_path / "out", "")
+    every = again.replace(experiment=again.experiment.model_copy(update={"min_clients": 4}))
+    with pytest.raises(ValueError, match="leaves 2 of 4 clients, but --min-clients is 4"):
+        run(every)
+    extend.begin(tmp_path / "run", every)
+    assert run(every)["refused"] == []
+
+
 def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(job(tmp_path / "run"))
     for spelling in (tmp_path / "run", away / ".." / "run"):  # the second time it is finished
@@ -274,6 +304,7 @@ def test_the_command_leaves_a_client_out(away: Path, tmp_path: Path, capsys: pyt
         (["--without", "x", str(tmp_path / "run")], "--without needs a client's number"),
         (["--without", "1", str(tmp_path / "run"), "--seed", "5"], "with its own settings, but seed = 0, not 5"),
         (["--without", "8", str(tmp_path / "run")], "has no reply of client 8"),
+        (["--without", "1", str(tmp_path / "run"), "--min-clients", "2"], "leave --min-clients out"),
         (["--without", "1", str(tmp_path / "run"), "--out", str(tmp_path / "run")], "has another run"),
         (["--extend", str(tmp_path / "run-without-1")], "the reply of client 1 was withdrawn"),
     ):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedstill import DataSet, Experiment, Job, from_torch, methods, run
 from fedstill.data import sources
+from fedstill.experiment import checks
 from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
@@ -191,6 +192,28 @@ def test_what_will_leave_no_guarantee_is_said_before_the_run(tmp_path: Path, cap
     caplog.clear()
     assert not result(place, tmp_path / "3", mean=(0.5,), std=(0.25,))["guarantee"]["holds"]
     assert "no privacy guarantee, as the number of classes of the task came from the records" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "delta", "said"),
+    [
+        ("fedgm-labels", {"num_classes": 4}, 0.5, []),  # randomised response has no delta, and images are public
+        ("fedgm-labels", {}, 0.5, ["no privacy guarantee, as the number of classes of", "state it (--num-classes or"]),
+        ("ldp-fedavg", {"mean": (0.5,), "std": (0.25,), "num_classes": 4}, 0.1, []),
+        ("ldp-fedavg", {"mean": (0.5,), "std": (0.25,), "num_classes": 4}, 0.5, ["and there are 2 clients: at 1 / c"]),
+        ("ldp-fedavg", {"num_classes": 4}, 1e-5, ["as the normalisation of", "state it (--mean 0.5 --std 0.25)"]),
+        ("fedavg-p", {}, 1e-5, ["state them (--mean 0.5 --std 0.25, --num-classes or --class-names)"]),
+    ],
+)
+def test_the_warning_is_of_the_unit_that_the_method_protects(
+    name: str, facts: dict[str, Any], delta: float, said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Experiment(
+        data=str(write(tmp_path / "data.npz")), clients=2, workers=0, public="noise=9", delta=delta, **facts
+    )
+    checks.check_records(Job(task, name, tmp_path / "run"), share_out(task, None))
+    assert bool(caplog.messages) is bool(said)
+    assert all(words in caplog.text for words in said)
 
 
 def test_twins_are_equal_in_every_number() -> None:

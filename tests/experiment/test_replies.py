@@ -15,6 +15,7 @@ from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
+from fedstill.experiment.withdraw import leave_out
 from fedstill.runs.folder import RunFolder
 
 TASK = {"data": "digits", "clients": 2, "limit": 80, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -360,3 +361,21 @@ def test_settings_that_are_valid_together_only_are_taken_together() -> None:
     sums = methods.find("gh-ofl")(classifier="qda", epsilon=2.0, space={"dims": 9})
     pft = reuse.with_client_settings(methods.find("fedpft")(), sums)
     assert (pft.first_reply == sums.first_reply) == (pft.epsilon == 2.0)
+
+
+def test_a_folder_without_a_client_has_other_replies(tmp_path: Path) -> None:
+    base, fewer, again = (tmp_path / name for name in ("base", "fewer", "again"))
+    run(job("real", base))
+    run(leave_out(base, 1, job("real", fewer)))
+    with pytest.raises(ValueError, match="fewer has another run; choose another folder with --out"):
+        reuse.repeat(base, job("real", fewer))
+    run(reuse.repeat(base, job("real", again)))
+    with pytest.raises(ValueError, match="again has another run"):
+        leave_out(base, 1, job("real", again))
+    few = reuse.repeat(fewer, job("real", tmp_path / "other").replace(experiment=few_needed(fewer)))
+    assert [refusal["client"] for refusal in run(few)["refused"]] == [1]
+    assert [refusal["client"] for refusal in run(reuse.repeat(fewer, few))["refused"]] == [1]  # finished before
+
+
+def few_needed(run: Path) -> Experiment:
+    return Experiment(**{**RunFolder(run).read_config().experiment, "min_clients": 1})

@@ -122,3 +122,15 @@ def test_a_quiet_run_still_says_that_its_environment_changed(begun: Path, caplog
         run(job(begun), watcher=watcher)
     (record,) = caplog.records
     assert record.levelname == "WARNING" and record.getMessage().startswith("resuming in another environment")
+
+
+def test_fields_that_nothing_protects_are_named_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
+    def judged(out: Path) -> Job:
+        task = Experiment(data="digits", clients=2, model=small.MODEL, workers=0, local_test=0.2)
+        return Job(task, find("fedavg")(rounds=2, local={"lr": 0.05, "epochs": 1}), out)
+
+    whole = run(judged(tmp_path / "whole"))
+    assert "of step 'update' and field 'confusion' of step 'judge'" in whole["guarantee"]["reason"]
+    with pytest.raises(Stopped):
+        run(judged(tmp_path / "run"), watcher=Stopper(2))
+    assert run(judged(tmp_path / "run"))["guarantee"] == whole["guarantee"]

@@ -12,7 +12,7 @@ import pytest
 from report_pages import PRIVATE, page, write_run
 
 from fedstill.cli import main
-from fedstill.report import pareto, scatter
+from fedstill.report import export, pareto, scatter
 from fedstill.report.page import write_page
 from fedstill.report.record import RunRecord, read_run
 
@@ -80,6 +80,19 @@ def test_a_picture_has_one_point_for_each_row_whatever_the_model(tmp_path: Path)
     assert lines["noisy"]["epsilon"] == 1.0
     assert lines["sums"]["epsilon"] is None
     assert lines["images"]["front"] == ["bytes"]
+
+
+def test_records_that_nothing_protects_are_beside_every_epsilon(tmp_path: Path) -> None:
+    for label, guarantee in (("some", {**PRIVATE, "exposed": 8}), ("no", {**PRIVATE, "exposed": 0})):
+        write_run(tmp_path / label, label=label, guarantee=guarantee)
+    write_run(tmp_path / "none", label="none")
+    records = [read_run(tmp_path / label) for label in ("some", "no", "none")]
+    (picture,) = pareto.pictures(records)
+    exposed = {"some": 8, "no": 0, "none": None}
+    assert {line["label"]: line["exposed"] for line in pareto.lines([picture])} == exposed
+    assert {line["label"]: line["exposed"] for line in export.runs(records)} == exposed
+    epsilons = {cells[0]: cells[3] for cells in pareto.cells(picture)}
+    assert epsilons == {"some": "1.0, 8 exposed", "no": "1.0", "none": "none"}
 
 
 def test_a_guarantee_for_labels_is_none_for_records(tmp_path: Path) -> None:

@@ -122,6 +122,23 @@ def test_a_guarantee_of_an_early_version_is_read(reason: str, simulated: bool, f
     assert guarantees.is_simulated(read) is simulated
 
 
+@pytest.mark.parametrize(
+    ("reason", "exposed"),
+    [
+        ("a theorem", None),
+        ("a theorem; nothing protects the 5 records that --public held=5 took", None),
+        ("a theorem; nothing protects 10 of the clients' 400 records, which are among the public records too", 10),
+    ],
+)
+def test_exposed_records_of_an_early_version_are_those_that_it_counted(
+    reason: str, exposed: int | None, folder: RunFolder
+) -> None:
+    folder.path.mkdir()
+    guarantee = {**SUMMARY["guarantee"], "reason": reason}  # type: ignore[dict-item]
+    folder.summary.write_text(json.dumps({**SUMMARY, "guarantee": guarantee}))
+    assert folder.read_summary().guarantee.exposed == exposed
+
+
 @pytest.mark.slow
 def test_pictures_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
     place = tmp_path / "images" / "real.npz"

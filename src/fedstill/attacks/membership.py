@@ -47,7 +47,7 @@ from fedstill.engines.client_state import last_state
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
 from fedstill.experiment import progress
-from fedstill.experiment.finished import read_simulated
+from fedstill.experiment.finished import check_unchanged, read_simulated
 from fedstill.experiment.job import Job
 from fedstill.experiment.layout import lay_out
 from fedstill.experiment.run import run
@@ -126,8 +126,7 @@ def membership(
     """
     job, attacked = read_simulated(folder, command), RunFolder(folder)
     task = share_out(job.experiment, data)
-    if task.fingerprint != attacked.read_config().fingerprint:
-        raise ValueError(f"{job.experiment.data} has changed since {folder} ran; repeat the run in another folder")
+    check_unchanged(folder, job, task)
     victim = _victim(job, task, settings)
     place = place_of(folder, victim.client)
     once = _asked_once(attacked)

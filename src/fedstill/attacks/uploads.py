@@ -26,7 +26,7 @@ from fedstill.attacks.attack import Attack
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
-from fedstill.experiment.finished import read_simulated
+from fedstill.experiment.finished import check_unchanged, read_simulated
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.journal import Journal
@@ -100,10 +100,11 @@ def uploads(
         progress: receives a label of each next piece of work.
 
     Raises:
-        ValueError: there is no finished run with stored replies; one sentence.
+        ValueError: there is no finished run with stored replies, or its data or code have changed; one sentence.
     """
     job = read_simulated(folder, "")
     task = share_out(job.experiment, data)
+    check_unchanged(folder, job, task)
     spec = spec_of(job, task)
     replies = list(_replies(folder, spec))
     known = task.test[torch.randperm(len(task.test), generator=stream(job.experiment.seed, "attack"))[:_REFERENCE]]

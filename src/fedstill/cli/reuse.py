@@ -81,6 +81,8 @@ def _without_client(words: list[str]) -> None:
     changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
     if other := config.difference(job.description(), changed.description()):
         raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
+    if parsed.experiment.min_clients != job.experiment.min_clients:
+        raise Bad("--without takes all other replies that there are; leave --min-clients out")
     job = leave_out(run, client, changed)
     make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
 

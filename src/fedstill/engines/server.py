@@ -221,7 +221,7 @@ class ServerFederation(Federation):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
             outliers.check_finite(index, carry, self._sizes)
-            last = checkpoint.LastRound(index, self._exchange, sorted(self.asked_steps), self._last_evaluation)
+            last = checkpoint.LastRound(index, self._exchange, [*self.asked_steps], self._last_evaluation)
             checkpoint.save_round(self.journal, carry, last, self._folder.metrics)
             self.done = index
             if not self._keep_replies and index < number:

@@ -13,6 +13,7 @@ from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.convnet import ConvNet
+from fedstill.privacy.guarantee import remedy
 from fedstill.protocol import public_images, returns_run_model
 
 _log = logging.getLogger(__name__)
@@ -21,8 +22,12 @@ _OTHER_METHODS = (
 )
 
 
-def check_job(job: Job) -> None:
+def check_job(job: Job, *, late: bool = False) -> None:
     """Refuse settings that the method does not support.
+
+    Args:
+        job: the run.
+        late: whether it asks late clients, whose replies arrive then.
 
     Raises:
         ValueError: there is such a setting; one sentence.
@@ -35,7 +40,8 @@ def check_job(job: Job) -> None:
             f"--min-clients is {experiment.min_clients}, but there are {experiment.clients} clients; it must not be "
             "larger"
         )
-    _check_losses(experiment)
+    if not late:
+        _check_losses(experiment)
     _check_features(job)
     if kind.personal and not experiment.local_test:
         raise ValueError(
@@ -121,21 +127,25 @@ def check_records(job: Job, task: Task) -> None:
 
 def _warn_of_privacy(job: Job, task: Task) -> None:
     """Say before the run what will leave its guarantee empty: facts of private records, or a large delta."""
-    if not job.method.claims:
+    if not (claims := job.method.claims):
         return
-    facts = [fact for fact in task.measured if job.method.claims == "record" or fact in sources.CLASSES]
+    facts = [fact for fact in task.measured if claims != "label" or fact in sources.CLASSES]
     if facts:
         _log.warning(
-            "the run will have no privacy guarantee, as the %s of the task came from the records; state them "
-            "(--mean 0.5 --std 0.25, --num-classes or --class-names)",
-            " and the ".join(facts),
+            "the run will have no privacy guarantee, as the %s of the task came from the records; %s",
+            *(" and the ".join(facts), remedy(facts)),
         )
-    most = max((len(own) for own, _ in task.parts), default=0)
+    if claims == "label":  # randomised response has no delta
+        return
+    most, units = max((len(own) for own, _ in task.parts), default=0), "records"
+    words = f"clients have up to {most} records"
+    if claims == "client":
+        most, units, words = len(task.parts), "clients", f"there are {len(task.parts)} clients"
     if most and job.experiment.delta * most >= 1:
         _log.warning(
-            "delta is %g, and clients have up to %d records: at 1 / records or more, publishing a record chosen at "
-            "random would count as private; lower --delta",
-            *(job.experiment.delta, most),
+            "delta is %g, and %s: at 1 / %s or more, publishing all of one chosen at random would count as private; "
+            "lower --delta",
+            *(job.experiment.delta, words, units),
         )
 
 

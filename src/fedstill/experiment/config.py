@@ -199,11 +199,14 @@ def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in {*FREE, *without}):
                 return f"{key} = {left.get(key)}, not {right.get(key)}"
-    before, now = old.get("code") or {}, new.get("code") or {}
-    for place in sorted(before.keys() & now.keys()):  # early versions have none
-        if before[place] != now[place]:
-            return f"another version of the code of {place}"
-    return None
+    changed = changed_code(old.get("code"), new.get("code"))
+    return f"another version of the code of {changed}" if changed else None
+
+
+def changed_code(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
+    """The first place of code of the user's own whose digest is another now; early versions stored none."""
+    old, new = before or {}, now or {}
+    return next((place for place in sorted(old.keys() & new.keys()) if old[place] != new[place]), None)
 
 
 def _defaults(part: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from pathlib import Path
 import fedstill
 from fedstill.experiment import config
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import check_asked_once, lay_out
-from fedstill.experiment.withdraw import WITHDRAWN
-from fedstill.journal import Journal
+from fedstill.experiment.layout import check_asked_once, is_prepared, lay_out, withdrawn
 from fedstill.journal_files import JournalFiles
 from fedstill.runs.folder import RunFolder
 
@@ -22,10 +20,10 @@ def begin(run: Path, job: Job) -> None:
         job: the job from `read_job`, possibly with more clients if they are real sites.
 
     Raises:
-        ValueError: the run has more than one request, no reply is missing, another version of fedstill made it, or
-            ``job`` is another task; one sentence.
+        ValueError: the run has more than one request, no reply is missing, another version of fedstill made it,
+            ``job`` is another task, or ``job.out`` has another run; one sentence.
     """
-    folder, out = RunFolder(run), RunFolder(job.out)
+    folder = RunFolder(run)
     content = folder.read_config()
     described = job.description()
     before = {**content.content, "experiment": {**content.experiment, "clients": job.experiment.clients}}
@@ -37,15 +35,13 @@ def begin(run: Path, job: Job) -> None:
             f"--clients is {job.experiment.clients}; {run} has {old} clients, and an extension asks those whose reply "
             "is missing (only a run with real sites can get more clients)"
         )
-    if out.config.exists():
+    if is_prepared(run, job, without=(), extends=True):
         return
-    if withdrawn := [r.client for r in Journal(folder.journal).refusals() if r.reason == WITHDRAWN]:
+    if gone := withdrawn(run):
         raise ValueError(
-            f"the reply of client {withdrawn[0]} was withdrawn from {run} (--without), and an extension would ask it "
+            f"the reply of client {min(gone)} was withdrawn from {run} (--without), and an extension would ask it "
             "again; extend the run that it was made from first, and leave the client out of that"
         )
-    if job.out.exists() and any(job.out.iterdir()):
-        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
     _check_one_shot(folder, job.experiment.clients)
     if content.version not in (None, fedstill.__version__):
         raise ValueError(

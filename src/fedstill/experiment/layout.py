@@ -18,17 +18,32 @@ from fedstill.journal import Journal, Refusal
 from fedstill.journal_files import JournalFiles
 from fedstill.runs.folder import RunFolder
 
+WITHDRAWN = "its reply was withdrawn (--without)"
+"""Reason of the refusal that stands for a withdrawn reply."""
 
-def is_prepared(run: Path, job: Job) -> bool:
+
+def withdrawn(run: Path) -> set[int]:
+    """The clients whose reply was withdrawn from a run."""
+    return {refusal.client for refusal in Journal(RunFolder(run).journal).refusals() if refusal.reason == WITHDRAWN}
+
+
+def is_prepared(run: Path, job: Job, *, without: Collection[int], extends: bool = False) -> bool:
     """Whether ``job.out`` has the replies of ``run`` already.
+
+    Args:
+        run: the finished run with the replies.
+        job: the new run.
+        without: the clients whose reply was withdrawn from the new run.
+        extends: whether the new run asks for the replies that ``run`` lacks.
 
     Raises:
         ValueError: it has another run, or other files.
     """
     out = RunFolder(job.out)
     if out.config.exists():
-        answers = out.read_config().answers
-        if answers is None or Path(answers).resolve() != run.resolve():
+        begun = out.read_config()
+        source = begun.extends if extends else begun.answers
+        if source is None or Path(source).resolve() != run.resolve() or withdrawn(job.out) != {*without}:
             raise ValueError(f"{job.out} has another run; choose another folder with --out")
         return True
     if job.out.exists() and any(job.out.iterdir()):

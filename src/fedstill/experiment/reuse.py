@@ -13,7 +13,7 @@ from fedstill import lookup, methods
 from fedstill.experiment import config
 from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import is_prepared, lay_out
+from fedstill.experiment.layout import is_prepared, lay_out, withdrawn
 from fedstill.journal_files import JournalFiles
 from fedstill.protocol import Method
 from fedstill.runs.contents import Config
@@ -56,7 +56,7 @@ def repeat(run: Path, job: Job) -> Job:
             raise ValueError(f"the sites of {run} evaluate the model (--local-test), and none of them is asked here")
         if (rounds := getattr(job.method, "rounds", 1)) != 1 and before.method != job.method:
             raise ValueError(f"{job.name} asks in {rounds} rounds, and no site of {run} is asked here; take --rounds 1")
-    if is_prepared(run, job):
+    if is_prepared(run, job, without=withdrawn(run)):
         return job
     journal = JournalFiles(folder.journal)
     if not (having := {*journal.replies(0)}):

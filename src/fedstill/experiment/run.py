@@ -25,6 +25,7 @@ from fedstill.engines.transport import Transport, Watcher, Watchers
 from fedstill.experiment import clients, config, overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
+from fedstill.experiment.finished import check_facts, public_facts
 from fedstill.experiment.job import Job
 from fedstill.experiment.lines import Lines, Quiet
 from fedstill.experiment.simulation import connect
@@ -41,8 +42,6 @@ from fedstill.weights import state
 log = logging.getLogger("fedstill")
 _SHOWN = 10
 """Number of real images of each class in the report."""
-_CHANGING = {"fingerprint": "the data", "public_fingerprint": "the public data", "version": "fedstill"}
-"""What a fact of ``config.json`` describes that may change between two starts."""
 
 
 def run(
@@ -78,7 +77,7 @@ def run(
     _refuse_worker()
     if not isinstance(job, Job):
         raise ValueError(f"run takes a Job, not {job!r}: run(Job(experiment, method, 'runs/first'))")
-    check_job(job)
+    check_job(job, late=_is_extension(job))
     if sites is not None and (job.experiment.drop or job.experiment.slow):
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
     if sites is not None and job.experiment.validation:
@@ -115,16 +114,16 @@ def _run(
         Journal(folder.journal).check_answered(experiment.min_clients or experiment.clients)
         if sites is None and (task is not None or data is not None or places.is_own(experiment.data)):
             now = task or share_out(experiment, data, share=False)
-            _check_unchanged(folder, begun, {"fingerprint": now.fingerprint})
+            check_facts(folder.path, begun, {"fingerprint": now.fingerprint})
         if experiment.public is not None and public.is_own(experiment.public):
-            _check_unchanged(folder, begun, _fingerprint_of_public(experiment))
+            check_facts(folder.path, begun, public_facts(experiment))
         summary = formats.checked(folder.read_json(folder.summary), folder.summary)
         watcher.finished(summary, folder.finished)
         return summary
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
     check_records(job, task)
-    facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **_fingerprint_of_public(experiment)}
-    _check_unchanged(folder, begun, facts)
+    facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **public_facts(experiment)}
+    check_facts(folder.path, begun, facts)
     spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
@@ -164,6 +163,12 @@ def _run(
     return summary
 
 
+def _is_extension(job: Job) -> bool:
+    """Whether the run's folder was prepared for an extension, which asks the slow clients too."""
+    folder = RunFolder(job.out)
+    return folder.config.exists() and folder.read_config().extends is not None
+
+
 def _refuse_worker() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # the mark that multiprocessing itself checks
         raise ValueError(
@@ -189,12 +194,6 @@ def _begun(folder: RunFolder, description: dict[str, Any]) -> Config | None:
     return None
 
 
-def _fingerprint_of_public(experiment: Experiment) -> dict[str, str]:
-    """The digest of the public data set, if they are one, as a fact of ``config.json``."""
-    found = None if experiment.public is None else public.fingerprint(experiment.public, experiment.size)
-    return {} if found is None else {"public_fingerprint": found}
-
-
 def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
     """Store the environment of this start, and say so if it differs from that of the last; whether there was none."""
     now, before = environment.environment(device), folder.read_environments()
@@ -202,16 +201,6 @@ def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
     if before and (changes := environment.changes(before[-1], now)):
         watcher.noted(f"resuming in another environment ({changes}); the last bits of the result may differ")
     return not before
-
-
-def _check_unchanged(folder: RunFolder, begun: Config | None, now: dict[str, str]) -> None:
-    """Refuse to resume a run with other data or another version of fedstill than it was begun with."""
-    for name, value in now.items():
-        if begun is not None and (before := getattr(begun, name)) not in (None, value):
-            raise ValueError(
-                f"{folder} was begun with {name} {before}, now it is {value}: {_CHANGING[name]} changed since; bring "
-                "the former back, or start anew with another --out"
-            )
 
 
 def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:

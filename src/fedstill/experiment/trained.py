@@ -1,5 +1,6 @@
 """The model of a finished run, for use on images."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 from fedstill import models, seeds
 from fedstill.data import backbones, features
 from fedstill.errors import front_door
-from fedstill.experiment.finished import read_job
+from fedstill.experiment.finished import changed_code, read_job
 from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
 from fedstill.records import Normalisation
 from fedstill.runs.folder import RunFolder
 from fedstill.weights import state
 
+_log = logging.getLogger(__name__)
 _ROUNDING = 1e-3
 """Largest distance from [0, 1] of a pixel that rounding explains, in half precision too."""
 
@@ -121,6 +123,8 @@ def _in_range(images: Tensor) -> bool:
 def load_model(folder: str | Path) -> Trained:
     """The final model of a finished run.
 
+    Code of the user's own that has changed since the run is named in a warning.
+
     Args:
         folder: the run's folder. If its ``config.json`` names a method or model of another package
             (``package.module:name``), that code is imported and called, so check a folder that you did not write.
@@ -131,6 +135,8 @@ def load_model(folder: str | Path) -> Trained:
     """
     folder = Path(folder)
     job = read_job(folder, folder, "")
+    if changed := changed_code(folder, job):
+        _log.warning("the code of %s has changed since %s; the model may compute otherwise", changed, folder)
     return RunFolder(folder).read_model(partial(_restored, folder, job.name, job.method))
 
 

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import fedstill
+from fedstill.experiment.finished import check_code
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import check_asked_once, is_prepared, lay_out
+from fedstill.experiment.layout import WITHDRAWN, check_asked_once, is_prepared, lay_out, withdrawn
 from fedstill.journal import Refusal
 from fedstill.journal_files import JournalFiles
 from fedstill.runs.folder import RunFolder
-
-WITHDRAWN = "its reply was withdrawn (--without)"
-"""Reason of the refusal that stands for the client's reply."""
 
 
 def leave_out(run: Path, client: int, job: Job) -> Job:
@@ -29,13 +27,15 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
         The job to run, in which the replies of the others are enough.
 
     Raises:
-        ValueError: the run has more than one request, the client's reply is not there, it is the only one, or the
-            clients evaluate the model; one sentence.
+        ValueError: the run has more than one request, the client's reply is not there, it is the only one, the
+            clients evaluate the model, code of the user's own has changed, or ``job.out`` has another run; one
+            sentence.
     """
     folder = RunFolder(run)
     content = folder.read_config()
     job = job.replace(experiment=job.experiment.model_copy(update={"min_clients": 1}))
-    if is_prepared(run, job):
+    check_code(run, job)
+    if is_prepared(run, job, without=withdrawn(run) | {client}):
         return job
     check_asked_once(folder, "repeated without a client")
     if job.experiment.local_test:

@@ -17,6 +17,8 @@ ADJACENCY = {
     "client": "all records of one client are replaced by any others, or one is added or removed",
 }
 """The difference between neighbouring data sets, by unit of a guarantee."""
+_SCALES = "normalisation", "scale"
+"""Facts of a task that say nothing of labels."""
 _WHOLE = frozenset({"ClippedUpdate"})
 """Mechanisms whose theorem lets all of a client's records change."""
 
@@ -35,7 +37,8 @@ class Guarantee:
         accountant: the method by which the costs of the releases were added up.
         reason: the theorems that the guarantee rests on, or the field or release that breaks it.
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
-        exposed: number of the clients' records that the public or the test records hold too, which nothing protects.
+        exposed: number of the clients' records that the public or the test records hold too, which nothing protects;
+            None in a run of an early version that did not count them.
     """
 
     holds: bool
@@ -47,12 +50,20 @@ class Guarantee:
     accountant: str | None
     reason: str
     simulated: bool
-    exposed: int = 0
+    exposed: int | None = 0
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     """A `Guarantee` that does not hold, and the reason."""
     return Guarantee(False, None, None, None, None, None, None, reason, simulated)
+
+
+def remedy(measured: Sequence[str]) -> str:
+    """How to state facts of a task that came from the records (`fedstill.data.sources.DataSet.measured`)."""
+    scaled = [fact for fact in measured if fact in _SCALES]
+    flags = ["--mean 0.5 --std 0.25"] * bool(scaled)
+    flags += ["--num-classes or --class-names"] * (len(scaled) < len(measured))
+    return f"state {'it' if len(measured) == 1 else 'them'} ({', '.join(flags)})"
 
 
 def beside(
@@ -68,13 +79,13 @@ def beside(
             called only if there is a guarantee.
     """
     if found.unit == "label":  # records without their labels are public
-        measured = [fact for fact in measured if fact not in ("normalisation", "scale")]
+        measured = [fact for fact in measured if fact not in _SCALES]
     if not found.holds:
         return found
     if measured:
         return no_guarantee(
-            f"the {' and the '.join(measured)} of the task came from the records and stand in every request and in the "
-            "model's file; state them (--mean 0.5 --std 0.25, --num-classes or --class-names)",
+            f"the {' and the '.join(measured)} of the task came from the records, and every request and the model's "
+            f"file show it; {remedy(measured)}",
             simulated=found.simulated,
         )
     known, of = in_public()

@@ -112,6 +112,7 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "epsilon": guarantee.epsilon if finite else None,
         "delta": guarantee.delta if finite else None,
         "unit": guarantee.unit if finite else None,
+        "exposed": guarantee.exposed if finite else None,
         "seconds": summary["seconds"],
         "folder": str(record.folder),
         **{_free(key): value for key, value in task.items() if key not in first},

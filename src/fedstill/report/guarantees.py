@@ -11,7 +11,7 @@ from fedstill.privacy.guarantee import Guarantee
 
 def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
     """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
-    return max(of_runs, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0, g.exposed))
+    return max(of_runs, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0, g.exposed or 0))
 
 
 def is_finite(guarantee: Guarantee) -> bool:

@@ -33,6 +33,7 @@ class Point:
         epsilon: of the weakest guarantee for records, or infinity without one.
         seconds: duration of a run.
         seeds: number of runs.
+        exposed: number of the clients' records that nothing protects, if there is a guarantee and they were counted.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Point:
     epsilon: float
     seconds: float
     seeds: int
+    exposed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ def _point(row: Row, name: str) -> Point:
         epsilon=float(guarantee.epsilon or 0.0) if holds else math.inf,
         seconds=row.mean_of("seconds"),
         seeds=len(row.runs),
+        exposed=guarantee.exposed if holds else None,
     )
 
 
@@ -167,6 +170,7 @@ def lines(found: Iterable[Picture]) -> list[dict[str, Any]]:
             "seeds": point.seeds,
             "bytes_up_per_client": point.up,
             "epsilon": point.epsilon if math.isfinite(point.epsilon) else None,
+            "exposed": point.exposed,
             "seconds": point.seconds,
             "front": [cost for cost, best in picture.fronts().items() if point in best],
         }
@@ -183,12 +187,18 @@ def cells(picture: Picture) -> list[tuple[str, ...]]:
             point.name,
             accuracy_words(point.accuracy, point.spread),
             human_bytes(point.up),
-            guarantees.round_up(point.epsilon) if math.isfinite(point.epsilon) else "none",
+            _epsilon_words(point),
             f"{point.seconds:.1f}" if point.seconds < 100 else f"{point.seconds:.0f}",
             ", ".join(cost for cost, best in fronts.items() if point in best) or "–",
         )
         for point in picture.points
     ]
+
+
+def _epsilon_words(point: Point) -> str:
+    if not math.isfinite(point.epsilon):
+        return "none"
+    return guarantees.round_up(point.epsilon) + (f", {point.exposed} exposed" if point.exposed else "")
 
 
 def terminal(found: Sequence[Picture]) -> Group:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 import fedstill
 from fedstill import files, methods
 from fedstill.data import sources
+from fedstill.experiment.finished import check_code, read_job
 from fedstill.experiment.trained import Trained, load_model
 from fedstill.report import guarantees, program
 from fedstill.report.record import RunRecord, read_run
@@ -49,10 +50,12 @@ def publish(run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = F
         The folder, the files and the number of parameters.
 
     Raises:
-        ValueError: there is no finished run or no model for all, ``out`` has files, ``shape`` does not fit, or torch or
-            ONNX cannot write the model; one sentence. No file is left then.
+        ValueError: there is no finished run or no model for all, ``out`` has files, ``shape`` does not fit, code of the
+            user's own has changed since, or torch or ONNX cannot write the model; one sentence. No file is left then.
     """
-    record, model = read_run(run), load_model(run)
+    record = read_run(run)
+    check_code(run, read_job(run, run, ""))
+    model = load_model(run)
     taken = _shape(record, model, shape)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")

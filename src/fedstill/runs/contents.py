@@ -1,5 +1,6 @@
 """Pydantic models of a run folder's JSON files."""
 
+import re
 from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
@@ -74,10 +75,12 @@ def _of_any_version(guarantee: object) -> object:
     """Add the fields that early versions lack."""
     if not isinstance(guarantee, dict):
         return guarantee
+    reason = str(guarantee.get("reason"))
+    counted = re.search(r"nothing protects (\d+) of the clients' ", reason)
     missing: dict[str, Any] = {f.name: None for f in fields(Guarantee)} | {
         "reason": "",
-        "exposed": 0,
-        "simulated": "noise came from the run's seed" in str(guarantee.get("reason")),
+        "exposed": int(counted[1]) if counted else None,
+        "simulated": "noise came from the run's seed" in reason,
     }
     return missing | guarantee
 
