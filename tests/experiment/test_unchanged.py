@@ -15,6 +15,7 @@ from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.experiment.withdraw import leave_out
+from fedstill.lookup import source_digests
 from fedstill.methods import find
 from fedstill.report.publish import publish
 
@@ -24,6 +25,12 @@ def net(shape, num_classes):
     pixels = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 8), nn.ReLU(), nn.Linear(8, num_classes))
 """
+
+
+def write(file: Path, text: str) -> None:
+    """Change a file before a new process imports it."""
+    file.write_text(text)
+    source_digests.cache_clear()
 
 
 def finished(folder: Path, model: str = "linear") -> Path:
@@ -63,13 +70,13 @@ def test_a_changed_network_of_the_users_own_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path(f"net_for_{work}.py")  # a name that no other test has imported
-    file.write_text(NET)
+    write(file, NET)
     folder = finished(tmp_path / "run", f"{file}:net")
-    file.write_text(NET.replace("ReLU", "Tanh"))
+    write(file, NET.replace("ReLU", "Tanh"))
     with pytest.raises(ValueError, match=f"the code of {file}:net has changed since .* bring the former back"):
         WORK[work](folder)
     assert not (folder / "published").exists() and not folder.with_name("without").exists()
-    file.write_text(NET)
+    write(file, NET)
     publish(folder, folder / "published")
 
 
@@ -79,11 +86,11 @@ def test_a_model_of_changed_code_is_loaded_with_a_warning(
     """The change may be one of its comments."""
     monkeypatch.chdir(tmp_path)
     file = Path("net_with_remark.py")
-    file.write_text(NET)
+    write(file, NET)
     folder = finished(tmp_path / "run", f"{file}:net")
     with caplog.at_level(logging.WARNING, "fedstill"):
         load_model(folder)
         assert not caplog.messages
-        file.write_text(NET + "# a remark\n")
+        write(file, NET + "# a remark\n")
         load_model(folder)
     assert caplog.messages == [f"the code of {file}:net has changed since {folder}; the model may compute otherwise"]
