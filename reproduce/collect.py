@@ -8,6 +8,7 @@ import argparse
 import datetime
 import json
 import subprocess
+import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,15 +54,33 @@ def lines_of(place: Path) -> list[dict[str, Any]]:
     return found
 
 
+def runs_of(folder: Path, *, whole: bool) -> list[dict[str, Any]]:
+    """The runs below ``folder``; one whose files are damaged ends the program if ``whole``, else it is named."""
+    if whole and not folder.is_dir():
+        raise SystemExit(f"collect: there is no folder {folder}")
+    found = []
+    for place in sorted(folder.rglob("config.json")):
+        try:
+            found.append(run_of(place.parent))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            sentence = f"collect: {place.parent} is damaged ({error}); repeat this run in a new folder"
+            if whole:
+                raise SystemExit(sentence) from error
+            print(f"{sentence}; it is left out", file=sys.stderr, flush=True)
+    return found
+
+
 def run_of(folder: Path) -> dict[str, Any]:
     """One run, finished or not."""
     config = json.loads((folder / "config.json").read_text())
     summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
+    if summary:
+        summary["seconds"] = float(summary["seconds"])
     lines, starts = lines_of(folder / "metrics.jsonl"), lines_of(folder / "environment.jsonl")
     return {
         "label": config["label"],
         "seed": config["experiment"]["seed"],
-        "finished": bool(summary),
+        "finished": (folder / "summary.json").exists(),
         "accuracy": summary.get("accuracy"),
         "seconds": summary.get("seconds"),
         "last": {key: value for key, value in (lines[-1] if lines else {}).items() if isinstance(value, int | float)},
@@ -83,7 +102,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
     log = args.folder / "log"
-    runs = [run_of(place.parent) for place in sorted(args.folder.rglob("config.json"))]
+    runs = runs_of(args.folder, whole=args.status is None)
     if args.status is None:
         is_finished = all(run["finished"] for run in runs)
         runs = [run for run in runs if run["finished"]]

@@ -78,3 +78,27 @@ def test_results_are_those_of_the_finished_runs(tmp_path: Path) -> None:
     assert (run["seed"], run["accuracy"], run["accuracies"]) == (0, 0.5, [0.4])  # type: ignore[has-type]
     piece = collected("--status", "124", "--seconds", "5")
     assert piece["status"] == 124 and piece["seconds"] == 8 and len(piece["runs"]) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("summary", ["", '{"accuracy": 0.5}', "[1]", '{"accuracy": 0.5, "seconds": null}'])
+def test_a_damaged_run_is_named_and_costs_no_other_its_results(summary: str, tmp_path: Path) -> None:
+    config = {"label": "fedavg", "experiment": {"seed": 0}, "method": {"name": "fedavg"}, "command": "fedstill x"}
+    for name, content in (("good", '{"accuracy": 0.5, "seconds": 3.4}'), ("bad", summary)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / "runs" / name / "summary.json").write_text(content)
+
+    def collected(folder: str, *more: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, REPRODUCE / "collect.py", "some", tmp_path / folder, *more, "--to", tmp_path / "to"]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    for folder, sentence in (
+        ("runs", f"collect: {tmp_path / 'runs' / 'bad'} is damaged"),
+        ("no", "there is no folder"),
+    ):
+        ended = collected(folder)
+        assert ended.returncode == 1 and sentence in ended.stderr and ended.stderr.count("\n") == 1
+        assert not (tmp_path / "to").exists()
+    piece = collected("runs", "--status", "0")
+    assert piece.returncode == 0 and "it is left out" in piece.stderr
+    assert len(json.loads((tmp_path / "to").read_text())["runs"]) == 1

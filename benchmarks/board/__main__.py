@@ -147,6 +147,8 @@ def take(place: Path) -> int:
     """Copy the rows of the finished jobs below ``place`` into the results, and return their number."""
     import work
 
+    if not place.is_dir():
+        raise ValueError(f"there is no folder {place}; name that of 'run' with --runs")
     found = [(job, work.row_of(job, place)) for job in plan.jobs() if job.kind != "attack" and work.is_done(job, place)]
     for _, row in found:  # rows of before 2026-11-24 name the folder that they were in
         row |= {name: row[name].replace(f"{place}/", f"{plan.FOLDER}/") for name in row if name.endswith("command")}
@@ -196,6 +198,14 @@ def main() -> None:
     for name in ("left", "take", "page"):
         commands.add_parser(name)
     given = parser.parse_args()
+    try:
+        do(given)
+    except ValueError as error:  # a damaged run too
+        parser.exit(2, f"board: {error}\n")
+
+
+def do(given: argparse.Namespace) -> None:
+    """One command."""
     if given.command == "add":
         add(given.label, given.method, given.flags, given.tries)
     if given.command in ("run", "add"):

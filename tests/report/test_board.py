@@ -144,9 +144,17 @@ def test_a_row_with_more_or_fewer_tries_is_refused(
         board.plan.jobs()
 
 
+def refused(board: ModuleType, capsys: pytest.CaptureFixture[str], sentence: str) -> None:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        board.main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and sentence in said and said.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_row_is_made_resumed_and_repeated_to_the_bit(
-    board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`add` makes tries, runs and an attack; a second start does only what is missing; the command gives the digest."""
     plan, work = board.plan, importlib.import_module("work")
@@ -171,8 +179,7 @@ def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     words = [*begin, "add", "once", "fedavg", "{net} --rounds 1 --local.epochs 2 --local.batch-size 8", *tries]
     monkeypatch.setattr(sys, "argv", words)
     board.main()
-    with pytest.raises(ValueError, match="already"):
-        board.main()
+    refused(board, capsys, "has a row once already; choose another label")
     assert board.take(elsewhere) == 4
     (row,) = [json.loads(line) for line in (tmp_path / "results" / "digits.jsonl").read_text().splitlines()]
     assert row["digest"] and row["attack"]["members"] > 10 and not board.missing()
@@ -190,6 +197,14 @@ def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     board.main()
     assert json.loads((place / work.ROW).read_text())["digest"] == row["digest"]
     assert {file: file.stat().st_mtime_ns for file in before} == before
+
+    summary = (place / "summary.json").read_bytes()
+    (place / "summary.json").write_bytes(summary[:100])
+    monkeypatch.setattr(sys, "argv", [*begin, "take"])
+    refused(board, capsys, "summary.json is damaged")
+    (place / "summary.json").write_bytes(summary)
+    monkeypatch.setattr(sys, "argv", ["board", "--runs", str(tmp_path / "nowhere"), "take"])
+    refused(board, capsys, "there is no folder")
 
     command = shlex.split(row["command"])
     main([*command[1:-1], "again", "--quiet"])
