@@ -18,6 +18,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "links_outside",
+    "gallery",
 ]
 html_theme = "furo"
 html_title = "fedstill"

@@ -26,7 +26,7 @@ from fedstill import methods, models
 from fedstill.cli import main
 
 ROOT = Path(__file__).parents[1]
-FEATURES = ROOT / "docs" / "features.md"
+FEATURES, GALLERY = ROOT / "docs" / "features.md", ROOT / "docs" / "gallery.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reproduce").rglob("*.md"))]
 
@@ -34,7 +34,7 @@ PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reproduce").r
 def commands() -> list[str]:
     found = []
     for page in PAGES:
-        if page != FEATURES:  # whose commands need its files
+        if page not in (FEATURES, GALLERY):  # whose commands need files of theirs; the site's build runs the gallery's
             text = (
                 page.read_text().replace("$epsilon", "1").replace("$flags", "").replace("$alpha", "0.5")
             )  # of loops in a shell
