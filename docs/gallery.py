@@ -31,7 +31,7 @@ def run(app: Sphinx, error: Exception | None) -> None:
         )
         if done.returncode:
             raise ExtensionError(f"gallery.md: fedstill {' '.join(words)} failed: {done.stderr.strip()[-500:]}")
-    shown = re.findall(r'<iframe src="([^"]+)"', text)
+    shown = re.findall(r'<iframe src="([^"#]+)', text)
     if lost := [place for place in shown if not (Path(app.outdir) / place).is_file()]:
         raise ExtensionError(f"gallery.md: no command has written {lost[0]}")
 
