@@ -163,6 +163,7 @@ def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, j
             all=jobs[1],
             spent=spent,
             left=left,
+            hours=(spent + left) / 2,
             runs=len(rows),
             cells=len({(row["data"], row["split"], row["clients"], row["seed"]) for row in rows}),
             of=len(plan.DATA) * len(plan.SPLITS) * len(plan.CLIENTS) * len(plan.SEEDS),
@@ -261,8 +262,8 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
 
 * **Scale**: {records:,} training records in all, drawn by the seed and dealt to the clients, and the whole test set; a
   ConvNet-3 with 16 filters, or fixed features (distances to 128 centroids of patches of synthetic images). Little work
-  at the clients and at the server: all of it is sized for twelve hours on two cores, or 24 of one. The order of methods
-  at this scale need not be their order at their papers' scale.
+  at the clients and at the server: all of it was planned for twelve hours on two cores, and by its cost so far takes
+  {hours:.0f}. The order of methods at this scale need not be their order at their papers' scale.
 * **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
   {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, and a
   number without ± is one seed.
