@@ -287,6 +287,25 @@ def test_what_cannot_be_attacked_is_refused_in_a_sentence(tmp_path: Path) -> Non
     assert membership(other, Membership(shadows=4, client=1))["records"] == 60  # its code is fedstill's own
 
 
+def test_the_model_card_has_what_an_attack_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = finished(tmp_path / "run")
+    assert attack_report.stored(folder) == []
+    main(["publish", str(folder), "--out", str(tmp_path / "before")])
+    assert "No attack on this run is stored" in (tmp_path / "before" / "README.md").read_text()
+    membership(folder, Membership(shadows=4, client=1))
+    (text,) = attack_report.stored(folder)
+    assert "60 records of client 1 (4 shadow runs)" in text and "There is no bound to compare with" in text
+    main(["publish", str(folder), "--out", str(tmp_path / "after")])
+    card = (tmp_path / "after" / "README.md").read_text()
+    assert card.partition("## Attacks")[2].strip().startswith("* True positive rate ") and "is stored" not in card
+    for content in ("", "[]", '{"membership": {"records": 60}}', '{"membership": []}'):
+        (place_of(folder, 1) / "attack.json").write_text(content)
+        with pytest.raises(SystemExit) as ended:
+            main(["publish", str(folder), "--out", str(tmp_path / "never")])
+        assert ended.value.code == 2 and not (tmp_path / "never").exists()
+        assert "attack.json is damaged" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished(tmp_path / "run")

@@ -1,9 +1,11 @@
 """Results of a membership attack, for the terminal and as a page."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,10 @@ from torch import Tensor
 
 from fedstill.attacks import lira
 from fedstill.experiment.job import Job
+from fedstill.files import Damaged
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import figures, guarantees, html
+from fedstill.runs.folder import RunFolder
 
 
 def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
@@ -40,6 +44,23 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
             networks.add_row(*line)
         yield networks
         yield Text(_ABOUT_NETWORKS)
+
+
+def stored(run: Path) -> list[str]:
+    """What the membership attacks on a run have found, in words, one text for each.
+
+    Raises:
+        Damaged: their results can't be read.
+    """
+    found = []
+    for file in sorted(RunFolder(run).attack.glob("client-*/attack.json")):
+        try:
+            content = json.loads(file.read_text("utf-8"))
+            kinds = [results for name, results in content.items() if name.startswith("membership")]
+            found += [f"{_finding(results)}. {_verdict(results)}" for results in kinds]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise Damaged(f"{file} is damaged ({error}); delete it, or attack again") from error
+    return found
 
 
 def _finding(results: dict[str, Any]) -> str:

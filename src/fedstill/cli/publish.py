@@ -16,12 +16,13 @@ def publish(words: list[str]) -> None:
     if (found := flags.of_run("fedstill publish", about, words, flags.Published())) is None:
         return
     run, target, form = found
+    from fedstill.attacks import report as attacks
     from fedstill.lookup import add_working_folder
     from fedstill.report import publish as publishing
 
     add_working_folder()
     out = target.out or Path("published") / run.resolve().name
-    done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx)
+    done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx, attacks=attacks.stored(run))
     if target.hub is not None:
         done["hub"] = publishing.upload(out, target.hub)
     if form.json_:

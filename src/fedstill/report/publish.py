@@ -1,7 +1,7 @@
 """``fedstill publish``: a run's model as files that need no fedstill, with a model card."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ _LONGEST = 1000
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
 
 
-def publish(run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = False) -> dict[str, Any]:
+def publish(
+    run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = False, attacks: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write the model of the finished run ``run`` to the new folder ``out``.
 
     ``model.pt2`` is a program of `torch.export`: it takes images ``(n, c, h, w)``, floats in [0, 1], or vectors
@@ -45,6 +47,7 @@ def publish(run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = F
         shape: for a run on features of images, channels, height and width of the images that the program takes; by
             default those of the run's data, which are read for that.
         onnx: whether to write ``model.onnx`` too, for ONNX Runtime.
+        attacks: what attacks on the run have found, in words (`fedstill.attacks.report.stored`).
 
     Returns:
         The folder, the files and the number of parameters.
@@ -66,7 +69,7 @@ def publish(run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = F
         save_file(weights, out / WEIGHTS)
         facts = _facts(record, model, taken)
         files.write_bytes(out / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
-        files.write_bytes(out / CARD, _card(record, facts, onnx=onnx).encode())
+        files.write_bytes(out / CARD, _card(record, facts, onnx=onnx, attacks=attacks).encode())
     except BaseException:
         for path in out.iterdir():
             path.unlink()
@@ -132,7 +135,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
     }
 
 
-def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False) -> str:
+def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attacks: Sequence[str] = ()) -> str:
     """The model card, with the header that the hub reads."""
     summary, promised = record.summary, record.guarantee
     shape = ", ".join(map(str, facts["shape"]))
@@ -157,6 +160,8 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False) -> st
         privacy += [f"* Neighbours: {promised.adjacency}.", f"* Composed by: {promised.accountant}."]
     if guarantees.is_simulated(promised):
         privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
+    tried = [f"* {_plain(text)}" for text in attacks]
+    tried = tried or ["* No attack on this run is stored (`fedstill attack`), which says nothing of its success."]
     return f"""---
 library_name: pytorch
 pipeline_tag: {tag}-classification
@@ -192,6 +197,10 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 ## Privacy
 
 {chr(10).join(privacy)}
+
+## Attacks
+
+{chr(10).join(tried)}
 
 {_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
