@@ -1,5 +1,6 @@
 """A user's file, which mypy (and pyright) check in strict mode against the package's types."""
 
+# pyright: strict
 from pathlib import Path
 
 import torch
