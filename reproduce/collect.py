@@ -73,16 +73,15 @@ def runs_of(folder: Path, *, whole: bool) -> list[dict[str, Any]]:
 def run_of(folder: Path) -> dict[str, Any]:
     """One run, finished or not."""
     config = json.loads((folder / "config.json").read_text())
-    summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
-    if summary:
-        summary["seconds"] = float(summary["seconds"])
+    is_finished = (folder / "summary.json").exists()
+    summary = json.loads((folder / "summary.json").read_text()) if is_finished else {}
     lines, starts = lines_of(folder / "metrics.jsonl"), lines_of(folder / "environment.jsonl")
     return {
         "label": config["label"],
         "seed": config["experiment"]["seed"],
-        "finished": (folder / "summary.json").exists(),
+        "finished": is_finished,
         "accuracy": summary.get("accuracy"),
-        "seconds": summary.get("seconds"),
+        "seconds": float(summary["seconds"]) if is_finished else None,
         "last": {key: value for key, value in (lines[-1] if lines else {}).items() if isinstance(value, int | float)},
         "accuracies": [line.get("accuracy") for line in lines],
         "method": config["method"],

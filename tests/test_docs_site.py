@@ -34,4 +34,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     gallery, runs = (tmp_path / "gallery.html").read_text(), tmp_path / "gallery" / "runs"
     shown = re.findall(r'<iframe src="gallery/runs/([^"#]+)', gallery)
     assert len(shown) == 6 and all((runs / place).is_file() for place in shown)
+    (part,) = re.findall(r'fronts/report.html#([^"]+)"', gallery)
+    assert f'href="#{part}">Pareto fronts' in (runs / "fronts" / "report.html").read_text()
     assert 'href="_static/icon.svg"' in page and "_static/site.css" in page

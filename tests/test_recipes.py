@@ -80,7 +80,7 @@ def test_results_are_those_of_the_finished_runs(tmp_path: Path) -> None:
     assert piece["status"] == 124 and piece["seconds"] == 8 and len(piece["runs"]) == 2  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("summary", ["", '{"accuracy": 0.5}', "[1]", '{"accuracy": 0.5, "seconds": null}'])
+@pytest.mark.parametrize("summary", ["", "{}", '{"accuracy": 0.5}', "[1]", '{"accuracy": 0.5, "seconds": null}'])
 def test_a_damaged_run_is_named_and_costs_no_other_its_results(summary: str, tmp_path: Path) -> None:
     config = {"label": "fedavg", "experiment": {"seed": 0}, "method": {"name": "fedavg"}, "command": "fedstill x"}
     for name, content in (("good", '{"accuracy": 0.5, "seconds": 3.4}'), ("bad", summary)):

@@ -5,7 +5,6 @@ from functools import cache
 
 from torch import nn
 
-from fedstill.data import sources
 from fedstill.engines.losses import num_slow
 from fedstill.engines.run_spec import RunSpec
 from fedstill.experiment.config import Experiment
@@ -13,7 +12,7 @@ from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.convnet import ConvNet
-from fedstill.privacy.guarantee import remedy
+from fedstill.privacy.guarantee import remedy, telling
 from fedstill.protocol import public_images, returns_run_model
 
 _log = logging.getLogger(__name__)
@@ -129,8 +128,7 @@ def _warn_of_privacy(job: Job, task: Task) -> None:
     """Say before the run what will leave its guarantee empty: facts of private records, or a large delta."""
     if not (claims := job.method.claims):
         return
-    facts = [fact for fact in task.measured if claims != "label" or fact in sources.CLASSES]
-    if facts:
+    if facts := telling(task.measured, claims):
         _log.warning(
             "the run will have no privacy guarantee, as the %s of the task came from the records; %s",
             *(" and the ".join(facts), remedy(facts)),

@@ -14,6 +14,7 @@ from fedstill import models, seeds
 from fedstill.data import backbones, features
 from fedstill.errors import front_door
 from fedstill.experiment.finished import changed_code, read_job
+from fedstill.experiment.job import Job
 from fedstill.models.frozen import Backbone
 from fedstill.protocol import Method
 from fedstill.records import Normalisation
@@ -137,7 +138,16 @@ def load_model(folder: str | Path) -> Trained:
     job = read_job(folder, folder, "")
     if changed := changed_code(folder, job):
         _log.warning("the code of %s has changed since %s; the model may compute otherwise", changed, folder)
-    return RunFolder(folder).read_model(partial(_restored, folder, job.name, job.method))
+    return model_of(job)
+
+
+def model_of(job: Job) -> Trained:
+    """The final model of a finished run, whose job is `fedstill.experiment.finished.read_job` of its own folder.
+
+    Raises:
+        ValueError: as `load_model`.
+    """
+    return RunFolder(job.out).read_model(partial(_restored, job.out, job.name, job.method))
 
 
 def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:

@@ -58,6 +58,11 @@ def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     return Guarantee(False, None, None, None, None, None, None, reason, simulated)
 
 
+def telling(measured: Sequence[str], unit: str | None) -> list[str]:
+    """The facts among ``measured`` that end a guarantee of this unit; with public images, only labels tell anything."""
+    return [fact for fact in measured if unit != "label" or fact not in _SCALES]
+
+
 def remedy(measured: Sequence[str]) -> str:
     """How to state facts of a task that came from the records (`fedstill.data.sources.DataSet.measured`)."""
     scaled = [fact for fact in measured if fact in _SCALES]
@@ -78,10 +83,9 @@ def beside(
         in_public: counts the clients' records that are among the public or the test records too, and all of them;
             called only if there is a guarantee.
     """
-    if found.unit == "label":  # records without their labels are public
-        measured = [fact for fact in measured if fact not in _SCALES]
     if not found.holds:
         return found
+    measured = telling(measured, found.unit)
     if measured:
         return no_guarantee(
             f"the {' and the '.join(measured)} of the task came from the records, and every request and the model's "

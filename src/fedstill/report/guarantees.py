@@ -30,7 +30,12 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
-    return text + (f", {guarantee.exposed} exposed" if guarantee.exposed else "")
+    return text + exposed_words(guarantee.exposed)
+
+
+def exposed_words(exposed: int | None) -> str:
+    """What stands after an epsilon that ``exposed`` records do not have; nothing if there are none, or none counted."""
+    return f", {exposed} exposed" if exposed else ""
 
 
 def as_json(guarantee: Guarantee | None) -> dict[str, Any] | None:

@@ -198,7 +198,7 @@ def cells(picture: Picture) -> list[tuple[str, ...]]:
 def _epsilon_words(point: Point) -> str:
     if not math.isfinite(point.epsilon):
         return "none"
-    return guarantees.round_up(point.epsilon) + (f", {point.exposed} exposed" if point.exposed else "")
+    return guarantees.round_up(point.epsilon) + guarantees.exposed_words(point.exposed)
 
 
 def terminal(found: Sequence[Picture]) -> Group:

@@ -11,7 +11,7 @@ import fedstill
 from fedstill import files, methods
 from fedstill.data import sources
 from fedstill.experiment.finished import check_code, read_job
-from fedstill.experiment.trained import Trained, load_model
+from fedstill.experiment.trained import Trained, model_of
 from fedstill.report import guarantees, program
 from fedstill.report.record import RunRecord, read_run
 from fedstill.report.words import accuracy_words, human_bytes
@@ -56,9 +56,9 @@ def publish(
         ValueError: there is no finished run or no model for all, ``out`` has files, ``shape`` does not fit, code of the
             user's own has changed since, or torch or ONNX cannot write the model; one sentence. No file is left then.
     """
-    record = read_run(run)
-    check_code(run, read_job(run, run, ""))
-    model = load_model(run)
+    record, job = read_run(run), read_job(run, run, "")
+    check_code(run, job)
+    model = model_of(job)
     taken = _shape(record, model, shape)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
