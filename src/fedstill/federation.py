@@ -223,8 +223,9 @@ class Federation(ABC):
 
     @abstractmethod
     def evaluate_each(self, networks: nn.Module) -> list[float] | None:
-        """Accuracies of k networks on the server's test records; None in a round without evaluation.
+        """Accuracies of k networks on the server's test records, for the log.
 
+        None in a round without evaluation, and with ``--no-evaluate-uploads``.
         ``networks`` maps n inputs to the logits of all networks, ``(n, k, classes)``.
         """
 

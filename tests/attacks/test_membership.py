@@ -17,6 +17,7 @@ from fedstill.attacks import report as attack_report
 from fedstill.attacks import scoring
 from fedstill.attacks.membership import Membership, membership, membership_design, place_of
 from fedstill.cli import main
+from fedstill.engines import server
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
 from fedstill.experiment.config import Experiment
@@ -215,6 +216,15 @@ def test_a_run_of_several_rounds_asks_everybody(tmp_path: Path) -> None:
     world = place_of(folder, 1) / "world-000"
     assert "answers" not in json.loads((world / "config.json").read_text())
     assert json.loads((world / "summary.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.slow
+def test_shadow_runs_do_not_evaluate_the_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished(tmp_path / "run", "dense")
+    monkeypatch.setattr(server, "accuracies", lambda *_: pytest.fail("the uploads were evaluated"))
+    membership(folder, FOUR)
+    world = place_of(folder, 0) / "world-000"
+    assert json.loads((world / "summary.json").read_text())["accuracy"] > 0
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from small import holding, kept, of_sizes, run
 from torch import nn
 
 from fedstill.distill.stacking import StackedModel
+from fedstill.engines.client import SiteClient
 from fedstill.engines.client_state import last_state
 from fedstill.methods.fens import FENS
 from fedstill.protocol import state
@@ -43,6 +44,21 @@ def test_a_tenth_of_the_records_waits_for_the_aggregator(
         rest = torch.ones(len(own), dtype=torch.bool)
         rest[proxy] = False
         assert sorted(trained.labels.tolist()) == sorted(own.labels[rest].tolist())
+
+
+def test_a_client_makes_one_network_for_the_outputs_of_all(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    new_model = SiteClient.new_model
+
+    def counted(self: SiteClient, *args: Any, **options: Any) -> nn.Module:
+        made.append(options)
+        return new_model(self, *args, **options)
+
+    monkeypatch.setattr(SiteClient, "new_model", counted)
+    run(FENS(**METHOD), digits, tmp_path, clients=4)
+    assert [options.get("draw", 0) for options in made] == [1, 2, 3, 4, 0, 0, 0, 0]  # its own, and one for all outputs
 
 
 @pytest.mark.slow

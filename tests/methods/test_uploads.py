@@ -31,7 +31,7 @@ from fedstill.data.sources import DataSet
 from fedstill.distill.ensemble import Distillation
 from fedstill.distill.generator import Generation
 from fedstill.distill.pool import Pool
-from fedstill.engines import checkpoint
+from fedstill.engines import checkpoint, server
 from fedstill.engines.inprocess import Inline
 from fedstill.evaluate import evaluate, outputs
 from fedstill.experiment.config import Experiment
@@ -147,6 +147,26 @@ def test_the_teachers_are_judged_together_averaged_and_alone(averaged: str, digi
     load(average, weighted_mean(zip(counts, (state(networks[k]) for k in (0, 2)), strict=True)))
     assert line["average"] == evaluate(average, test)
     assert len({line["ensemble"], line["clients_alone"], line["average"]}) == 3
+
+
+def test_uploads_need_no_evaluation_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task: dict[str, Any] = {"data": "digits", "clients": 2, "model": KINDS[0], "workers": 0, "limit": 120}
+
+    def made(name: str, **changes: Any) -> dict[str, Any]:
+        run(Job(Experiment(**task, **changes), dense(), tmp_path / name, name="dense"))
+        (line,) = (json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        return {key: value for key, value in line.items() if key != "seconds"}
+
+    def no_evaluation(*_: Any) -> list[float]:
+        raise AssertionError("the uploads were evaluated")
+
+    full = made("full")
+    monkeypatch.setattr(server, "accuracies", no_evaluation)
+    extra = {"ensemble", "average", "clients_alone"}
+    assert made("less", evaluate_uploads=False) == {key: value for key, value in full.items() if key not in extra}
+    assert extra < full.keys()
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("full", "less")]
+    assert models[0] == models[1]
 
 
 def made_by(patch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:

@@ -212,7 +212,7 @@ def _world(
 ) -> Outputs:
     """The outputs of a world's model."""
     out = place / f"world-{number:03d}"
-    changes: dict[str, Any] = {"noise": "entropy", "evaluate_every": _NEVER}
+    changes: dict[str, Any] = {"noise": "entropy", "evaluate_every": _NEVER, "evaluate_uploads": False}
     if once:
         changes |= {"engine": "inprocess", "workers": 0}  # only the victim computes
     label = f"{job.label}, world {number} of client {victim.client}"

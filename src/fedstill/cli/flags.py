@@ -26,7 +26,7 @@ _GROUPS = {
     "privacy": ("delta", "budget", "noise"),
     "engine": (
         "engine", "workers", "cpus_per_client", "gpus_per_client", "threads", "device", "min_clients", "timeout",
-        "evaluate_every", "keep_replies", "max_message_mb",
+        "evaluate_every", "evaluate_uploads", "keep_replies", "max_message_mb",
     ),
 }  # fmt: skip
 """Groups of the experiment's settings in help texts; all others are the task."""

@@ -51,6 +51,7 @@ class ServerFederation(Federation):
         min_clients: number of usable replies that a request needs; all clients by default.
         keep_replies: whether to keep the replies of finished rounds.
         evaluate_every: number of rounds between evaluations of the model; the last round is always evaluated.
+        evaluate_uploads: whether `evaluate_each` evaluates.
         device: the server's device.
         watcher: observes the progress.
         local_test: whether clients evaluate models on their own test records, instead of the server on ``test``.
@@ -72,6 +73,7 @@ class ServerFederation(Federation):
         min_clients: int | None = None,
         keep_replies: bool = False,
         evaluate_every: int = 1,
+        evaluate_uploads: bool = True,
         device: str = "cpu",
         watcher: Watcher | None = None,
         local_test: bool = False,
@@ -97,6 +99,7 @@ class ServerFederation(Federation):
         self._confusion = LastConfusion(self._test)
         self._keep_replies = keep_replies
         self._evaluate_every = evaluate_every
+        self._evaluate_uploads = evaluate_uploads
         self._watcher = watcher or Watcher()
         self._local_test = local_test
         self._last_evaluation: checkpoint.LastEvaluation | None = None
@@ -283,7 +286,7 @@ class ServerFederation(Federation):
 
     @override
     def evaluate_each(self, networks: nn.Module) -> list[float] | None:
-        return accuracies(networks, self._test) if self._evaluates_now else None
+        return accuracies(networks, self._test) if self._evaluate_uploads and self._evaluates_now else None
 
     @property
     def _evaluates_now(self) -> bool:

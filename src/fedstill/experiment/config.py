@@ -100,6 +100,9 @@ class Experiment(Settings):
     """Time limit of a client's step in seconds, for which clients need processes; no limit by default."""
     evaluate_every: PositiveInt = 1
     """Number of rounds between evaluations; the last round is always evaluated."""
+    evaluate_uploads: bool = True
+    """Whether to evaluate the clients' models and their ensemble too, where a method has them; this takes an evaluation
+    for each client."""
     keep_replies: bool = False
     """Whether to keep the replies of earlier rounds; those of the last round are always kept."""
     max_message_mb: PositiveInt = 512
@@ -158,6 +161,7 @@ FREE = frozenset(
         "min_clients",
         "timeout",
         "evaluate_every",
+        "evaluate_uploads",
         "keep_replies",
         "max_message_mb",
     }

@@ -86,6 +86,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
             public=clients.public(),
             min_clients=experiment.min_clients,
             evaluate_every=experiment.evaluate_every,
+            evaluate_uploads=experiment.evaluate_uploads,
             device=experiment.device,
             local_test=experiment.local_test > 0,
             clock=clock,

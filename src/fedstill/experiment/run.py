@@ -151,6 +151,7 @@ def _run(
             min_clients=experiment.min_clients,
             keep_replies=experiment.keep_replies,
             evaluate_every=experiment.evaluate_every,
+            evaluate_uploads=experiment.evaluate_uploads,
             device=experiment.device,
             watcher=watcher,
             local_test=experiment.local_test > 0,

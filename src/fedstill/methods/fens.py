@@ -120,9 +120,8 @@ class FENS(Method):
         if "proxy" not in client.state:  # it could not take part in phase 1
             self._set_aside(client)
         records = client.train[client.state["proxy"]]
-        logits = []
+        logits, model = [], client.new_model()
         for values in models:
-            model = client.new_model()
             load_flat(model, values)
             logits.append(torch.cat(outputs(model, records)))
         client.state["logits"] = torch.cat(logits, 1)
