@@ -133,14 +133,22 @@ def run(place: Path, part: int, parts: int, until: float, labels: list[str]) -> 
             continue
         if time.time() > until:
             return
-        if job.kind == "attack" and not work.is_done(job._replace(kind="run"), place):
-            continue  # its folder is on another machine
-        data, start = job.cell.data, time.time()
-        own = [Job("try", job.label, plan.tuning(data), number) for number in range(plan.TRIES)]
-        tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
-        entry = work.do(job, plan.best(job.label, data, tried) if job.kind == "run" else 0, place)
-        failed = entry.get("failed") or entry.get("attack_failed") or ""
-        print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} {time.time() - start:.0f} s {failed}", flush=True)
+        attacked = job._replace(kind="run")
+        if job.kind == "attack" and not work.is_done(attacked, place):  # made on another machine, or deleted
+            do_job(attacked, tries, place)
+        do_job(job, tries, place)
+
+
+def do_job(job: Job, tries: list[Row], place: Path) -> None:
+    """Do a job below ``place``, a run with the best try of its row, and say so."""
+    import work
+
+    data, start = job.cell.data, time.time()
+    own = [Job("try", job.label, plan.tuning(data), number) for number in range(plan.TRIES)]
+    tried = tries + [work.row_of(one, place) for one in own if work.is_done(one, place)]
+    entry = work.do(job, plan.best(job.label, data, tried) if job.kind == "run" else 0, place)
+    failed = entry.get("failed") or entry.get("attack_failed") or ""
+    print(f"{time.strftime('%H:%M:%S')} {job.kind} {job.name} {time.time() - start:.0f} s {failed}", flush=True)
 
 
 def take(place: Path) -> int:

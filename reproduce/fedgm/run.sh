@@ -1,6 +1,6 @@
 #!/bin/sh
-# FedGM's tables 1 and 2 and figures 6 and 7: [METHODS="LABEL ..."] [SEEDS="0 1 2"] [MORE="--FLAG ..."]
-# sh reproduce/fedgm/run.sh DATA PARTITION IPC DEVICE
+# FedGM's tables 1 and 2 and figures 6 and 7: [METHODS="LABEL ..."] [SEEDS="0 1 2"] [SCHEDULE=ours] [MORE="--FLAG ..."]
+# sh reproduce/fedgm/run.sh DATA PARTITION IPC DEVICE; SCHEDULE=ours: fedstill's settings of matching and training
 set -eu
 DATA=${1:-mnist} PARTITION=${2:-classes:1} IPC=${3:-50} DEVICE=${4:-cuda}
 case $DATA in # DC's strategies
@@ -9,8 +9,19 @@ case $DATA in # DC's strategies
     *) AUGMENT=color_crop_cutout_flip_scale_rotate PUBLIC=cifar100 ;;
 esac
 COMPARED="" EXTRA=""
+SCHEDULE=${SCHEDULE:-paper}
 for label in ${METHODS:-fedavg fedprox fednova scaffold fedgm real}; do
     method=${label%%-*} COMPARED="$COMPARED $label=${label%%-*}"
+    case $SCHEDULE-$method in
+        ours-fedgm)
+            EXTRA="$EXTRA --$label.ipc $IPC --$label.matching.augment $AUGMENT --$label.training.augment $AUGMENT"
+            continue
+            ;;
+        ours-real)
+            EXTRA="$EXTRA --$label.ipc $IPC --$label.training.augment $AUGMENT"
+            continue
+            ;;
+    esac
     case $method in
         fedavg | fedprox | fednova | scaffold)
             EXTRA="$EXTRA --$label.rounds 50 --$label.local.lr 0.01 --$label.local.momentum 0.9 --$label.local.batch-size 128 --$label.local.epochs 10"
@@ -35,4 +46,4 @@ done
 case "$COMPARED" in *=feddf*) EXTRA="$EXTRA --public $PUBLIC:unlabeled" ;; esac
 # shellcheck disable=SC2086
 exec fedstill compare $COMPARED --data "$DATA" --partition "$PARTITION" --clients 10 --model convnet --device "$DEVICE" \
-    --seeds ${SEEDS:-0 1 2} $EXTRA ${MORE:-} --out "runs/reproduce-fedgm/$DATA-$PARTITION-$IPC"
+    --seeds ${SEEDS:-0 1 2} $EXTRA ${MORE:-} --out "runs/reproduce-fedgm/$DATA-$PARTITION-$IPC-$SCHEDULE"

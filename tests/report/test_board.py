@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -197,6 +198,14 @@ def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     board.main()
     assert json.loads((place / work.ROW).read_text())["digest"] == row["digest"]
     assert {file: file.stat().st_mtime_ns for file in before} == before
+
+    monkeypatch.setattr(board, "RESULTS", tmp_path / "results")  # the run is taken, its attack is not
+    file = tmp_path / "results" / "digits.jsonl"
+    file.write_text(json.dumps({name: value for name, value in row.items() if not name.startswith("attack")}) + "\n")
+    shutil.rmtree(place)  # and the folder is on another machine
+    board.main()
+    assert json.loads((place / work.ROW).read_text())["digest"] == row["digest"]
+    assert json.loads((place / work.ATTACKED).read_text())["attack"] == row["attack"]
 
     summary = (place / "summary.json").read_bytes()
     (place / "summary.json").write_bytes(summary[:100])
