@@ -1,5 +1,5 @@
 #!/bin/sh
-# FedKADP's figures 5 to 7: [METHODS="METHOD ..."] [SEEDS="0 1 2"]
+# FedKADP's figures 5 to 7: [METHODS="METHOD ..."] [SEEDS="0 1 2"] [CLIP=1] [SHARDS=1]
 # sh reproduce/fedkadp/run.sh DATA SIGMA BUDGET [SHARE] [DEVICE] [SCALE]
 set -eu
 DATA=${1:-mnist} SIGMA=${2:-5} BUDGET=${3:-0.8} SHARE=${4:-0.1} DEVICE=${5:-cpu} SCALE=${6:-paper}
@@ -11,9 +11,11 @@ case $SCALE in
 esac
 METHODS=${METHODS:-dp-fl adap-dp-fl fedkd fedkadp}
 for method in $METHODS; do
+    [ -z "${CLIP:-}" ] || EXTRA="$EXTRA --$method.local.clip $CLIP"
     EXTRA="$EXTRA --$method.rounds $ROUNDS --$method.noise-multiplier $SIGMA --$method.participation $SHARE
         --$method.local.supposed-records $RECORDS"
 done
 # shellcheck disable=SC2086
-exec fedstill compare $METHODS --data "$DATA" --partition shards:1 --clients 100 --model "$MODEL" --public held=1000 --budget "$BUDGET" \
-    --device "$DEVICE" --seeds $SEEDS $EXTRA --out "runs/reproduce-fedkadp/$SCALE-$DATA-$SIGMA-$SHARE"
+exec fedstill compare $METHODS --data "$DATA" --partition "shards:${SHARDS:-1}" --clients 100 --model "$MODEL" --public held=1000 --budget "$BUDGET" \
+    --device "$DEVICE" --seeds $SEEDS $EXTRA \
+    --out "runs/reproduce-fedkadp/$SCALE-$DATA-$SIGMA-$SHARE${CLIP:+-clip-$CLIP}${SHARDS:+-shards-$SHARDS}"

@@ -114,6 +114,19 @@ def test_l_bn_by_hand() -> None:
     assert torch.equal(torch.autograd.grad(bn, exact)[0], torch.zeros_like(x))
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 4, 2), (1, 3, 2, 2)])
+def test_the_gradient_of_l_bn_is_that_of_finite_differences(shape: tuple[int, ...]) -> None:
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    norm = kind(3, dtype=torch.float64)
+    norm.running_mean, norm.running_var = torch.randn(3, generator=stream(0)).double(), torch.rand(3).double() + 0.5
+    teachers = Teachers([norm])
+    x = torch.randn(shape, generator=stream(1), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: 3 * teachers._run(x, with_bn=True).bn, [x])
+    (slope,) = torch.autograd.grad(x.sum() * teachers._run(x, with_bn=True).bn, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()  # refused, not wrong
+
+
 def test_layers_without_running_statistics_have_nothing_to_compare_with() -> None:
     norms = [nn.BatchNorm2d(1, track_running_stats=False), nn.InstanceNorm2d(1, track_running_stats=True)]
     net = nn.Sequential(*norms, nn.Flatten(), nn.Linear(64, 2))

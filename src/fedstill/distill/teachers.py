@@ -13,8 +13,13 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, stack_module_state, vmap
+from torch.linalg import vector_norm
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
 
 from fedstill.records import Trainable
 
@@ -181,8 +186,11 @@ def _run_network(
     last: list[Tensor] = []
 
     def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
-        mean, variance = _moments(args[0])
-        terms.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
+        if weights is None:
+            terms.append(_moment_distance(args[0], norm.running_mean, norm.running_var))
+        else:  # vmap differentiates operations, and these need no memory between them on a GPU
+            mean, variance = _moments(args[0])
+            terms.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
 
     def record(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
         last[:] = args[:1]
@@ -199,11 +207,47 @@ def _run_network(
     return logits, bn, last[0].flatten(1) if last else logits.new_zeros(len(logits), 0)
 
 
+def _moment_distance(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    distance: Tensor = _MomentDistance.apply(x, m, v)  # type: ignore[no-untyped-call]
+    return distance
+
+
+class _MomentDistance(Function):
+    """``||mu(x) - m||_2 + ||var(x) - v||_2`` for constant m and v, whose gradient in channel c of x is ``a x + b``.
+
+    With N values in a channel, ``a = 2 (var - v) / (||var - v|| N)`` and ``b = (mu - m) / (||mu - m|| N) - a mu``,
+    where 0 / 0 is 0. The backward of `_moments` makes six tensors of the size of x, this one makes one: the gradient of
+    DENSE's loss takes 0.72 ("convnet:width=16,norm=batch") or 0.80 ("dense-mnist") of the time (one thread).
+    """
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        mean, variance = _moments(x)
+        of_mean, of_variance = mean - m, variance - v
+        mean_distance: Tensor = vector_norm(of_mean)
+        variance_distance: Tensor = vector_norm(of_variance)
+        count = x.numel() // len(mean)
+        offset = torch.where(mean_distance > 0, of_mean / mean_distance, 0.0) / count
+        slope = torch.where(variance_distance > 0, of_variance / variance_distance, 0.0) * 2 / count
+        ctx.save_for_backward(x, slope, offset - slope * mean)
+        return mean_distance + variance_distance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        x, slope, offset = ctx.saved_tensors
+        zero, one = torch.zeros_like(slope), torch.ones_like(slope)
+        # in one pass, as a norm that only scales and shifts
+        return batch_norm(x, zero, one, gradient * slope, gradient * offset, eps=0.0), None, None
+
+
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each channel's mean and biased variance, over batch and positions; `torch.var_mean` takes twice the time."""
     flat = x.flatten(2) if x.ndim > 2 else x[:, :, None]
     mean = flat.mean(2).mean(0)
-    return mean, (flat - mean[:, None]).square().mean(2).mean(0)
+    lengths: Tensor = vector_norm(flat - mean[:, None], dim=2)
+    return mean, lengths.square().mean(0) / flat.shape[2]
 
 
 def _batch_norms(network: nn.Module) -> list[_BatchNorm]:
