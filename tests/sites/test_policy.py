@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import small
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from real_sites import RUN, federation, make_site, spec_of, write_data
+from real_sites import RUN, Direct, federation, make_site, spec_of, write_data
 
 from fedstill import methods, models, wire
 from fedstill.data.features import rows_of
@@ -20,11 +21,15 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.site import NO_REPLY
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.job import Job
+from fedstill.experiment.run import run
 from fedstill.methods.fedavg_p import FedAvgP
 from fedstill.methods.heads import HeadTraining
 from fedstill.models import pretrained
 from fedstill.records import Normalisation, Records
 from fedstill.schema import Refused
+from fedstill.seeds import stream
 from fedstill.sites import setup
 from fedstill.sites.answer import answer
 from fedstill.sites.policy import SitePolicy
@@ -161,6 +166,37 @@ def test_what_the_policy_does_not_allow_is_refused_with_a_reason(
     name, policy, changes, reason = CASES[case]
     site = make(0, **policy)
     assert reason in refused(site, federation(name, digits, [site], tmp_path / "run", **changes))
+
+
+def test_a_site_whose_public_data_are_others_refuses_before_it_spends(
+    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
+) -> None:
+    """The server says what its public records are, of whatever place; a site has its own by that name."""
+    write_data(tmp_path / "common.npz", digits.test)
+    write_data(tmp_path / "shuffled.npz", digits.test[torch.randperm(len(digits.test), generator=stream(0))])
+    task = Experiment(
+        data="digits", clients=2, model="convnet:width=8,depth=2", public=str(tmp_path / "common.npz"), noise="entropy"
+    )
+    method = spec_of("fedavg-p", digits).method
+
+    def made(place: str) -> dict[str, Any]:
+        (tmp_path / f"sites-{place}").mkdir()
+        policy = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 1.3}
+        policy["public"] = {str(tmp_path / "common.npz"): str(tmp_path / place)}
+        sites = [make_site(tmp_path / f"sites-{place}", digits, client, **policy) for client in range(2)]
+        job = Job(task, method, tmp_path / f"run-{place}", name="fedavg-p")
+        return run(job, sites=lambda spec: nullcontext(Direct(sites, spec)))  # type: ignore[arg-type, return-value]
+
+    assert made("common.npz")["guarantee"]["holds"]
+    with pytest.raises(TooFewReplies, match=r"public data '.*' have label .* at record 0, the run's"):
+        made("shuffled.npz")
+    ledgers = [tmp_path / f"sites-{name}" / "site-0" / "state" / "ledger" for name in ("common.npz", "shuffled.npz")]
+    assert [len((ledger / "ledger.jsonl").read_text().splitlines()) for ledger in ledgers] == [1, 0]
+    spec = spec_of("fedavg-p", digits).replace(public_sample={"records": 2, "labels": (0, 1), "means": (1.0, 2.0)})
+    lies = json.loads(spec.text())
+    for change in ({"records": 3}, {"labels": [0]}, {"means": [1.0, float("nan")]}, {"records": 0}, {"labels": []}):
+        with pytest.raises(Refused, match="the run's spec is invalid: 'public_sample"):
+            RunSpec.read(json.dumps({**lies, "public_sample": {**lies["public_sample"], **change}}))
 
 
 def test_code_of_others_is_run_only_where_the_policy_says_so(

@@ -1,5 +1,7 @@
 """Public data: records that the server and all clients have, converted to the shape of the task's records."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -13,6 +15,8 @@ from fedstill.seeds import stream
 _CHUNK_BYTES = 64 * 2**20
 """Size of a converted chunk in float32."""
 _UNLABELED = ":unlabeled"
+SAMPLED = 64
+"""Maximum number of public records that a server describes to its sites."""
 
 
 def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *, size: int | None = None) -> Records:
@@ -43,7 +47,7 @@ def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *
             f"public data {spec!r} are some of a simulation's own records; real sites need a data set that all have"
         )
     name = spec.removesuffix(_UNLABELED)
-    if name.split("=")[0] == "noise":
+    if is_noise(name):
         return _noise(name, like_shape, normalisation)
     data = sources.load(name, size=None if name in KNOWN else size)  # known sets have one size
     if len(like_shape) == 1 or data.train.are_vectors:
@@ -69,6 +73,11 @@ def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *
     return Records(images, labels, data.train.num_classes, normalisation)
 
 
+def is_noise(spec: str) -> bool:
+    """Whether public records are synthetic."""
+    return spec.removesuffix(_UNLABELED).split("=")[0] == "noise"
+
+
 def is_own(spec: str) -> bool:
     """Whether public records come from a file or folder here."""
     return held_out_count(spec) is None and places.is_own(spec.removesuffix(_UNLABELED))
@@ -81,9 +90,36 @@ def fingerprint(spec: str, size: int | None = None) -> str | None:
         ValueError: as `load`.
     """
     name = spec.removesuffix(_UNLABELED)
-    if held_out_count(spec) is not None or name.split("=")[0] == "noise":
+    if held_out_count(spec) is not None or is_noise(name):
         return None
     return sources.fingerprint(name, size=None if name in KNOWN else size)
+
+
+def sample(records: Records) -> tuple[list[int], list[float]]:
+    """The labels and mean values of up to `SAMPLED` records in even steps.
+
+    Means are of an image's pixels, from 0 to 255, or of a vector's values; rounded to 3 decimals.
+    """
+    count = min(len(records), SAMPLED)
+    some = records[torch.tensor([i * len(records) // count for i in range(count)])]
+    means = some.images.flatten(1).double().mean(1)
+    return some.labels.tolist(), [round(mean, 3) for mean in means.tolist()]
+
+
+def difference(records: Records, number: int, labels: Sequence[int], means: Sequence[float]) -> str | None:
+    """How ``records`` differ from the ``number`` that have this `sample`, in words; None if they do not.
+
+    Means may differ by 4 levels of a pixel, since decoders of pictures differ; of vectors by 0.01, times the mean where
+    that is above 1.
+    """
+    if len(records) != number:
+        return f"are {len(records)} records, the run's are {number}"
+    tolerance = 0.01 if records.are_vectors else 4.0
+    for place, (label, mean, its_label, its_mean) in enumerate(zip(*sample(records), labels, means, strict=True)):
+        if label != its_label or abs(mean - its_mean) > tolerance * max(1.0, abs(its_mean) * records.are_vectors):
+            record = place * number // len(labels)
+            return f"have label {label} and mean {mean:g} at record {record}, the run's {its_label} and {its_mean:g}"
+    return None
 
 
 def _vectors(

@@ -16,10 +16,12 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    model_validator,
 )
 from torch import Tensor, nn
 
 from fedstill import methods, models, schema, seeds
+from fedstill.data.public import SAMPLED
 from fedstill.protocol import Method, shared_part
 from fedstill.records import Normalisation, Records
 from fedstill.settings import Settings
@@ -47,6 +49,26 @@ def _image_or_vector(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _plain(value: Method | dict[str, Any]) -> dict[str, Any]:
     return value.model_dump(mode="json") if isinstance(value, Method) else value
+
+
+class PublicSample(Settings):
+    """What a server says of its public records, so that a site notices that its own are others."""
+
+    records: PositiveInt
+    """Number of all public records."""
+    labels: Annotated[tuple[NonNegativeInt, ...], Len(1, SAMPLED)]
+    """Labels of the sample."""
+    means: Annotated[tuple[float, ...], Len(1, SAMPLED)]
+    """Mean value of each record of the sample, as `fedstill.data.public.sample` computes it."""
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        if not len(self.labels) == len(self.means) == min(self.records, SAMPLED):
+            raise ValueError(
+                f"{len(self.labels)} labels and {len(self.means)} means describe {self.records} records; "
+                f"{min(self.records, SAMPLED)} of both are needed"
+            )
+        return self
 
 
 class RunSpec(Settings):
@@ -94,6 +116,8 @@ class RunSpec(Settings):
     """Backbone that every client has, as `fedstill.data.backbones.load` takes it; records are its vectors."""
     backbone: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that backbone."""
+    public_sample: PublicSample | None = None
+    """Sample of the public records, if they are of a data set that real sites have."""
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
@@ -223,5 +247,5 @@ def _first(error: Exception) -> str:
     return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
-_LATER = ("features", "backbone")
+_LATER = ("features", "backbone", "public_sample")
 """Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

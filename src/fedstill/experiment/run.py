@@ -128,6 +128,11 @@ def _run(
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
+    public_records = data_of_clients.public()
+    if sites is not None and public_records is not None and not public.is_noise(str(experiment.public)):
+        labels, means = public.sample(public_records)
+        stated = {"records": len(public_records), "labels": tuple(labels), "means": tuple(means)}
+        spec = spec.replace(public_sample=stated)
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
@@ -147,7 +152,7 @@ def _run(
             num_clients=experiment.clients,
             folder=job.out,
             test=task.test,
-            public=data_of_clients.public(),
+            public=public_records,
             min_clients=experiment.min_clients,
             keep_replies=experiment.keep_replies,
             evaluate_every=experiment.evaluate_every,

@@ -120,6 +120,7 @@ class _Answer:
         )
         question = site.read(self._request, header)
         decisions.check_approval(policy, self._run, self._text, step)
+        data.check_public()
         questions = Questions(policy, self._run, self._text)
         questions.ask()
         return site, data, question, questions
@@ -188,6 +189,22 @@ class SiteData:
                 f"the site's backbone '{name}' has the SHA-256 {digest[:16]}..., the run's {str(expected)[:16]}..."
             )
 
+    def check_public(self) -> None:
+        """Compare the public records with those that the server describes.
+
+        Raises:
+            Refused: the site can't load them, or they are others.
+        """
+        stated, name = self._spec.public_sample, schema.clean(str(self._spec.public))
+        if stated is None:
+            return
+        try:
+            found = self.public()
+        except ValueError as error:
+            raise schema.Refused(f"the site can't load its public data '{name}' (public)") from error
+        if found is not None and (words := public.difference(found, stated.records, stated.labels, stated.means)):
+            raise schema.Refused(f"the site's public data '{name}' {words}; both need the same in one order (public)")
+
     def check(self) -> None:
         """Read the records.
 
@@ -242,6 +259,10 @@ class SiteData:
 
     def public(self) -> Records | None:
         """The public records, from the place that the policy names."""
+        return self._public
+
+    @cached_property
+    def _public(self) -> Records | None:
         spec = self._spec.public
         if spec is None:
             return None
