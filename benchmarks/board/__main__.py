@@ -76,17 +76,24 @@ def spent() -> float:
 
 
 def guess() -> dict[Job, float]:
-    """Seconds of each missing job: the mean of those of its row that are done in the most similar cells.
+    """Seconds of each missing job: the mean of those of its row done in the most similar cells, on their last date.
 
     Before any is done, ``seconds`` in ``methods.json``. A hundred clients count twice, an attack as two runs.
     """
     found: dict[tuple[Any, ...], list[float]] = {}
-    for row in [*rows(), *read(TRIES)]:
+    dates: dict[tuple[Any, ...], str] = {}
+
+    def add(similar: tuple[Any, ...], date: str, cost: float) -> None:
+        if dates.setdefault(similar, date) < date:  # an older version, or another machine
+            dates[similar], found[similar] = date, []
+        found.setdefault(similar, []).append(cost)
+
+    for row in sorted([*rows(), *read(TRIES)], key=lambda row: str(row["date"])):
         label, data, clients = row["label"], row["data"], row.get("clients", 10)
         for similar in ((label, data, clients), (label, clients), (label,)):
-            found.setdefault(similar, []).append(seconds(row))
+            add(similar, row["date"], seconds(row))
             if "attack_seconds" in row:
-                found.setdefault(("attack", *similar), []).append(row["attack_seconds"])
+                add(("attack", *similar), row["date"], row["attack_seconds"])
 
     def of(job: Job) -> float:
         label, (data, _, clients, _) = job.label, job.cell

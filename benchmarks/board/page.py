@@ -286,11 +286,12 @@ one that its runs have.
 COMMANDS = """## How it is made
 
 Seconds are those of the processor on a busy machine, one thread: of one client, and of the server with the evaluation
-on 10,000 test records. TPR: RMIA with two reference runs (`fedstill attack`), true positives at 1 % false positives
-and their 95 % interval, on the client with the most records, seed 0. "fens" asks its clients again for a small
-aggregator after their one upload. Left out: methods with a model for each client (FedRD with records, FedCGS's
-personal form), since their accuracies are not those of one model; `dense-published`, which is DENSE with other
-constants; FAFI and FedSD2C, whose clients train for as long as a whole row here.
+on 10,000 test records; until 2026-11-24 also with that of every model that was uploaded. TPR: RMIA with two reference
+runs (`fedstill attack`), true positives at 1 % false positives and their 95 % interval, on the client with the most
+records, seed 0. "fens" asks its clients again for a small aggregator after their one upload. Left out: methods with a
+model for each client (FedRD with records, FedCGS's personal form), since their accuracies are not those of one model;
+`dense-published`, which is DENSE with other constants; FAFI and FedSD2C, whose clients train for as long as a whole row
+here.
 
 A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and
 digest of the final weights. Its command repeats it to the bit, for example
