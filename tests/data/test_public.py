@@ -190,41 +190,38 @@ def test_a_run_with_a_bad_number_of_images_ends_in_that_sentence(tmp_path: Path)
         run(Job(experiment, methods.find("fedavg-p")(), tmp_path / "run"))
 
 
-def described(records: Records) -> tuple[int, list[int], list[float]]:
-    return len(records), *public.sample(records)
-
-
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 900])
 def test_a_sample_spans_the_records_and_fits_them(digits: sources.DataSet, count: int) -> None:
     records = digits.train[:count]
-    number, labels, means = described(records)
+    stated = public.sample(records)
+    labels, means = stated["labels"], stated["means"]
     assert len(labels) == len(means) == min(count, public.SAMPLED)
     assert labels[0] == int(records.labels[0]) and means[0] == round(float(records.images[0].double().mean()), 3)
-    assert public.difference(records, number, labels, means) is None
+    assert public.difference(records, stated) is None
 
 
 def test_other_public_records_are_noticed_and_another_decoder_is_not(digits: sources.DataSet) -> None:
     records = digits.train[:500]
-    stated = described(records)
+    stated = public.sample(records)
     noise = torch.randint(-4, 5, records.images.shape, generator=stream(0))
     decoded = (records.images.int() + noise).clamp(0, 255).to(torch.uint8)
-    assert public.difference(replace(records, images=decoded), *stated) is None
-    assert public.difference(records[:499], *stated) == "are 499 records, the run's are 500"
+    assert public.difference(replace(records, images=decoded), stated) is None
+    assert public.difference(records[:499], stated) == "are 499 records, the run's are 500"
     order = torch.randperm(500, generator=stream(1))
     for others in (records[order], digits.train[500:1000], replace(records, images=255 - records.images)):
-        assert "at record" in str(public.difference(others, *stated))
+        assert "at record" in str(public.difference(others, stated))
     relabelled = replace(records, labels=records.labels.clone().index_fill(0, torch.tensor([0]), 9))
-    assert str(public.difference(relabelled, *stated)).startswith("have label 9 and mean ")
+    assert str(public.difference(relabelled, stated)).startswith("have label 9 and mean ")
 
 
 def test_vectors_are_compared_on_their_own_scale() -> None:
     generator, task = stream(2), Normalisation((0.0,) * 4, (1.0,) * 4)
     values = torch.randn(100, 4, generator=generator) * torch.tensor([1.0, 1e3, 1e-3, 1.0])
     records = Records(values, torch.zeros(100, dtype=torch.int64), 1, task)
-    stated = described(records)
-    assert public.difference(replace(records, images=values * (1 + 1e-5)), *stated) is None
-    assert public.difference(replace(records, images=values * 1.1), *stated)
-    assert public.difference(replace(records, images=values.flip(0)), *stated)
+    stated = public.sample(records)
+    assert public.difference(replace(records, images=values * (1 + 1e-5)), stated) is None
+    assert public.difference(replace(records, images=values * 1.1), stated)
+    assert public.difference(replace(records, images=values.flip(0)), stated)
 
 
 @pytest.mark.slow

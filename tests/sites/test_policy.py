@@ -1,6 +1,7 @@
 """What a real site answers and refuses, by its own policy; nothing private leaves and no budget is lost."""
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from real_sites import RUN, Direct, federation, make_site, spec_of, write_data
 
 from fedstill import methods, models, wire
+from fedstill.data import public
 from fedstill.data.features import rows_of
 from fedstill.data.sources import DataSet
 from fedstill.distill.public_map import PublicFeatures
@@ -169,9 +171,10 @@ def test_what_the_policy_does_not_allow_is_refused_with_a_reason(
 
 
 def test_a_site_whose_public_data_are_others_refuses_before_it_spends(
-    digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path
+    digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server says what its public records are, of whatever place; a site has its own by that name."""
+    specs: list[str] = []
     write_data(tmp_path / "common.npz", digits.test)
     write_data(tmp_path / "shuffled.npz", digits.test[torch.randperm(len(digits.test), generator=stream(0))])
     task = Experiment(
@@ -180,18 +183,27 @@ def test_a_site_whose_public_data_are_others_refuses_before_it_spends(
     method = spec_of("fedavg-p", digits).method
 
     def made(place: str) -> dict[str, Any]:
-        (tmp_path / f"sites-{place}").mkdir()
+        (tmp_path / f"sites-{place}").mkdir(exist_ok=True)
         policy = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 1.3}
         policy["public"] = {str(tmp_path / "common.npz"): str(tmp_path / place)}
         sites = [make_site(tmp_path / f"sites-{place}", digits, client, **policy) for client in range(2)]
-        job = Job(task, method, tmp_path / f"run-{place}", name="fedavg-p")
-        return run(job, sites=lambda spec: nullcontext(Direct(sites, spec)))  # type: ignore[arg-type, return-value]
+
+        def connect(spec: RunSpec) -> Any:
+            specs.append(spec.text())
+            return nullcontext(Direct(sites, spec))
+
+        return run(Job(task, method, tmp_path / f"run-{place}", name="fedavg-p"), sites=connect)
 
     assert made("common.npz")["guarantee"]["holds"]
     with pytest.raises(TooFewReplies, match=r"public data '.*' have label .* at record 0, the run's"):
         made("shuffled.npz")
     ledgers = [tmp_path / f"sites-{name}" / "site-0" / "state" / "ledger" for name in ("common.npz", "shuffled.npz")]
     assert [len((ledger / "ledger.jsonl").read_text().splitlines()) for ledger in ledgers] == [1, 0]
+    shutil.rmtree(tmp_path / "sites-shuffled.npz")
+    monkeypatch.setattr(public, "sample", lambda _: pytest.fail("another decoder would make it another run"))
+    with pytest.raises(pytest.fail.Exception):
+        made("shuffled.npz")  # by the sites, not by the server
+    assert specs[2] == specs[1] != specs[0]
     spec = spec_of("fedavg-p", digits).replace(public_sample={"records": 2, "labels": (0, 1), "means": (1.0, 2.0)})
     lies = json.loads(spec.text())
     for change in ({"records": 3}, {"labels": [0]}, {"means": [1.0, float("nan")]}, {"records": 0}, {"labels": []}):

@@ -1,6 +1,7 @@
 """Public data: records that the server and all clients have, converted to the shape of the task's records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
@@ -95,29 +96,32 @@ def fingerprint(spec: str, size: int | None = None) -> str | None:
     return sources.fingerprint(name, size=None if name in KNOWN else size)
 
 
-def sample(records: Records) -> tuple[list[int], list[float]]:
-    """The labels and mean values of up to `SAMPLED` records in even steps.
+def sample(records: Records) -> dict[str, Any]:
+    """What a server tells its sites of the public records (a `fedstill.engines.run_spec.PublicSample`).
 
-    Means are of an image's pixels, from 0 to 255, or of a vector's values; rounded to 3 decimals.
+    The number of records, and labels and mean values of up to `SAMPLED` of them in even steps. Means are of an image's
+    pixels, from 0 to 255, or of a vector's values; rounded to 3 decimals.
     """
     count = min(len(records), SAMPLED)
     some = records[torch.tensor([i * len(records) // count for i in range(count)])]
-    means = some.images.flatten(1).double().mean(1)
-    return some.labels.tolist(), [round(mean, 3) for mean in means.tolist()]
+    means = [round(mean, 3) for mean in some.images.flatten(1).double().mean(1).tolist()]
+    return {"records": len(records), "labels": some.labels.tolist(), "means": means}
 
 
-def difference(records: Records, number: int, labels: Sequence[int], means: Sequence[float]) -> str | None:
-    """How ``records`` differ from the ``number`` that have this `sample`, in words; None if they do not.
+def difference(records: Records, stated: Mapping[str, Any]) -> str | None:
+    """How ``records`` differ from those that a `sample` states, in words; None if they do not.
 
     Means may differ by 4 levels of a pixel, since decoders of pictures differ; of vectors by 0.01, times the mean where
     that is above 1.
     """
+    number, own = stated["records"], sample(records)
     if len(records) != number:
         return f"are {len(records)} records, the run's are {number}"
     tolerance = 0.01 if records.are_vectors else 4.0
-    for place, (label, mean, its_label, its_mean) in enumerate(zip(*sample(records), labels, means, strict=True)):
+    rows = zip(own["labels"], own["means"], stated["labels"], stated["means"], strict=True)
+    for place, (label, mean, its_label, its_mean) in enumerate(rows):
         if label != its_label or abs(mean - its_mean) > tolerance * max(1.0, abs(its_mean) * records.are_vectors):
-            record = place * number // len(labels)
+            record = place * number // len(own["labels"])
             return f"have label {label} and mean {mean:g} at record {record}, the run's {its_label} and {its_mean:g}"
     return None
 

@@ -129,11 +129,13 @@ def _run(
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
     public_records = data_of_clients.public()
+    origin: dict[str, Any] = {}
+    if begun is not None:
+        origin = begun.model_dump(include={"extends", "answers", "public_sample"}, exclude_none=True)
     if sites is not None and public_records is not None and not public.is_noise(str(experiment.public)):
-        labels, means = public.sample(public_records)
-        stated = {"records": len(public_records), "labels": tuple(labels), "means": tuple(means)}
-        spec = spec.replace(public_sample=stated)
-    origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
+        if "public_sample" not in origin:  # else as it was: sites name their state by all of the spec
+            origin["public_sample"] = public.sample(public_records)
+        spec = spec.replace(public_sample=origin["public_sample"])
     folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
     if is_first and (source := origin.get("answers") or origin.get("extends")):

@@ -34,6 +34,7 @@ class Config(Part):
         version: the version of fedstill.
         fingerprint: the digest of the data set.
         public_fingerprint: the digest of the data set of the public records; absent for noise and for held records.
+        public_sample: what real sites are told of the public records (`fedstill.engines.run_spec.PublicSample`).
         run: the run's random number; absent in early versions.
         extends: the finished run that this run extends.
         answers: the finished run whose replies this run uses.
@@ -47,14 +48,16 @@ class Config(Part):
     version: str | None = None
     fingerprint: str | None = None
     public_fingerprint: str | None = None
+    public_sample: dict[str, Any] | None = None
     run: str | None = None
     extends: str | None = None
     answers: str | None = None
 
     @property
-    def origin(self) -> dict[str, str]:
-        """The digests of the records and the run's number, which a run on this run's replies takes over."""
-        return self.model_dump(include={"fingerprint", "public_fingerprint", "run"}, exclude_none=True)
+    def origin(self) -> dict[str, Any]:
+        """The facts of the records and the run's number, which a run on this run's replies takes over."""
+        names = {"fingerprint", "public_fingerprint", "public_sample", "run"}
+        return self.model_dump(include=names, exclude_none=True)
 
     @property
     def content(self) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class SiteData:
             found = self.public()
         except ValueError as error:
             raise schema.Refused(f"the site can't load its public data '{name}' (public)") from error
-        if found is not None and (words := public.difference(found, stated.records, stated.labels, stated.means)):
+        if found is not None and (words := public.difference(found, dict(stated))):
             raise schema.Refused(f"the site's public data '{name}' {words}; both need the same in one order (public)")
 
     def check(self) -> None:
