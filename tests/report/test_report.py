@@ -229,11 +229,11 @@ def test_the_report_has_what_methods_logged_last(tmp_path: Path) -> None:
         lines = [{"round": 1, "accuracy": 0.1, "ensemble": 0.2}, {"round": 2, "accuracy": 0.3, "ensemble": share}]
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = [read_run(run) for run in (*runs, write_run(tmp_path / "avg", label="fedavg"))]
-    assert tables.logged(only_task(records)) == (("method", "ensemble"), [("dense", "0.45")])
+    assert tables.logged(only_task(records)) == (("method", "ensemble, %"), [("dense", "45.00")])
     write_report(records, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert '<th scope="col" class="">ensemble</th>' in page
-    assert '<td class="">0.45</td>' in page
+    assert '<th scope="col" class="">ensemble, %</th>' in page
+    assert '<td class="">45.00</td>' in page
 
 
 def test_a_narrow_terminal_breaks_words_and_no_number(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ _LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
 """Columns that a narrow terminal lacks, the first of them first."""
 _OWN_PLACE = {"round", "accuracy", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
 """Logged numbers with their own columns or figures."""
+_ACCURACIES = {"ensemble", "average", "clients_alone"}
+"""Logged numbers that are accuracies in [0, 1], and are shown in percent (`fedstill.methods.uploads`)."""
 
 
 def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
@@ -144,12 +146,14 @@ def logged(task: Task) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         for name, value in (pair for run in row.runs if run.metrics for pair in others(run.metrics[-1]).items()):
             values.setdefault(name, []).append(value)
     names = list(dict.fromkeys(name for values in last.values() for name in values))
-    lines = [
-        (name_of_row, *(f"{np.mean(values[name]):.4g}" if name in values else "–" for name in names))
-        for name_of_row, values in last.items()
-        if values
-    ]
-    return ("method", *names), lines
+
+    def cell(name: str, values: list[float] | None) -> str:
+        if values is None:
+            return "–"
+        return accuracy_words(float(np.mean(values)), None) if name in _ACCURACIES else f"{np.mean(values):.4g}"
+
+    lines = [(row, *(cell(name, values.get(name)) for name in names)) for row, values in last.items() if values]
+    return ("method", *(f"{name}, %" if name in _ACCURACIES else name for name in names)), lines
 
 
 def others(metric: Mapping[str, Any]) -> dict[str, float]:
