@@ -40,6 +40,11 @@ def test_each_part_of_the_metric_by_hand(part: int, now: int, rounds: int, metri
     assert only(part).metric(SEEN, now, rounds) == pytest.approx(metric, rel=1e-5)
 
 
+def test_a_fall_of_the_loss_can_be_read_by_its_magnitude() -> None:
+    other = Feedback(weights=(0.0, 1.0, 0.0, 0.0), loss_fall="magnitude")
+    assert [other.metric(SEEN, now, 10) for now in (1, 3)] == pytest.approx([75.0, 100 * (1 - 0.25 / 2)])
+
+
 def test_the_metric_is_the_weighted_sum() -> None:
     alone = [only(part).metric(SEEN, 3, 10) for part in range(4)]
     both = Feedback(weights=(0.1, 0.2, 0.3, 0.4)).metric(SEEN, 3, 10)

@@ -5,7 +5,7 @@ paper prints neither weights, thresholds nor factors.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt, Le
@@ -48,6 +48,9 @@ class Feedback(Settings):
     """Weights of the model's change, of loss, of accuracy and of time in the metric (w_g, w_l, w_a, w_t)."""
     time_slope: PositiveFloat = 10.0
     """Steepness of M_t. The paper's formula has 1 and spans only 38 to 62."""
+    loss_fall: Literal["signed", "magnitude"] = "signed"
+    """Loss's part of the metric where the loss falls by r < 0, relatively; the sign is lost in print: 100 (1 - r), which
+    is cut to 100, or 100 (1 - |r|)."""
     coldest: PositiveFloat = 2.0
     """Smallest temperature of distillation (rho_min)."""
     hottest: PositiveFloat = 3.0
@@ -73,7 +76,8 @@ class Feedback(Settings):
         """Stability of training after round ``now`` of ``rounds``, from 0 to 100 if the weights sum to 1.
 
         ``M_g = max(100 (1 - |g_t - g_avg| / g_avg), 0)`` with ``g_avg`` the mean of g_1 to g_{t-1};
-        ``M_l = 100 (1 - r)`` for ``r = (L_t - L_{t-1}) / L_{t-1} < 0``, else ``100 max(1 - r / 2, 0)``;
+        ``M_l = 100 (1 - r)`` (or ``100 (1 - |r|)``, see `loss_fall`) for ``r = (L_t - L_{t-1}) / L_{t-1} < 0``, else
+        ``100 max(1 - r / 2, 0)``;
         ``M_a = 100 |(a_t - a_{t-1}) / (a_{t-1} - a_{t-2})|``; ``M_t = 100 / (1 + exp(-slope (t / T - 1/2)))``. Each is
         clamped to [0, 100], or 0 if it lacks earlier rounds.
         """
@@ -83,7 +87,8 @@ class Feedback(Settings):
             parts[0] = 100 * (1 - abs(float(change[now]) - usual) / usual)
         if float(loss[now - 1]) > 0:
             rise = float(loss[now] / loss[now - 1]) - 1
-            parts[1] = 100 * (1 - rise) if rise < 0 else 100 * (1 - rise / 2)
+            falling = rise if self.loss_fall == "signed" else -rise
+            parts[1] = 100 * (1 - falling) if rise < 0 else 100 * (1 - rise / 2)
         if now >= 2:
             gain = abs(float(accuracy[now - 1] - accuracy[now - 2]))
             parts[2] = 100 * abs(float(accuracy[now] - accuracy[now - 1])) / max(gain, _LEAST_GAIN)
