@@ -49,8 +49,8 @@ class Feedback(Settings):
     time_slope: PositiveFloat = 10.0
     """Steepness of M_t. The paper's formula has 1 and spans only 38 to 62."""
     loss_fall: Literal["signed", "magnitude"] = "signed"
-    """Loss's part of the metric where the loss falls by a share r < 0, whose sign is lost in print: 100 (1 - r), which is
-    cut to 100, or 100 (1 - |r|)."""
+    """Loss's part of the metric where the loss falls by a share r < 0, whose sign is lost in print: 100 (1 - r), which
+    is cut to 100, or 100 (1 - |r|)."""
     coldest: PositiveFloat = 2.0
     """Smallest temperature of distillation (rho_min)."""
     hottest: PositiveFloat = 3.0
