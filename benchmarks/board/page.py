@@ -294,7 +294,9 @@ model for each client (FedRD with records, FedCGS's personal form), since their 
 here.
 
 A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and
-digest of the final weights. Its command repeats it to the bit, for example
+digest of the final weights. Its command repeats it, to the bit on the same kind of processor with one thread
+(`OMP_NUM_THREADS=1`). On another kind, three rows of 2026-11-23 that were repeated on 2026-11-25 (afl, fedavg, dense)
+had other digests, two the same accuracy and dense 18.7 in place of 18.6. For example
 
 ```sh
 {example}
