@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from fedstill import methods
 from fedstill.data import public, sources
+from fedstill.engines.run_spec import PublicSample
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -194,34 +196,43 @@ def test_a_run_with_a_bad_number_of_images_ends_in_that_sentence(tmp_path: Path)
 def test_a_sample_spans_the_records_and_fits_them(digits: sources.DataSet, count: int) -> None:
     records = digits.train[:count]
     stated = public.sample(records)
-    labels, means = stated["labels"], stated["means"]
-    assert len(labels) == len(means) == min(count, public.SAMPLED)
-    assert labels[0] == int(records.labels[0]) and means[0] == round(float(records.images[0].double().mean()), 3)
+    assert len(stated["sums"]) == min(count, public.SAMPLED)
     assert public.difference(records, stated) is None
+    PublicSample(**stated)
 
 
 def test_other_public_records_are_noticed_and_another_decoder_is_not(digits: sources.DataSet) -> None:
     records = digits.train[:500]
     stated = public.sample(records)
-    noise = torch.randint(-4, 5, records.images.shape, generator=stream(0))
-    decoded = (records.images.int() + noise).clamp(0, 255).to(torch.uint8)
-    assert public.difference(replace(records, images=decoded), stated) is None
-    assert public.difference(records[:499], stated) == "are 499 records, the run's are 500"
-    order = torch.randperm(500, generator=stream(1))
-    for others in (records[order], digits.train[500:1000], replace(records, images=255 - records.images)):
-        assert "at record" in str(public.difference(others, stated))
-    relabelled = replace(records, labels=records.labels.clone().index_fill(0, torch.tensor([0]), 9))
-    assert str(public.difference(relabelled, stated)).startswith("have label 9 and mean ")
+    for seed in range(20):
+        noise = torch.randint(-4, 5, records.images.shape, generator=stream(seed))
+        decoded = (records.images.int() + noise).clamp(0, 255).to(torch.uint8)
+        assert public.difference(replace(records, images=decoded), stated) is None
+    assert public.difference(records[:499], stated) == "there are 499 records, in the run 500"
+    relabelled = replace(records, labels=records.labels.clone().index_fill(0, torch.tensor([7]), 9))
+    assert public.difference(relabelled, stated) == "the labels differ"
+    bare = replace(records, labels=torch.zeros_like(records.labels))
+    stated = public.sample(bare)
+    sampled = torch.tensor([i * 500 // 64 for i in range(64)])
+    order = torch.arange(500)
+    rest = order[~torch.isin(order, sampled)]
+    order[rest] = rest[torch.randperm(len(rest), generator=stream(1))]  # all but the sample
+    shuffled = torch.randperm(500, generator=stream(2))
+    for images in (255 - bare.images, bare.images.flip(3), bare.images[shuffled], digits.train[500:1000].images):
+        assert str(public.difference(replace(bare, images=images), stated)).startswith("record ")
+    assert public.difference(replace(bare, images=bare.images[order]), stated) == "their order differs"
 
 
-def test_vectors_are_compared_on_their_own_scale() -> None:
-    generator, task = stream(2), Normalisation((0.0,) * 4, (1.0,) * 4)
-    values = torch.randn(100, 4, generator=generator) * torch.tensor([1.0, 1e3, 1e-3, 1.0])
-    records = Records(values, torch.zeros(100, dtype=torch.int64), 1, task)
-    stated = public.sample(records)
-    assert public.difference(replace(records, images=values * (1 + 1e-5)), stated) is None
-    assert public.difference(replace(records, images=values * 1.1), stated)
-    assert public.difference(replace(records, images=values.flip(0)), stated)
+def test_vectors_of_any_scale_are_compared_with_each_other() -> None:
+    generator, task = stream(3), Normalisation((0.0,) * 16, (1.0,) * 16)
+    for scale in (1e-6, 1.0, 1e6):
+        values = nn.functional.normalize(torch.randn(100, 16, generator=generator)) * scale
+        values = values - values.mean(1, keepdim=True)  # as a layer norm, whose means tell nothing
+        records = Records(values, torch.zeros(100, dtype=torch.int64), 1, task)
+        stated = public.sample(records)
+        assert public.difference(replace(records, images=values * (1 + 1e-5)), stated) is None
+        for others in (values * 1.1, values.flip(0), values.flip(1), -values):
+            assert public.difference(replace(records, images=others), stated)
 
 
 @pytest.mark.slow

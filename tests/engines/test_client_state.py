@@ -61,3 +61,21 @@ def test_a_damaged_state_is_refused_and_not_taken_for_unchanged(tmp_path: Path) 
     (tmp_path / "00000/000000.state").write_bytes(b"x" * 40)
     with pytest.raises(Damaged, match="its checksum differs"):
         files.write(1, state_of(1))
+
+
+def test_a_real_site_notices_that_its_newest_state_is_gone(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path / "00000", "put its newest copy back")
+    for exchange in range(3):
+        assert files.read(exchange).keys() == state_of(exchange).keys()
+        files.write(exchange, state_of(exchange + 1))
+    assert torch.equal(files.read(2)["w"], state_of(2)["w"])  # asked again
+    files.write(2, state_of(3))
+    files.write(3, state_of(3))  # unchanged
+    assert torch.equal(files.read(7)["w"], state_of(3)["w"])
+    (tmp_path / "00000" / "000002.state").unlink()
+    with pytest.raises(Damaged, match="no state from before request 3 any more; put its newest copy back"):
+        files.read(3)
+    assert torch.equal(files.read(2)["w"], state_of(2)["w"])
+    (tmp_path / "00000" / "newest").write_text("no number")
+    with pytest.raises(Damaged, match="newest is damaged; put its newest copy back"):
+        files.read(3)

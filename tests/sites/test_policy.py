@@ -32,7 +32,8 @@ from fedstill.models import pretrained
 from fedstill.records import Normalisation, Records
 from fedstill.schema import Refused
 from fedstill.seeds import stream
-from fedstill.sites import setup
+from fedstill.sites import answer as answers
+from fedstill.sites import decisions, setup
 from fedstill.sites.answer import answer
 from fedstill.sites.policy import SitePolicy
 from fedstill.weights import state
@@ -195,20 +196,105 @@ def test_a_site_whose_public_data_are_others_refuses_before_it_spends(
         return run(Job(task, method, tmp_path / f"run-{place}", name="fedavg-p"), sites=connect)
 
     assert made("common.npz")["guarantee"]["holds"]
-    with pytest.raises(TooFewReplies, match=r"public data '.*' have label .* at record 0, the run's"):
+    with pytest.raises(TooFewReplies, match=r"public data '.*' are not the server's") as stopped:
         made("shuffled.npz")
-    ledgers = [tmp_path / f"sites-{name}" / "site-0" / "state" / "ledger" for name in ("common.npz", "shuffled.npz")]
-    assert [len((ledger / "ledger.jsonl").read_text().splitlines()) for ledger in ledgers] == [1, 0]
+    assert "differ" not in str(stopped.value)  # how, is the site's own business
+    places = [tmp_path / f"sites-{name}" / "site-0" / "state" for name in ("common.npz", "shuffled.npz")]
+    assert [len((state / "ledger" / "ledger.jsonl").read_text().splitlines()) for state in places] == [1, 0]
+    assert "the labels differ" in (places[1] / "log.jsonl").read_text()
+    (counted,) = places[1].glob("runs/*/questions.jsonl")
+    assert [json.loads(line)["what"] for line in counted.read_text().splitlines()] == ["asked", "ended"]
     shutil.rmtree(tmp_path / "sites-shuffled.npz")
     monkeypatch.setattr(public, "sample", lambda _: pytest.fail("another decoder would make it another run"))
     with pytest.raises(pytest.fail.Exception):
         made("shuffled.npz")  # by the sites, not by the server
     assert specs[2] == specs[1] != specs[0]
-    spec = spec_of("fedavg-p", digits).replace(public_sample={"records": 2, "labels": (0, 1), "means": (1.0, 2.0)})
-    lies = json.loads(spec.text())
-    for change in ({"records": 3}, {"labels": [0]}, {"means": [1.0, float("nan")]}, {"records": 0}, {"labels": []}):
+
+
+def test_a_lie_about_public_data_is_refused(digits: DataSet, make: Callable[..., SitePolicy], tmp_path: Path) -> None:
+    stated: dict[str, Any] = {"records": 2, "labels": "0" * 64, "sums": (0.5, 1.0), "total": 2.0}
+    spec = spec_of("fedavg-p", digits).replace(public_sample=stated)
+    text = json.loads(spec.text())
+    changes: list[dict[str, Any]] = [{"records": 3}, {"sums": [0.5]}, {"total": float("nan")}, {"records": 0}]
+    for change in [*changes, {"labels": "short"}, {"sums": [0.5, 1e999]}]:
         with pytest.raises(Refused, match="the run's spec is invalid: 'public_sample"):
-            RunSpec.read(json.dumps({**lies, "public_sample": {**lies["public_sample"], **change}}))
+            RunSpec.read(json.dumps({**text, "public_sample": {**stated, **change}}))
+    fed = federation("fedavg-p", digits, [site := make(0)], tmp_path / "run", public_sample=stated)
+    assert "describes public data of no data set" in refused(site, fed)  # noise is the same everywhere
+
+
+def test_a_resumed_run_sends_the_spec_that_it_began_with(digits: DataSet, tmp_path: Path) -> None:
+    """Sites name a run's state by its spec: another message limit made them release again, for the same epsilon."""
+    private = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 3.0}
+    sites = [make_site(tmp_path, digits, client, **private) for client in range(2)]
+
+    class Interrupted(Direct):
+        def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
+            for arrival in super().exchange(request, clients, sent):
+                if arrival.client == 1:
+                    raise OSError("died before the second reply arrived")
+                yield arrival
+
+    def go(way: type[Direct], **more: Any) -> dict[str, Any]:
+        task = {"data": "digits", "clients": 2, "model": "convnet:width=8,depth=2", "public": "noise=64", **more}
+        method = spec_of("fedavg-p", digits).method
+        job = Job(Experiment(**task, noise="entropy"), method, tmp_path / "run", name="fedavg-p")
+        return run(job, sites=lambda spec: nullcontext(way(sites, spec)))  # type: ignore[arg-type, return-value]
+
+    with pytest.raises(OSError, match="died"):
+        go(Interrupted)
+    with pytest.raises(ValueError, match=r"begun with max_message_mb = 512000000, now it is 600000000; the sites"):
+        go(Direct, max_message_mb=600)
+    assert go(Direct)["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert [len(spent(site)) for site in sites] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["fedgm-labels", "scaffold"])
+def test_records_that_change_during_a_run_end_its_replies(name: str, digits: DataSet, tmp_path: Path) -> None:
+    """Two releases of disjoint parts of the records would be of overlapping ones, for the same epsilon."""
+    few = {"training": {"epochs": 1}, "matching": {"nets": 1, "batch_size": 8}, "denoising": {"epochs": 1}}
+    local = {"lr": 0.05, "momentum": 0.0, "max_steps": 1}
+    method = methods.find(name)(**{"fedgm-labels": {"ipc": 1, **few}, "scaffold": {"rounds": 2, "local": local}}[name])
+    half = digits.train[:700]
+    site = make_site(tmp_path, digits, 0, half, methods=[name], public_images=True)
+
+    class Changing(Direct):
+        def exchange(self, request: bytes, clients: Any, sent: Any) -> Any:
+            if self.replies:
+                write_data(site.data, half[torch.randperm(700, generator=stream(0))])
+            yield from super().exchange(request, clients, sent)
+
+    task = Experiment(data="digits", clients=1, model="convnet:width=8,depth=2", noise="simulated")
+    way: list[Direct] = []
+
+    def connect(spec: RunSpec) -> Any:
+        way.append(Changing([site], spec))
+        return nullcontext(way[0])
+
+    with pytest.raises(TooFewReplies, match="the site gives no reply"):
+        run(Job(task, method, tmp_path / "run", name=name), sites=connect)
+    assert way[0].replies[1] == NO_REPLY
+    assert "the records have changed since the run's first question" in log(site)[-1]["detail"]
+
+
+def test_a_yes_holds_for_the_approved_spec_and_nothing_is_loaded_before_it(
+    digits: DataSet, make: Callable[..., SitePolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(0, approval="ask")
+    request = wire.pack({}, {"step": "update", "exchange": 0})
+    mild, greedy = (spec_of("fedavg", digits, seed=seed).text() for seed in (0, 1))
+    monkeypatch.setattr(answers, "_digest", lambda data: "0" * 64)  # as if the server had found a collision
+
+    def reply(text: str) -> str:
+        return str(wire.envelope(answer(site, text, request))["error"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSpec, "facts", property(lambda _: pytest.fail("the server's model was built")))
+        assert "waits for the approval" in reply(mild)
+    (waits,) = decisions.waiting(site)
+    decisions.decide(site, waits["run"], yes=True)
+    assert "the header has no object called 'fields'" in reply(mild)  # so it was read
+    assert "waits for the approval" in reply(greedy)
 
 
 def test_code_of_others_is_run_only_where_the_policy_says_so(

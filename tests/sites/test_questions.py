@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def test_a_clock_that_was_once_ahead_blocks_no_run(policy: SitePolicy, monkeypat
         ask(policy, "e")
     monkeypatch.setattr(time, "time", lambda: now + 1.001 * DAY)
     ask(policy, "e")
+
+
+def test_a_run_whose_state_is_gone_does_not_begin_anew(policy: SitePolicy) -> None:
+    ask(policy, "a")
+    shutil.rmtree(policy.state / "runs" / "a")
+    with pytest.raises(schema.Refused, match="lost the state of this run; start another run"):
+        ask(policy, "a")
+    ask(policy, "b")
+    (policy.state / "runs" / "b" / "spec.json").unlink()
+    with pytest.raises(schema.Refused, match="lost the state of this run; start another run"):
+        ask(policy, "b")
+
+
+def test_two_specs_of_one_name_are_two_runs(policy: SitePolicy) -> None:
+    """A run's name has 64 bits of a hash of its spec, which a patient server may find twice."""
+    ask(policy, "a")
+    with pytest.raises(schema.Refused, match="another run with other settings has this run's name"):
+        Questions(policy, "a", "another spec").ask()
 
 
 @pytest.mark.parametrize("line", [b"no object\n", b"{}\n", b"[]\n", b'{"time": "x", "what": 1}\n'])

@@ -1,5 +1,6 @@
 """Public data: records that the server and all clients have, converted to the shape of the task's records."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,31 +100,50 @@ def fingerprint(spec: str, size: int | None = None) -> str | None:
 def sample(records: Records) -> dict[str, Any]:
     """What a server tells its sites of the public records (a `fedstill.engines.run_spec.PublicSample`).
 
-    The number of records, and labels and mean values of up to `SAMPLED` of them in even steps. Means are of an image's
-    pixels, from 0 to 255, or of a vector's values; rounded to 3 decimals.
+    The number of records, the SHA-256 of all labels, and `_sums` of up to `SAMPLED` records in even steps and of all.
     """
     count = min(len(records), SAMPLED)
-    some = records[torch.tensor([i * len(records) // count for i in range(count)])]
-    means = [round(mean, 3) for mean in some.images.flatten(1).double().mean(1).tolist()]
-    return {"records": len(records), "labels": some.labels.tolist(), "means": means}
+    sums = _sums(records)
+    some = [sums[i * len(records) // count] for i in range(count)]
+    signs = torch.randint(2, (len(records),), generator=stream(0, "public order")).double() * 2 - 1
+    labels = hashlib.sha256(records.labels.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
+    total = float(signs @ sums) / len(records) ** 0.5
+    rounded = [float(f"{value:.6g}") for value in (*map(float, some), total)]
+    return {"records": len(records), "labels": labels, "sums": rounded[:-1], "total": rounded[-1]}
 
 
 def difference(records: Records, stated: Mapping[str, Any]) -> str | None:
     """How ``records`` differ from those that a `sample` states, in words; None if they do not.
 
-    Means may differ by 4 levels of a pixel, since decoders of pictures differ; of vectors by 0.01, times the mean where
-    that is above 1.
+    Sums may differ by 20 for images, which is five times what decoders of pictures that differ by 4 levels make of it,
+    and by a hundredth of their root mean square for vectors. So the order of records is compared as a whole, but a few
+    records between those of the sample may be others.
     """
-    number, own = stated["records"], sample(records)
-    if len(records) != number:
-        return f"are {len(records)} records, the run's are {number}"
-    tolerance = 0.01 if records.are_vectors else 4.0
-    rows = zip(own["labels"], own["means"], stated["labels"], stated["means"], strict=True)
-    for place, (label, mean, its_label, its_mean) in enumerate(rows):
-        if label != its_label or abs(mean - its_mean) > tolerance * max(1.0, abs(its_mean) * records.are_vectors):
-            record = place * number // len(own["labels"])
-            return f"have label {label} and mean {mean:g} at record {record}, the run's {its_label} and {its_mean:g}"
+    if len(records) != stated["records"]:
+        return f"there are {len(records)} records, in the run {stated['records']}"
+    own = sample(records)
+    if own["labels"] != stated["labels"]:
+        return "the labels differ"
+    tolerance = 20.0
+    if records.are_vectors:
+        tolerance = 0.01 * float(records.images.double().square().mean()) ** 0.5
+    rows = zip([*own["sums"], own["total"]], [*stated["sums"], stated["total"]], strict=True)
+    apart = [abs(here - there) for here, there in rows]
+    if not max(apart) <= tolerance:
+        place = next(i for i, difference in enumerate(apart) if not difference <= tolerance)
+        where = "their order" if place == len(own["sums"]) else f"record {place * len(records) // len(own['sums'])}"
+        return f"{where} differs"
     return None
+
+
+def _sums(records: Records) -> Float[Tensor, " n"]:
+    """``sum_i r_i x_i / sqrt(d)`` of each record, with public random signs r and pixels from 0 to 255."""
+    size = records.images[0].numel()
+    signs = torch.randint(2, (size,), generator=stream(0, "public signs")).float() * 2 - 1
+    chunk = max(1, _CHUNK_BYTES // (4 * size))
+    parts = torch.split(records.images.flatten(1), chunk)
+    sums: Tensor = torch.cat([part.float().cpu() @ signs for part in parts]).double() / size**0.5
+    return sums
 
 
 def _vectors(

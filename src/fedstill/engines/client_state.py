@@ -33,13 +33,15 @@ class StateFiles:
 
     Args:
         folder: the client's.
-        remedy: end of the sentence of `fedstill.files.Damaged`; by default that of a simulation.
+        remedy: end of the sentence of `fedstill.files.Damaged`; by default that of a simulation. With one, the client
+            is a real site, which keeps the number of its newest state apart, since its files live for long.
     """
 
     def __init__(self, folder: Path, remedy: str | None = None) -> None:
         self.folder = folder
         self._remedy = remedy or f"delete {folder.parent.parent} and run again"
         self._deleted = folder / "earlier-deleted"
+        self._newest = None if remedy is None else folder / "newest"
 
     def read(self, exchange: int) -> dict[str, Tensor]:
         """The state before request ``exchange``.
@@ -48,7 +50,9 @@ class StateFiles:
             fedstill.files.Damaged: it is damaged, or no longer kept, as after a reply before the last was deleted.
         """
         earlier = self._before(exchange)
-        if not earlier and self._deleted.exists():
+        newest = self._newest_number()
+        lost = 0 <= newest < exchange and not (earlier and int(earlier[-1].stem) >= newest)
+        if lost or (not earlier and self._deleted.exists()):
             raise files.Damaged(f"{self.folder} has no state from before request {exchange} any more; {self._remedy}")
         return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0] if earlier else {}
 
@@ -60,9 +64,20 @@ class StateFiles:
         if earlier and not place.exists() and files.read_checked(earlier[-1], self._remedy) == packed:
             return
         files.write_checked(place, packed)
+        if self._newest is not None:
+            files.write_bytes(self._newest, str(max(exchange, self._newest_number())).encode())
         for old in earlier[:-1]:
             self._deleted.touch()
             old.unlink()
+
+    def _newest_number(self) -> int:
+        """The request after which the newest state was written; -1 if there was none, or it is not kept apart."""
+        if self._newest is None or not self._newest.exists():
+            return -1
+        text = self._newest.read_text()
+        if not text.isdecimal():
+            raise files.Damaged(f"{self._newest} is damaged; {self._remedy}")
+        return int(text)
 
     def _before(self, exchange: int) -> list[Path]:
         """The files of states before request ``exchange``, in order."""

@@ -56,18 +56,17 @@ class PublicSample(Settings):
 
     records: PositiveInt
     """Number of all public records."""
-    labels: Annotated[tuple[NonNegativeInt, ...], Len(1, SAMPLED)]
-    """Labels of the sample."""
-    means: Annotated[tuple[float, ...], Len(1, SAMPLED)]
-    """Mean value of each record of the sample, as `fedstill.data.public.sample` computes it."""
+    labels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of all labels."""
+    sums: Annotated[tuple[float, ...], Len(1, SAMPLED)]
+    """Random sum of each record of the sample (`fedstill.data.public.sample`)."""
+    total: float
+    """Random sum of all records."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
-        if not len(self.labels) == len(self.means) == min(self.records, SAMPLED):
-            raise ValueError(
-                f"{len(self.labels)} labels and {len(self.means)} means describe {self.records} records; "
-                f"{min(self.records, SAMPLED)} of both are needed"
-            )
+        if len(self.sums) != (needed := min(self.records, SAMPLED)):
+            raise ValueError(f"{len(self.sums)} sums describe {self.records} records; {needed} are needed")
         return self
 
 

@@ -22,7 +22,7 @@ from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.site import Site
 from fedstill.engines.transport import Transport, Watcher, Watchers
-from fedstill.experiment import clients, config, overlap
+from fedstill.experiment import clients, config, overlap, told
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.finished import check_facts, public_facts
@@ -129,13 +129,10 @@ def _run(
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
     public_records = data_of_clients.public()
-    origin: dict[str, Any] = {}
-    if begun is not None:
-        origin = begun.model_dump(include={"extends", "answers", "public_sample"}, exclude_none=True)
-    if sites is not None and public_records is not None and not public.is_noise(str(experiment.public)):
-        if "public_sample" not in origin:  # else as it was: sites name their state by all of the spec
-            origin["public_sample"] = public.sample(public_records)
-        spec = spec.replace(public_sample=origin["public_sample"])
+    origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
+    if sites is not None:
+        spec = told.as_told(folder.path, begun, spec, public_records)
+        origin["spec"] = spec.text()
     folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
     if is_first and (source := origin.get("answers") or origin.get("extends")):

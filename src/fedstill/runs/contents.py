@@ -34,7 +34,7 @@ class Config(Part):
         version: the version of fedstill.
         fingerprint: the digest of the data set.
         public_fingerprint: the digest of the data set of the public records; absent for noise and for held records.
-        public_sample: what real sites are told of the public records (`fedstill.engines.run_spec.PublicSample`).
+        spec: the run's spec as real sites get it (`fedstill.engines.run_spec.RunSpec.text`).
         run: the run's random number; absent in early versions.
         extends: the finished run that this run extends.
         answers: the finished run whose replies this run uses.
@@ -48,15 +48,15 @@ class Config(Part):
     version: str | None = None
     fingerprint: str | None = None
     public_fingerprint: str | None = None
-    public_sample: dict[str, Any] | None = None
+    spec: str | None = None
     run: str | None = None
     extends: str | None = None
     answers: str | None = None
 
     @property
-    def origin(self) -> dict[str, Any]:
-        """The facts of the records and the run's number, which a run on this run's replies takes over."""
-        names = {"fingerprint", "public_fingerprint", "public_sample", "run"}
+    def origin(self) -> dict[str, str]:
+        """The digests of the records, the run's number and its spec, which a run on this run's replies takes over."""
+        names = {"fingerprint", "public_fingerprint", "run", "spec"}
         return self.model_dump(include=names, exclude_none=True)
 
     @property

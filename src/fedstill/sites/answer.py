@@ -4,24 +4,20 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
-import torch
 from filelock import FileLock
 
 from fedstill import schema, wire
-from fedstill.data import features, public, sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.site import NO_REPLY, Question, Site
-from fedstill.models import pretrained
 from fedstill.privacy.ledger import BudgetExceeded, Ledger
-from fedstill.records import Records
 from fedstill.sites import decisions, log, refusals, sent
 from fedstill.sites.consent import kind_of
 from fedstill.sites.ledger import Charge, SiteStore, open_ledger
 from fedstill.sites.policy import SitePolicy
 from fedstill.sites.questions import Questions
+from fedstill.sites.site_data import SiteData
 
 _LONGEST = 2000
 """Number of characters of a run's settings in a line of the log; the spec of an accepted run is stored as a whole."""
@@ -108,21 +104,26 @@ class _Answer:
         decisions.check_pause(policy)
         policy.check_run(spec, header.get("step"))
         policy.check_fields(spec.method, step)
-        data = SiteData(policy, spec)
+        decisions.check_approval(policy, self._run, self._text, step)  # before anything is loaded for the run
+        folder = policy.state / "runs" / self._run
+        data = SiteData(policy, spec, folder)
         data.check_backbone()
         site = Site(
             spec,
             data,
-            policy.state / "runs" / self._run,
+            folder,
             device=policy.device,
             threads=policy.threads,
             open_ledger=lambda _: _open_ledger(policy, spec, self._run, self._charged),
         )
         question = site.read(self._request, header)
-        decisions.check_approval(policy, self._run, self._text, step)
-        data.check_public()
         questions = Questions(policy, self._run, self._text)
         questions.ask()
+        try:
+            data.check_public()
+        except schema.Refused:
+            questions.end()
+            raise
         return site, data, question, questions
 
     def _charged(self, charge: Charge, store: SiteStore) -> None:
@@ -133,7 +134,9 @@ class _Answer:
     def _refusal(self, error: Exception, **header: object) -> bytes:
         reason = schema.clean(str(error), 500)
         reply = wire.pack({}, {"error": f"refused by the site: {reason}", **header})
-        self._note("waiting" if isinstance(error, decisions.Waiting) else "refused", reason, reply)
+        cause = error.__cause__  # for the site's operator alone
+        own = "" if cause is None else f" ({schema.clean(str(cause), 200)})"
+        self._note("waiting" if isinstance(error, decisions.Waiting) else "refused", reason + own, reply)
         return reply
 
     def _failure(self, error: Exception) -> bytes:
@@ -162,118 +165,3 @@ def _open_ledger(policy: SitePolicy, spec: RunSpec, run: str, charged: Callable[
         run_limit=None if spec.budget is None else (spec.budget, spec.delta),
         charged=charged,
     )
-
-
-class SiteData:
-    """The site's records in the form of the run's task (a `fedstill.engines.client.ClientData`), read when used."""
-
-    def __init__(self, policy: SitePolicy, spec: RunSpec) -> None:
-        self._policy = policy
-        self._spec = spec
-
-    def check_backbone(self) -> None:
-        """Compare the site's backbone with the run's, whatever the records are.
-
-        Raises:
-            Refused: the site can't load it, or it has another SHA-256.
-        """
-        name, expected = self._spec.features, self._spec.backbone
-        if name is None or name.startswith(features.OF_SHAPE):
-            return
-        try:
-            digest = pretrained.load(name, (), download=False).digest
-        except ValueError as error:
-            raise schema.Refused(f"the site can't load the backbone '{name}' (features)") from error
-        if digest != expected:
-            raise schema.Refused(
-                f"the site's backbone '{name}' has the SHA-256 {digest[:16]}..., the run's {str(expected)[:16]}..."
-            )
-
-    def check_public(self) -> None:
-        """Compare the public records with those that the server describes.
-
-        Raises:
-            Refused: the site can't load them, or they are others.
-        """
-        stated, name = self._spec.public_sample, schema.clean(str(self._spec.public))
-        if stated is None:
-            return
-        try:
-            found = self.public()
-        except ValueError as error:
-            raise schema.Refused(f"the site can't load its public data '{name}' (public)") from error
-        if found is not None and (words := public.difference(found, dict(stated))):
-            raise schema.Refused(f"the site's public data '{name}' {words}; both need the same in one order (public)")
-
-    def check(self) -> None:
-        """Read the records.
-
-        Raises:
-            Refused: they do not fit the run's task, or they are too few.
-        """
-        if len(self.own[0]) < self._policy.min_records:
-            raise schema.Refused(
-                f"the site has {len(self.own[0])} records; its minimum is {self._policy.min_records} (min_records)"
-            )
-
-    @cached_property
-    def own(self) -> tuple[Records, Records]:
-        """Training and test records.
-
-        Raises:
-            Refused: the records do not fit the run's task.
-        """
-        policy, spec = self._policy, self._spec
-        place, cache_dir = str(policy.data), policy.state / "data"
-        if spec.features is None:
-            part = sources.load_part(place, size=policy.size, cache_dir=cache_dir)
-        else:
-            part = features.load_part(
-                place,
-                spec.features,
-                str(spec.backbone),
-                size=policy.size,
-                device=policy.device,
-                cache_dir=cache_dir,
-            )
-        places = {name: i for i, name in enumerate(spec.class_names)}
-        names = part.class_names or spec.class_names
-        if unknown := [name for name in names if name not in places]:
-            raise schema.Refused(f"the site's class '{unknown[0]}' is not a class of the run")
-        table = torch.tensor([places[name] for name in names])
-        return self._in_task(*part.train, table), self._in_task(*part.test, table)
-
-    def _in_task(self, images: torch.Tensor, labels: torch.Tensor, table: torch.Tensor) -> Records:
-        spec = self._spec
-        if tuple(images.shape[1:]) != spec.shape:
-            site_shape, run_shape = (" x ".join(map(str, shape)) for shape in (images.shape[1:], spec.shape))
-            kind = "vectors" if images.ndim == 2 else "images"
-            raise schema.Refused(f"the site's {kind} are {site_shape}, the run's are {run_shape}")
-        if len(labels) and int(labels.max()) >= len(table):
-            raise schema.Refused(f"the site has the class {int(labels.max())}; the run has {len(table)} classes")
-        return Records(images, table[labels], spec.num_classes, spec.normalisation)
-
-    def records(self, client: int) -> tuple[Records, Records]:
-        """The site's own records, whatever the number."""
-        return self.own
-
-    def public(self) -> Records | None:
-        """The public records, from the place that the policy names."""
-        return self._public
-
-    @cached_property
-    def _public(self) -> Records | None:
-        spec = self._spec.public
-        if spec is None:
-            return None
-        name, colon, rest = spec.partition(":")
-        if name in self._policy.public:
-            spec = f"{self._policy.public[name]}{colon}{rest}"
-        size = self._policy.size
-        if self._spec.features is not None:
-            found = (self._spec.features, str(self._spec.backbone))
-            like = Records(
-                torch.empty(0, *self._spec.shape), torch.empty(0, dtype=torch.int64), 1, self._spec.normalisation
-            )
-            return features.load_public(spec, found, like, size=size, device=self._policy.device)
-        return public.load(spec, self._spec.shape, self._spec.normalisation, size=size)

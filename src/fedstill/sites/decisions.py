@@ -52,8 +52,8 @@ def check_approval(policy: SitePolicy, run: str, text: str, step: str) -> None:
 
     Args:
         policy: the site's policy.
-        run: the run's name at the site, which depends on every character of its spec.
-        text: the run's spec, from `fedstill.engines.run_spec.RunSpec.text`.
+        run: the run's name at the site, which has the beginning of a hash of its spec.
+        text: the run's spec, from `fedstill.engines.run_spec.RunSpec.text`; a yes holds for no other.
         step: the step of the question.
 
     Raises:
@@ -63,7 +63,7 @@ def check_approval(policy: SitePolicy, run: str, text: str, step: str) -> None:
         return
     place = policy.state / "approvals" / f"{run}.json"
     facts = _facts(place)
-    if facts.get("decision") == "yes":
+    if facts.get("decision") == "yes" and facts["spec"] == text:
         return
     if not facts and len(waiting(policy)) < MOST_WAITING:
         files.write_json(place, {"run": run, "spec": text, "step": step, "time": now(), "decision": None})

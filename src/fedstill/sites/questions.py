@@ -56,8 +56,13 @@ class Questions:
         with self._lock:
             outcomes = _values(self._lines, "what", str, _OF_RUN)
             asked = outcomes.count("asked")
+            spec = self._lines.with_name(SPEC)
+            if not spec.exists() and (asked or self._run in _values(self._runs, "run", str, _OF_DAY)):
+                raise schema.Refused("the site has lost the state of this run; start another run")
             if not asked:
                 self._begin()
+            if spec.read_bytes() != self._text.encode():
+                raise schema.Refused("another run with other settings has this run's name here; start another run")
             if asked >= policy.max_questions:
                 raise schema.Refused(f"the run has asked {asked} questions; the site's limit is that (max_questions)")
             if (failed := asked - outcomes.count("ended")) >= policy.max_failures:
