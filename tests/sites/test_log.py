@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,17 @@ def test_lines_that_lack_or_move_or_come_twice_are_noticed(sample: Path) -> None
         log.read(sample)
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_file_that_lacks_is_noticed_and_stops_the_log(name: str, sample: Path) -> None:
-    (sample / name).unlink()
-    with pytest.raises(files.Damaged):
+@pytest.mark.parametrize("missing", [some for n in (1, 2, 3) for some in combinations(PARTS, n)], ids="+".join)
+def test_a_file_that_lacks_is_noticed_and_stops_the_log(missing: tuple[str, ...], sample: Path) -> None:
+    for name in missing:
+        (sample / name).unlink()
+    with pytest.raises(files.Damaged, match="site log FOLDER --restart"):
         log.read(sample)
-    if name != "log.jsonl":
-        with pytest.raises(files.Damaged):
-            log.append(sample, {"what": "asked", "detail": ""})
+    with pytest.raises(files.Damaged, match="site log FOLDER --restart"):
+        log.append(sample, {"what": "asked", "detail": ""})
+    log.restart(sample)
+    log.append(sample, {"what": "asked", "detail": ""})
+    assert [line["what"] for line in log.read(sample)] == ["begun", "asked"]
 
 
 def test_a_line_is_appended_only_to_an_end_that_fits(sample: Path) -> None:

@@ -151,10 +151,8 @@ class Chain:
         key = self._load_key()
         with self.lock:
             head = self._decode(key, self._load_head(key))
-            with self._place("jsonl").open("rb") as file:
-                begin = max(0, head.size - _TAIL - 1)
-                file.seek(begin)
-                tail = file.read()
+            begin = max(0, head.size - _TAIL - 1)
+            tail = self._read(self._place("jsonl"), begin)
             seam, end = tail[: head.size - begin], tail[head.size - begin :]
             if head.size and seam[-len(head.last.hex()) - 3 :] != b'%s"}\n' % head.last.hex().encode():
                 raise self._damaged(f"{self._place('head').name} does not fit {self._place('jsonl').name}")
@@ -259,9 +257,11 @@ class Chain:
     def _bytes(self, part: str) -> bytes:
         return self._read(self._place(part))
 
-    def _read(self, place: Path) -> bytes:
+    def _read(self, place: Path, begin: int = 0) -> bytes:
         try:
-            return place.read_bytes()
+            with place.open("rb") as file:
+                file.seek(begin)
+                return file.read()
         except OSError as error:
             raise self._damaged(f"{place.name} can't be read ({error.strerror})") from error
 

@@ -91,11 +91,15 @@ def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: Charge, store:
 
 def append(state: Path, line: Mapping[str, Any]) -> None:
     """Append a line to the log in a site's folder ``state``, and begin the log if there is none."""
-    check_format(state)
+    chained = is_chained(state)
     _mark(state)
     chain = _chain(state)
     with chain.lock:
+        if chained:
+            _check_there(state)
         _begin(state, chain)
+        if not chained:
+            files.write_json(state / FORMAT, {"version": VERSION, "chained": True})
         chain.synchronise()
         chain.append({"n": chain.count + 1, **line})
 
@@ -106,7 +110,8 @@ def read(state: Path) -> list[dict[str, Any]]:
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
     """
-    check_format(state)
+    if is_chained(state):
+        _check_there(state)
     if not (state / HEAD).exists() and not (state / "log.key").exists():
         return files.read_json_lines(state / "log.jsonl", _REMEDY)
     chain = _chain(state)
@@ -146,14 +151,27 @@ def check_format(state: Path) -> None:
         NewerFormat: a newer fedstill wrote the state.
         Damaged: the file with its version can't be read.
     """
+    is_chained(state)
+
+
+def is_chained(state: Path) -> bool:
+    """Whether the log's chain was begun, so that its files must be there; errors as of `check_format`."""
     place = state / FORMAT
     try:
-        version = json.loads(place.read_bytes())["version"]
+        content = json.loads(place.read_bytes())
+        version, chained = content["version"], content.get("chained") is True
     except FileNotFoundError:
-        return
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return False
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
     files.check_format(state, version, VERSION)
+    return chained
+
+
+def _check_there(state: Path) -> None:
+    """Refuse a log whose chain was begun and has no head; with a head, `Chain` checks the other files."""
+    if not (state / HEAD).exists():
+        raise files.Damaged(f"{state / HEAD} can't be read (it is missing); {_REMEDY}")
 
 
 def _mark(state: Path) -> None:
