@@ -256,6 +256,15 @@ def test_what_does_not_fit_is_one_sentence(
     assert "\n" not in str(refusal.value)
 
 
+def test_a_linked_folder_is_not_left_out_in_silence(data_root: Path) -> None:
+    (data_root / "own").mkdir()
+    place(data_root / "own", "train/cat/1.png", "test/cat/1.png")
+    place(data_root, "elsewhere/1.png")
+    (data_root / "own" / "train" / "dog").symlink_to(data_root / "elsewhere")
+    with pytest.raises(ValueError, match=r"the folder '.*dog' is a link, which is not followed"):
+        load("own")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

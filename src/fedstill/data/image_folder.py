@@ -93,6 +93,10 @@ def _images(root: Path) -> list[_Image]:
     found, archives = [], []
     for path in _visible(root):
         if (root / path).is_dir():
+            if (root / path).is_symlink():  # and its images would be missing without a word
+                raise ValueError(
+                    f"the folder {str(root / path)!r} is a link, which is not followed; put the folder there"
+                )
             if not any((root / path).iterdir()):
                 raise ValueError(
                     f"the folder {str(root / path)!r} is empty, but each class needs at least 1 image; add images or "
