@@ -134,7 +134,7 @@ def test_sets_are_drawn_with_the_same_classes(digits: DataSet) -> None:
 
 def test_real_images_are_recognised_and_noise_is_not(digits: DataSet) -> None:
     model = network(digits)
-    SGD(epochs=5).fit(model, digits.train, stream(3))
+    SGD(epochs=15).fit(model, digits.train, stream(3))  # far from the limit, whatever the processor rounds
     real = recognised(model, digits.test)
     assert real.low > 0.85 and real.high <= 1
     noise = torch.randint(256, (300, 1, 8, 8), generator=stream(4), dtype=torch.uint8)
