@@ -80,20 +80,16 @@ def guess() -> dict[Job, float]:
 
     Before any is done, ``seconds`` in ``methods.json``. A hundred clients count twice, an attack as two runs.
     """
-    found: dict[tuple[Any, ...], list[float]] = {}
-    dates: dict[tuple[Any, ...], str] = {}
-
-    def add(similar: tuple[Any, ...], date: str, cost: float) -> None:
-        if dates.setdefault(similar, date) < date:  # an older version, or another machine
-            dates[similar], found[similar] = date, []
-        found.setdefault(similar, []).append(cost)
-
+    by_date: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in sorted([*rows(), *read(TRIES)], key=lambda row: str(row["date"])):
         label, data, clients = row["label"], row["data"], row.get("clients", 10)
         for similar in ((label, data, clients), (label, clients), (label,)):
-            add(similar, row["date"], seconds(row))
+            by_date.setdefault(similar, {}).setdefault(row["date"], []).append(seconds(row))
             if "attack_seconds" in row:
-                add(("attack", *similar), row["date"], row["attack_seconds"])
+                attacks = by_date.setdefault(("attack", *similar), {})
+                attacks.setdefault(row["date"], []).append(row["attack_seconds"])
+    # earlier ones are of an older version, or of another machine
+    found = {similar: list(costs.values())[-1] for similar, costs in by_date.items()}
 
     def of(job: Job) -> float:
         label, (data, _, clients, _) = job.label, job.cell

@@ -282,7 +282,7 @@ def load_part(
     train, test = (
         (torch.from_numpy(arrays[split]), labels) for split, (_, labels) in (("train", raw.train), ("test", raw.test))
     )
-    return sources.Part(train, test, raw.class_names)
+    return sources.Part(train, test, raw.class_names, raw.fingerprint)
 
 
 def check_digest(backbone: Backbone, expected: str) -> None:

@@ -156,11 +156,13 @@ class Part(NamedTuple):
         train: images ``(n, channels, height, width)`` or vectors ``(n, d)``, and labels ``(n,)``, of the train split.
         test: the same of the test split; empty if there is none.
         class_names: names of the classes; empty if the source has none.
+        fingerprint: SHA-256 of the source's content, as `DataSet.fingerprint`.
     """
 
     train: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
     class_names: tuple[str, ...]
+    fingerprint: str
 
 
 def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> Part:
@@ -177,7 +179,7 @@ def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> Part:
     raw = load_raw_part(path, size=size, cache_dir=cache_dir)
     if isinstance(raw.train[0], list) or isinstance(raw.test[0], list):
         raise ValueError(f"the records of {path!r} are texts; turn them into vectors with --features")
-    return Part((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names)
+    return Part((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names, raw.fingerprint)
 
 
 class Raw(NamedTuple):

@@ -188,7 +188,7 @@ def _run_network(
     def compare(norm: Any, args: tuple[Tensor, ...]) -> None:
         if weights is None:
             terms.append(_moment_distance(args[0], norm.running_mean, norm.running_var))
-        else:  # vmap differentiates operations, and these need no memory between them on a GPU
+        else:  # under vmap, which cannot run a Function of this form
             mean, variance = _moments(args[0])
             terms.append((mean - norm.running_mean).norm() + (variance - norm.running_var).norm())
 

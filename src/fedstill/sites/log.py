@@ -92,7 +92,7 @@ def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: Charge, store:
 def append(state: Path, line: Mapping[str, Any]) -> None:
     """Append a line to the log in a site's folder ``state``, and begin the log if there is none."""
     chained = is_chained(state)
-    _mark(state)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     chain = _chain(state)
     with chain.lock:
         if chained:
@@ -172,13 +172,6 @@ def _check_there(state: Path) -> None:
     """Refuse a log whose chain was begun and has no head; with a head, `Chain` checks the other files."""
     if not (state / HEAD).exists():
         raise files.Damaged(f"{state / HEAD} can't be read (it is missing); {_REMEDY}")
-
-
-def _mark(state: Path) -> None:
-    """Note the version of a state that has none, whose layout is the same."""
-    if not (state / FORMAT).exists():
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.write_json(state / FORMAT, {"version": VERSION})
 
 
 def _chain(state: Path) -> Chain:

@@ -1,6 +1,5 @@
 """A real site's records and public records, in the form of a run's task."""
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
 
@@ -73,25 +72,28 @@ class SiteData:
             )
 
     @cached_property
+    def _part(self) -> sources.Part:
+        policy, spec = self._policy, self._spec
+        place, cache_dir = str(policy.data), policy.state / "data"
+        if spec.features is None:
+            return sources.load_part(place, size=policy.size, cache_dir=cache_dir)
+        return features.load_part(
+            place,
+            spec.features,
+            str(spec.backbone),
+            size=policy.size,
+            device=policy.device,
+            cache_dir=cache_dir,
+        )
+
+    @cached_property
     def own(self) -> tuple[Records, Records]:
         """Training and test records.
 
         Raises:
             Refused: the records do not fit the run's task.
         """
-        policy, spec = self._policy, self._spec
-        place, cache_dir = str(policy.data), policy.state / "data"
-        if spec.features is None:
-            part = sources.load_part(place, size=policy.size, cache_dir=cache_dir)
-        else:
-            part = features.load_part(
-                place,
-                spec.features,
-                str(spec.backbone),
-                size=policy.size,
-                device=policy.device,
-                cache_dir=cache_dir,
-            )
+        part, spec = self._part, self._spec
         places = {name: i for i, name in enumerate(spec.class_names)}
         names = part.class_names or spec.class_names
         if unknown := [name for name in names if name not in places]:
@@ -116,14 +118,10 @@ class SiteData:
             ValueError: they are others than at the run's first question, so that releases of different records would
                 count as those of the same.
         """
-        digest = hashlib.sha256()
-        for part in self.own:
-            for values in (part.images, part.labels):
-                digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
-                digest.update(values.contiguous().numpy().data)
+        fingerprint = self._part.fingerprint
         if not self._seen.exists():
-            files.write_bytes(self._seen, digest.hexdigest().encode())
-        elif self._seen.read_text() != digest.hexdigest():
+            files.write_bytes(self._seen, fingerprint.encode())
+        elif self._seen.read_text() != fingerprint:
             raise ValueError(
                 "the records have changed since the run's first question; bring the former back, or let the server "
                 "start another run"
