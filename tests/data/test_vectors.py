@@ -221,7 +221,7 @@ def test_an_image_column_comes_before_numbers():
 # The scale -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_scale_is_given_or_from_public_records_before_it_is_measured(tmp_path):
+def test_a_scale_is_given_or_from_public_records_before_it_is_measured(tmp_path, monkeypatch):
     place = written(tmp_path)
     task = share_out(Experiment(data=place, clients=2), None)
     assert "scale" in task.measured and isinstance(task.source, str)
@@ -235,6 +235,10 @@ def test_a_scale_is_given_or_from_public_records_before_it_is_measured(tmp_path)
     assert np.allclose(task.test.normalisation.std, held.std(0, correction=0), rtol=1e-5)
     other = written(tmp_path, "other.parquet", size=[1.0, 2.0] * 5)
     task = share_out(Experiment(data=place, clients=2, public=other), None)
+    assert np.allclose(task.train.normalisation.mean, [1.5, 3.9, 0.5], rtol=1e-5)
+    monkeypatch.chdir(tmp_path)
+    Path(other).rename("noise_levels.parquet")  # a file, not the synthetic records
+    task = share_out(Experiment(data=place, clients=2, public="noise_levels.parquet"), None)
     assert np.allclose(task.train.normalisation.mean, [1.5, 3.9, 0.5], rtol=1e-5)
     assert "scale" in share_out(Experiment(data=place, clients=2, public="noise=50"), None).measured
 

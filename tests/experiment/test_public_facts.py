@@ -246,6 +246,15 @@ def test_features_learnt_from_the_clients_images_end_the_guarantee(tmp_path: Pat
     assert result(place, tmp_path / "2", **stated, features=backbone)["guarantee"]["holds"]
 
 
+def test_a_file_called_noise_is_not_taken_for_synthetic_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = write(Path("noise_levels.npz"))
+    stated = {"num_classes": 4, "model": "linear", "public": f"{write(Path('other.npz'), seed=1)}:unlabeled"}
+    backbone = f"patches:centroids=8,public={place}:unlabeled"
+    found = result(place, tmp_path / "1", **stated, features=backbone)["guarantee"]
+    assert not found["holds"] and "all 120 records of the clients are among the public" in found["reason"]
+
+
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [

@@ -229,7 +229,7 @@ def load_public(
         ValueError: there are no such data, the backbone has another digest, or the vectors another length.
     """
     base = spec.removesuffix(":unlabeled")
-    if base.split("=")[0] == "noise":
+    if public.is_noise(base):
         noise = public.load(base, _NOISE_SHAPE, Normalisation((0.5,) * 3, (0.25,) * 3))
         whole, none = ((noise[part].images, noise[part].labels) for part in (slice(None), slice(0)))
         raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", ())

@@ -48,7 +48,7 @@ def outside(
     if not task.train.are_vectors:
         found |= twins(task.train.images, task.test.images)
     spec = backbones.public_of(experiment.features or "")
-    if spec is not None and not labels_only and not spec.startswith("noise"):
+    if spec is not None and not labels_only and not public.is_noise(spec):
         images = sources.load_raw(data or experiment.data, size=experiment.size).train[0]
         if isinstance(images, Tensor):
             flat = Normalisation((0.5,) * images.shape[1], (0.25,) * images.shape[1])

@@ -173,7 +173,7 @@ def _scaled_by_public(
     assert experiment.public is not None
     if held is not None:
         values = data.train.images[torch.from_numpy(held)]
-    elif experiment.public.startswith("noise"):
+    elif public.is_noise(experiment.public):
         return data
     else:
         values = _public_records(experiment, data.train, backbone).images
