@@ -243,7 +243,9 @@ def test_a_resumed_run_sends_the_spec_that_it_began_with(digits: DataSet, tmp_pa
 
     with pytest.raises(OSError, match="died"):
         go(Interrupted)
-    with pytest.raises(ValueError, match=r"begun with max_message_mb = 512000000, now it is 600000000; the sites"):
+    with pytest.raises(
+        ValueError, match=r"begun with max_bytes \(--max-message-mb\) = 512000000, now it is 600000000; the sites"
+    ):
         go(Direct, max_message_mb=600)
     assert go(Direct)["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
     assert [len(spent(site)) for site in sites] == [1, 1]

@@ -7,8 +7,8 @@ from fedstill.engines.run_spec import RunSpec
 from fedstill.records import Records
 from fedstill.runs.contents import Config
 
-_SETTINGS = {"max_bytes": "max_message_mb"}
-"""Names of facts of a spec as settings of an experiment, where they differ."""
+_SETTINGS = {"max_bytes": "max_bytes (--max-message-mb)"}
+"""Facts of a spec with the settings that give them, where these have other names."""
 
 
 def as_told(run: Path, begun: Config | None, spec: RunSpec, public_records: Records | None) -> RunSpec:
