@@ -155,7 +155,10 @@ def do_job(job: Job, tries: list[Row], place: Path) -> None:
 
 
 def take(place: Path) -> int:
-    """Copy the rows of the finished jobs below ``place`` into the results, and return their number."""
+    """Copy the rows of the finished jobs below ``place`` into the results, and return their number.
+
+    A row that was there already and has another model is printed: processors differ in their last bits.
+    """
     import work
 
     if not place.is_dir():
@@ -163,6 +166,11 @@ def take(place: Path) -> int:
     found = [(job, work.row_of(job, place)) for job in plan.jobs() if job.kind != "attack" and work.is_done(job, place)]
     for _, row in found:  # rows of before 2026-11-24 name the folder that they were in
         row |= {name: row[name].replace(f"{place}/", f"{plan.FOLDER}/") for name in row if name.endswith("command")}
+    known = {key(row): row["accuracy"] for row in rows()}
+    models = {key(row): row.get("digest") for row in rows()}
+    for job, row in found:
+        if row.get("digest") != models.get(key(row), row.get("digest")):
+            print(f"another model than before: {job.name}, accuracy {row["accuracy"]} for {known[key(row)]}")
     write(TRIES, [row for job, row in found if job.kind == "try"])
     for data in plan.DATA:
         write(f"{data}.jsonl", [row for job, row in found if job.kind == "run" and row["data"] == data])

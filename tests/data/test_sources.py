@@ -468,6 +468,18 @@ def test_a_changed_source_is_decoded_again_in_place(own, decodings, caplog):
     assert {path.name for path in entry(own).parent.iterdir()} == {entry(own).name, entry(own).name + ".lock"}
 
 
+def test_a_source_of_equal_size_and_time_is_decoded_again(own, decodings):
+    place = own / "own.npz"
+    images, labels = pictures(), np.arange(12) % 3
+    np.savez(place, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    before, old = place.stat(), load(str(place))
+    np.savez(place, x_train=255 - images, y_train=labels, x_test=images, y_test=labels)
+    os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (place.stat().st_size, place.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    new = load(str(place))
+    assert len(decodings) == 2 and torch.equal(new.train.images, 255 - old.train.images)
+
+
 def test_a_build_that_was_killed_leaves_nothing_in_the_way(own, decodings):
     load("own")
     folder = entry(own)

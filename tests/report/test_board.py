@@ -188,6 +188,13 @@ def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     assert row["command"].count("--local.lr 0.05") and kept[2]["failed"] and kept[2]["accuracy"] is None
 
     place = elsewhere / job_of(board, row).name
+    capsys.readouterr()
+    board.take(elsewhere)
+    assert not capsys.readouterr().out
+    board.write("digits.jsonl", [row | {"digest": "another processor's", "accuracy": 12.5}])
+    board.take(elsewhere)
+    assert f"another model than before: {job_of(board, row).name}" in capsys.readouterr().out
+    assert row in board.read("digits.jsonl")
     assert row["command"].endswith(f" --out runs/board/{job_of(board, row).name}")
     assert str(tmp_path) not in json.dumps([row, *kept.values()])  # nobody else has this folder
     (place / work.ROW).unlink()  # as a run that was killed before its end

@@ -158,6 +158,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "budget of 0.5",
     ),
     "public data": ("fedavg-p", {}, {"public": "secret"}, "the site has no public data 'secret' (public)"),
+    "public data called noise": (
+        "fedavg-p",
+        {},
+        {"public": "noise:secret"},
+        "the site has no public data 'noise:secret' (public)",
+    ),
     "no budget": ("fedavg-p", {"unprotected": False}, {}, "budget"),
 }
 

@@ -102,7 +102,11 @@ def is_own(name: str) -> bool:
 
 
 def _files_state(path: Path) -> str:
-    """A checksum of the names, sizes and modification times of a file, or of all files below a folder."""
+    """A checksum of the names, sizes and times of a file, or of all files below a folder.
+
+    The time of the last change of the entry (``st_ctime``) is no user's to set, unlike that of the last writing.
+    """
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    lines = (f"{file.relative_to(path)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    stats = ((file, file.stat()) for file in files)
+    lines = (f"{file.relative_to(path)} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for file, s in stats)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

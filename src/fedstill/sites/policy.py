@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from fedstill import files, lookup, methods, models, schema
+from fedstill.data.public import is_noise
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.events import LEAST_DELTA
@@ -138,9 +139,8 @@ class SitePolicy(Settings):
             raise schema.Refused(f"the run's delta is {spec.delta:g}; the site's limit is {self.delta:g} (delta)")
         if spec.delta < LEAST_DELTA and not spec.simulated_noise:
             raise schema.Refused(f"the run's delta is {spec.delta:g}; real noise has tails to {LEAST_DELTA:g} only")
-        public = (spec.public or "noise").partition(":")[0]
-        if public.split("=")[0] != "noise" and public not in self.public:
-            raise schema.Refused(f"the site has no public data '{schema.clean(public)}' (public)")
+        if spec.public and not is_noise(spec.public) and spec.public.partition(":")[0] not in self.public:
+            raise schema.Refused(f"the site has no public data '{schema.clean(spec.public)}' (public)")
 
     def check_fields(self, method: Method, step: str) -> None:
         """Refuse a step whose reply has fields that the policy does not allow to leave.
