@@ -166,11 +166,12 @@ def take(place: Path) -> int:
     found = [(job, work.row_of(job, place)) for job in plan.jobs() if job.kind != "attack" and work.is_done(job, place)]
     for _, row in found:  # rows of before 2026-11-24 name the folder that they were in
         row |= {name: row[name].replace(f"{place}/", f"{plan.FOLDER}/") for name in row if name.endswith("command")}
-    known = {key(row): row["accuracy"] for row in rows()}
-    models = {key(row): row.get("digest") for row in rows()}
+    known = {key(row): row for row in rows()}
     for job, row in found:
-        if row.get("digest") != models.get(key(row), row.get("digest")):
-            print(f"another model than before: {job.name}, accuracy {row["accuracy"]} for {known[key(row)]}")
+        before = known.get(key(row), row)
+        if row.get("digest") != before.get("digest"):
+            accuracies = f"{row['accuracy']} for {before['accuracy']}"
+            print(f"another model than before: {job.name}, accuracy {accuracies}")
     write(TRIES, [row for job, row in found if job.kind == "try"])
     for data in plan.DATA:
         write(f"{data}.jsonl", [row for job, row in found if job.kind == "run" and row["data"] == data])
