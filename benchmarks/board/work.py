@@ -124,7 +124,8 @@ def attack(job: Job, place: Path) -> dict[str, Any]:
         entry["attack_failed"] = reason(error)
     entry["attack_seconds"] = round(time.process_time() - start, 1)
     (folder / ATTACKED).write_text(json.dumps(entry, indent=1))
-    shutil.rmtree(folder / "attack", ignore_errors=True)
+    for world in folder.glob("attack/*/world-*"):  # the probabilities stay, which other scores can be made of
+        shutil.rmtree(world)
     thin(folder)
     return entry
 

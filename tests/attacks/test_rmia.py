@@ -23,6 +23,10 @@ def worlds(shadows: int, n: int = 60, m: int = 40) -> tuple[Tensor, Tensor, Tens
 
 def by_hand(own: Tensor, others: Tensor, member: Tensor, a: float, gamma: float, offline: bool) -> list[float]:
     found = []
+    if not offline:
+        others_of = [(own[w, i], bool(member[w, i])) for w in range(1, len(own)) for i in range(own.shape[1])]
+        present, absent = (torch.stack([p for p, m in others_of if m is kind]).mean() for kind in (True, False))
+        a = 1 - float(((present - absent) / (1 - absent)).clamp(0, 1))
     for i in range(own.shape[1]):
         outside = [float(own[w, i]) for w in range(1, len(own)) if not member[w, i]]
         if offline:
@@ -70,7 +74,24 @@ def test_a_is_tuned_on_shadow_runs_alone() -> None:
         areas[a] = sum(lira.auc(score, member[world + 1]) for world, score in enumerate(each))
     assert areas[tuned.a] == max(areas.values())
     assert rmia.tuned(Rmia(a=0.7), own, others, member).a == 0.7
-    assert rmia.tuned(Rmia(), own[:3], others[:3], member[:3]).a == 0.3
+    one_pair = rmia.tuned(Rmia(), own[:3], others[:3], member[:3]).a
+    assert one_pair == rmia.slope(own[1:3], member[1:3]) and 0.3 < one_pair < 1.0
+
+
+@pytest.mark.parametrize("shadows", [2, 4])
+def test_records_of_an_unconfident_model_are_not_all_above_the_population(shadows: int) -> None:
+    """Their probabilities rise from .1 to .11, where the authors' a of .3 would have them rise to .7."""
+    rng = stream(1, "unconfident")
+    member = membership_design(0, 0, 2000, shadows)
+    noise = torch.randn(shadows + 1, 2000, generator=rng, dtype=torch.float64) * 0.002
+    own = 0.1 + 0.02 * torch.rand(2000, generator=rng, dtype=torch.float64) + noise + 0.01 * member
+    others = 0.1 + 0.002 * torch.randn(shadows + 1, 1000, generator=rng, dtype=torch.float64)
+    found = rmia.attack(rmia.tuned(Rmia(), own, others, member), own, others, member)
+    for score in found.values():
+        assert (score[~member[0]] == 1).double().mean() < 0.05
+        assert lira.auc(score, member[0]) > 0.9
+    assert rmia.slope(own[1:], member[1:]) == pytest.approx(1 - 0.01 / 0.89, abs=1e-3)
+    assert rmia.slope(own[1:], ~member[1:]) == 1.0  # a probability that falls
 
 
 def test_a_shadow_run_is_attacked_without_its_pair() -> None:

@@ -7,7 +7,9 @@ Differs from the paper:
 
 * gamma is 1 by default, as in the authors' code (ML Privacy Meter), in place of 2;
 * probabilities are plain softmax, without the Taylor softmax and the soft margin of the paper's best settings;
-* a record's two views are scored apart, and the scores averaged, in place of a vote.
+* a record's two views are scored apart, and the scores averaged, in place of a vote;
+* where the models with a record are at hand, ``a`` is measured (`slope`): to take the authors' .3 for an unconfident
+  model lowers the population's ratios alone, and every record exceeds all of them.
 """
 
 from typing import Annotated
@@ -23,8 +25,6 @@ from fedstill.settings import Settings
 
 POPULATION = 1000
 """Maximum number of records of the population."""
-_UNTUNED = 0.3
-"""The authors' ``a`` for CIFAR-10, where there is one pair of reference models and none is left to tune with."""
 _GRID = torch.arange(11, dtype=torch.float64) / 10
 
 
@@ -34,7 +34,8 @@ class Rmia(Settings):
     gamma: PositiveFloat = 1.0
     """Factor by which a record's ratio must exceed that of a population record."""
     a: Annotated[float, Ge(0), Le(1)] | None = None
-    """Slope of a record's probability with it by that without it; tuned on the shadow runs, .3 with one pair."""
+    """Slope of a record's probability with it by that without it, for the offline form; tuned on the shadow runs,
+    measured with one pair."""
 
 
 def probability(logits: Float[Tensor, "*views n classes"], labels: Int64[Tensor, " n"]) -> Float64[Tensor, "*views n"]:
@@ -49,6 +50,20 @@ def of_both(absent: Float64[Tensor, "..."], a: float) -> Float64[Tensor, "..."]:
     The mean with it is taken for ``a absent + 1 - a`` (offline form): the result is ``((1 + a) absent + 1 - a) / 2``.
     """
     return ((1 + a) * absent + 1 - a) / 2
+
+
+def slope(records: Float64[Tensor, "worlds n"], member: Bool[Tensor, "worlds n"]) -> float:
+    """``a`` of `of_both` by the mean probabilities with and without records, in [0, 1].
+
+    A ratio of means: noise of single models would lower the slope of a regression.
+
+    Args:
+        records: probability of each record's label in worlds of which some were trained on it, some not.
+        member: whether a world was trained on a record.
+    """
+    present, absent = (((records * own).sum(0) / own.sum(0)).mean() for own in (member, ~member))
+    rise = (present - absent) / (1 - absent).clamp_min(torch.finfo(torch.float64).tiny)
+    return 1 - min(max(float(rise), 0.0), 1.0)
 
 
 def scores(
@@ -100,11 +115,12 @@ def attack(
         raise ValueError(f"{len(records) - 1} shadow runs; there must be a pair besides the attacked one")
     outside = ~member[others]
     absent = (records[others] * outside).sum(0) / outside.sum(0)
-    usual_z = of_both(population[others].mean(0), settings.a)
-    forms = {"online": records[others].mean(0), "offline": of_both(absent, settings.a)}
+    usual = {"online": records[others].mean(0), "offline": of_both(absent, settings.a)}
+    slopes = {"online": slope(records[others], member[others]), "offline": settings.a}
+    absent_z = population[others].mean(0)
     return {
-        form: scores(records[target], usual, population[target], usual_z, settings.gamma)
-        for form, usual in forms.items()
+        form: scores(records[target], usual[form], population[target], of_both(absent_z, a), settings.gamma)
+        for form, a in slopes.items()
     }
 
 
@@ -114,14 +130,19 @@ def tuned(
     population: Float64[Tensor, "worlds m"],
     member: Bool[Tensor, "worlds n"],
 ) -> Rmia:
-    """The settings with ``a`` chosen by the mean AUC of attacks on the shadow worlds, whose members are known."""
+    """The settings with ``a`` chosen by the mean AUC of attacks on the shadow worlds, whose members are known.
+
+    With one pair, none is left to attack with, and ``a`` is the `slope` between the two.
+    """
     if settings.a is not None:
         return settings
-    worlds = range(1, len(records)) if len(records) > 3 else ()
+    if len(records) == 3:
+        return settings.model_copy(update={"a": slope(records[1:], member[1:])})
+    worlds = range(1, len(records))
 
     def area(a: float) -> float:
         tried = settings.model_copy(update={"a": a})
         found = [attack(tried, records, population, member, world)["offline"] for world in worlds]
         return sum(lira.auc(score, member[world]) for score, world in zip(found, worlds, strict=True))
 
-    return settings.model_copy(update={"a": max(_GRID.tolist(), key=area) if worlds else _UNTUNED})
+    return settings.model_copy(update={"a": max(_GRID.tolist(), key=area)})
