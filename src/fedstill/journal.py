@@ -47,6 +47,10 @@ _PENDING = 128
 _WRITERS = 8
 
 
+WITHDRAWN = "its reply was withdrawn (--without)"
+"""Reason of the refusal that stands for a withdrawn reply."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """The reason why a client's reply to one request is not used."""

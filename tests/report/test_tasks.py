@@ -16,6 +16,7 @@ from report_pages import PRIVATE, Outline, add_parts, only_task, page, write_run
 from rich.console import Console
 
 from fedstill.cli import main
+from fedstill.journal import WITHDRAWN
 from fedstill.report import classes, export, figures, findings, plots, settings, sweeps, tables
 from fedstill.report.record import RunRecord, find_runs, read_run
 from fedstill.report.tasks import group
@@ -134,6 +135,37 @@ def test_rounds_are_no_second_column_where_the_run_had_as_many(tmp_path: Path) -
     assert only_task(records).columns == []
     short = write_run(tmp_path / "short", label="l3", rounds=3, setting={"rounds": 9})  # it stopped before
     assert only_task([*records, read_run(short)]).columns == ["method.rounds"]
+
+
+def test_rows_that_differ_in_rounds_alone_have_names_of_their_own(tmp_path: Path) -> None:
+    """Figures have a line for each name; the worst row took the place of all."""
+    runs = [write_run(tmp_path / f"{n}", rounds=n, setting={"rounds": n}, accuracy=0.3 * n) for n in (1, 2, 3)]
+    task = only_task([read_run(add_parts(run)) for run in runs])
+    assert task.columns == [] and [row.name for row in task.rows] == [f"fedgm (method.rounds {n})" for n in (3, 2, 1)]
+    figure = plots.accuracy_against_bytes_of(task.rows, figures.styles([row.name for row in task.rows]), "up")
+    assert figure is not None and len(figure.data) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"code": {"own.py:Own": "ab" * 32}}, "code"),
+        ({"public_fingerprint": "cd" * 32}, "public records"),
+        ({"refused": [{"client": 1, "step": "update", "round": None, "reason": WITHDRAWN}]}, "without client"),
+    ],
+)
+def test_other_code_other_public_records_and_fewer_clients_are_other_rows(
+    tmp_path: Path, change: dict[str, Any], word: str
+) -> None:
+    """Two seeds of them have no common mean, and of two equal seeds none is left out."""
+    runs = [write_run(tmp_path / f"{i}", seed=seed, accuracy=0.5 + 0.1 * i) for i, seed in enumerate((0, 1, 0))]
+    for run in runs[1:]:
+        for name in ("config.json", "summary.json"):
+            if (name == "summary.json") == ("refused" in change):
+                (run / name).write_text(json.dumps({**json.loads((run / name).read_text()), **change}))
+    task = only_task([read_run(run) for run in runs])
+    assert [[run.summary["accuracy"] for run in row.runs] for row in task.rows] == [[0.7, 0.6], [0.5]]
+    assert task.columns == [word] and word in task.rows[0].name
 
 
 def test_the_page_says_which_methods_have_default_settings(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ def membership(
         The entry "membership" of ``attack.json``, or "membership-rmia".
 
     Raises:
-        ValueError: there is no finished run, or it cannot be repeated; one sentence.
+        ValueError: there is no finished run, it cannot be repeated, or the victim took no part in it or in a world;
+            one sentence.
     """
     job, attacked = read_simulated(folder, command), RunFolder(folder)
     task = share_out(job.experiment, data)
@@ -130,6 +131,7 @@ def membership(
     victim = _victim(job, task, settings)
     place = place_of(folder, victim.client)
     once = _asked_once(attacked)
+    _check_took_part(attacked, victim.client)
     worlds = []
     for world in range(len(victim.member)):
         with watch(f"world {world + 1} of {len(victim.member)}") as watcher:
@@ -183,6 +185,20 @@ def _victim(job: Job, task: Task, settings: Membership) -> Victim:
     return Victim(client, task.train[indices], indices, member, task.test[order[:POPULATION]])
 
 
+def _check_took_part(run: RunFolder, client: int) -> None:
+    """Refuse a run, or a world, whose model does not depend on the victim: it would seem to be safe.
+
+    Raises:
+        ValueError: none of the victim's replies was used; one sentence.
+    """
+    refused = [refusal for refusal in run.read_summary().refused if refusal.client == client]
+    if refused and len(refused) >= len(run.exchanges):
+        raise ValueError(
+            f"the model of {run} has nothing of client {client}: {refused[0].reason}; attack another client, or "
+            "another run"
+        )
+
+
 def membership_design(seed: int, client: int, n: int, shadows: int) -> Bool[Tensor, "worlds n"]:
     """Membership of ``n`` records: random for the target, then pairs of a random half and its complement.
 
@@ -219,11 +235,12 @@ def _world(
     again = job.replace(experiment=job.experiment.model_copy(update=changes), out=out, label=label)
     if once and not again.out.exists():  # as a run interrupted when only the victim's reply was missing
         described = again.description()
-        lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client)
+        lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client, refusals=True)
     indices = victim.indices[victim.member[number]].numpy()
     parts = [(indices, test) if c == victim.client else (own, test) for c, (own, test) in enumerate(task.parts)]
     on_model = partial(_store_outputs, out, job.method, victim)
     run(again, task=task._replace(parts=parts), watcher=watcher, on_model=on_model)
+    _check_took_part(RunFolder(out), victim.client)
     stored = wire.unpack(files.read_checked(out / _OUTPUTS, f"delete {out} and attack again"))[0]
     found = Outputs(stored["logits"], stored.get("population", torch.empty(2, 0, victim.own.num_classes)))
     for logits, records in zip(found, (victim.own, victim.others), strict=True):

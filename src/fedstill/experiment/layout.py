@@ -14,12 +14,9 @@ from typing_extensions import override
 from fedstill import files
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment.job import Job
-from fedstill.journal import Journal, Refusal
+from fedstill.journal import WITHDRAWN, Journal, Refusal
 from fedstill.journal_files import JournalFiles
 from fedstill.runs.folder import RunFolder
-
-WITHDRAWN = "its reply was withdrawn (--without)"
-"""Reason of the refusal that stands for a withdrawn reply."""
 
 
 def withdrawn(run: Path) -> set[int]:

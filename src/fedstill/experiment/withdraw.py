@@ -5,8 +5,8 @@ from pathlib import Path
 import fedstill
 from fedstill.experiment.finished import check_code
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import WITHDRAWN, check_asked_once, is_prepared, lay_out, withdrawn
-from fedstill.journal import Refusal
+from fedstill.experiment.layout import check_asked_once, is_prepared, lay_out, withdrawn
+from fedstill.journal import WITHDRAWN, Refusal
 from fedstill.journal_files import JournalFiles
 from fedstill.runs.folder import RunFolder
 

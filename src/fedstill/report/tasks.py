@@ -1,16 +1,22 @@
 """Runs grouped by task, and within a task by everything but the seed."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fedstill.journal import WITHDRAWN
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import guarantees, settings
 from fedstill.report.record import RunRecord
 
 _CONTENT = "data set"
+_PUBLIC = "public records"
+_CODE = "code"
+_WITHOUT = "without client"
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +26,8 @@ class Row:
     Attributes:
         label: the runs' label.
         name: the label with the settings that distinguish it from other rows of the task, for legends.
-        settings: what the runs share, as `fedstill.report.settings.row_settings` returns it.
+        settings: what the runs share: settings as `fedstill.report.settings.row_settings` returns them, and digests of
+            the code and of the public records, and the clients whose replies were withdrawn.
         runs: one per seed, in order of seeds.
         task: words for the task.
     """
@@ -88,7 +95,7 @@ class Task:
 
 
 def group(records: Iterable[RunRecord]) -> list[Task]:
-    """The records by task, in order of first appearance.
+    """The records by task, in order of first appearance; runs of other code or other public records are no row's seeds.
 
     Of two runs with the same label, settings and seed, the first counts; a finished one before an unfinished one.
     """
@@ -121,21 +128,35 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Task:
         if record.finished or (family, seed) not in complete:
             families.setdefault((*family, str(record.finished)), {}).setdefault(seed, record)
     groups = [[seeds[seed] for seed in sorted(seeds)] for seeds in families.values()]
-    columns = _columns([group[0] for group in groups])
+    firsts = [group[0] for group in groups]
+    columns = _columns(firsts)
     identity = _identity(records[0])
     more = [f"{key} {_short(key, identity[key])}" for key in apart if identity[key]]
     words = setting_words(records[0], more)
     rows = [_row(group, columns, words) for group in groups]
+    if len({row.name for row in rows}) < len(rows):  # names are keys of figures; the number of rounds is no column
+        rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
     rows.sort(key=lambda row: (row.finished, -1.0 if row.accuracy is None else row.accuracy), reverse=True)
     return Task(words, rows, columns)
 
 
 def _family(record: RunRecord) -> tuple[str, ...]:
-    return record.label, *(f"{key}={value}" for key, value in sorted(settings.row_settings(record).items()))
+    return record.label, *(f"{key}={value}" for key, value in sorted(_shared(record).items()))
+
+
+def _shared(record: RunRecord) -> dict[str, Any]:
+    """What all runs of a row share."""
+    code, public = record.config.get("code"), record.config.get("public_fingerprint")
+    facts: dict[str, Any] = {
+        _CODE: code and hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:8],
+        _PUBLIC: public and str(public)[:8],
+        _WITHOUT: sorted({refusal.client for refusal in record.refused if refusal.reason == WITHDRAWN}),
+    }
+    return settings.row_settings(record) | {key: value for key, value in facts.items() if value}
 
 
 def _row(runs: list[RunRecord], columns: Sequence[str], task: str) -> Row:
-    own = settings.row_settings(runs[0])
+    own = _shared(runs[0])
     parts = [f"{key} {settings.words(own[key])}" for key in columns if own.get(key) is not None]
     parts += [] if runs[0].finished else ["unfinished"]
     label = runs[0].label
@@ -147,7 +168,7 @@ def _columns(firsts: Sequence[RunRecord]) -> list[str]:
     by_method: dict[str, list[RunRecord]] = {}
     for record in firsts:
         by_method.setdefault(settings.method_name(record), []).append(record)
-    found = {key for some in by_method.values() for key in settings.differing(map(settings.row_settings, some))}
+    found = {key for some in by_method.values() for key in settings.differing(map(_shared, some))}
     shared = [
         {key: settings.task_settings(record)[key] for key in settings.task_settings(record).keys() - settings.UNNAMED}
         for record in firsts
@@ -155,7 +176,10 @@ def _columns(firsts: Sequence[RunRecord]) -> list[str]:
     found |= set(settings.differing(shared))
     if all(settings.row_settings(r).get("method.rounds", r.summary["rounds"]) == r.summary["rounds"] for r in firsts):
         found.discard("method.rounds")
-    order = dict.fromkeys(key for record in firsts for key in settings.row_settings(record))
+    contents = {(record.config["experiment"].get("public"), _shared(record).get(_PUBLIC)) for record in firsts}
+    if len(contents) == len({name for name, _ in contents}):  # the name says which public records they are
+        found.discard(_PUBLIC)
+    order = dict.fromkeys(key for record in firsts for key in _shared(record))
     return [key for key in order if key in found]
 
 
