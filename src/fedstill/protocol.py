@@ -105,6 +105,14 @@ class Method(Settings, ABC):
         load(network, weights)
         return network
 
+    def first_draw(self, client: int) -> int:
+        """The number (``draw`` of `Client.new_model`) of the random start of the model that a client sends first."""
+        return 0
+
+    def opened(self, sent: Records) -> Records:
+        """The images that the server uses, from those that clients sent; the same by default."""
+        return sent
+
     @property
     def first_reply(self) -> tuple[Any, ...] | None:
         """The settings that replies to the first request depend on, or None if replies can't be reused.

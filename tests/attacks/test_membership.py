@@ -120,7 +120,7 @@ def test_few_shadow_runs_are_enough_for_the_relative_attack(attacked: tuple[Path
     assert areas["rmia"] > areas["lira"] - 0.053
     assert few["rmia"]["rmia"]["a"] in [step / 10 for step in range(11)] and 0 <= pair["rmia"]["a"] < 0.1
     place = place_of(folder, 0)
-    assert "RMIA with a 0.3" in (place / "rmia.html").read_text()
+    assert f"RMIA with a {pair['rmia']['a']:g}" in (place / "rmia.html").read_text()
     kept = json.loads((place / "attack.json").read_text())
     assert kept["membership-rmia"] == pair and kept["membership"] == few["lira"]
     with np.load(place / "rmia.npz") as arrays:

@@ -105,6 +105,34 @@ def test_sums_give_the_classes_away_unless_they_are_private(tmp_path: Path) -> N
     assert sum(line["distance"] for line in seen[0.1]) / 4 > 0.5
 
 
+def test_counts_are_read_where_they_are_sent(tmp_path: Path) -> None:
+    quick: dict[str, dict[str, Any]] = {
+        "fedproto": {"rounds": 1, "local": {"epochs": 1}},
+        "fedpft": {"extractor": {"pretrain": "none"}},
+    }
+    for name, source in (("fedproto", "the counts"), ("fedpft", "labels")):
+        task = Experiment(data="digits", clients=4, partition="dirichlet:0.5", workers=0, limit=400, public="noise=64",
+                          model="convnet:width=8,depth=2", local_test=0.2 if name == "fedproto" else 0)  # fmt: skip
+        folder = tmp_path / name
+        run(Job(task, find(name)(**quick[name]), folder, name=name))
+        found = uploads(folder, QUICK)["labels"]
+        assert {line["from"] for line in found} == {source}
+        assert all(line["distance"] < 1e-5 and line["uniform_distance"] > 0.1 for line in found)
+
+
+def test_a_client_s_own_start_is_what_its_model_is_compared_with(tmp_path: Path) -> None:
+    """FENS's clients start apart; the difference from another start says nothing of the classes."""
+    found = uploads(finished(tmp_path, "fens", rounds=1, local={"lr": 0.05, "epochs": 3}), QUICK)["labels"]
+    assert sum(line["distance"] for line in found) < 0.2 * sum(line["uniform_distance"] for line in found)
+
+
+def test_images_that_hold_four_are_compared_as_four(tmp_path: Path) -> None:
+    quick: dict[str, Any] = {"nets": 1, "steps": 2, "batch_size": 16, "pool": 32, "formation": 2}
+    found = uploads(finished(tmp_path, "fedgm", ipc=2, matching=quick, training={"epochs": 1}), QUICK)
+    assert [line["images"] for line in found["images"]] == [3 * 2 * 4] * 4
+    assert sum(line["recognised"]["value"] for line in found["images"]) / 4 > 0.4  # of ten classes
+
+
 def test_private_sums_have_nothing_to_read(tmp_path: Path) -> None:
     quick: dict[str, Any] = {"nets": 2, "fitting": {"steps": 2}, "training": {"epochs": 1}}
     found = uploads(finished(tmp_path, "fedgm-records", **quick), QUICK)

@@ -11,7 +11,7 @@ import faults
 import pytest
 from scipy.stats import binom
 
-from fedstill import methods
+from fedstill import lookup, methods
 from fedstill.audit import scenes, whole_runs
 from fedstill.audit.lower_bounds import fitted, from_scores
 from fedstill.audit.scenes import SCENES
@@ -91,6 +91,19 @@ def test_an_audit_resumes_and_refuses_scores_of_another(tmp_path: Path, monkeypa
     assert parts.clients == whole.clients == 24 and len(place.read_text().splitlines()) == 4
     with pytest.raises(ValueError, match="scores of another audit"):
         found("fedgm-records", tmp_path / "parts", monkeypatch, seed=1)
+
+
+def test_scores_of_former_code_are_those_of_another_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repaired method would stay refuted, and a broken one sound."""
+    source = tmp_path / "own_sums.py"
+    source.write_text("from fedstill import AFL\n\n\nclass Own(AFL):\n    pass\n")
+    name = f"{source}:Own"
+    found(name, tmp_path / "out", monkeypatch, pilot=4, clients=8)
+    found(name, tmp_path / "out", monkeypatch, pilot=4, clients=10)
+    source.write_text(source.read_text() + "\n\nNOISE = 0.5\n")
+    lookup.source_digests.cache_clear()  # as another process
+    with pytest.raises(ValueError, match="scores of another audit"):
+        found(name, tmp_path / "out", monkeypatch, pilot=4, clients=10)
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """Attacks of a curious server on the replies to the first request of a finished run.
 
-They infer a client's classes from labels, sums of features or the change of the last layer, compare a client's
+They infer a client's classes from counts, labels, sums of features or the change of the last layer, compare a client's
 synthetic images with its records, and reconstruct images of the classes from the final model. The declared types of a
-reply's fields (`fedstill.schema`) select the attack: `Labels`, images ``"n channels height width"``, sums of rows
-``"classes moments"``, and the named tensors of a model (`State`, `Parameters`, ...), marked as `Difference` if they are
-a change of the model.
+reply's fields (`fedstill.schema`) select the attack: integers ``"classes"``, `Labels` (with integers ``"n"``, the
+records of each), images ``"n channels height width"``, sums of rows ``"classes moments"``, and the named tensors of a
+model (`State`, `Parameters`, ...), marked as `Difference` if they are a change of the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -118,7 +118,7 @@ def uploads(
         if shares is not None:
             leak = labels.leak(shares, own.class_counts(), settings.least_share)
             results["labels"].append({"client": client, "from": source, "shares": shares.tolist(), **asdict(leak)})
-        sent = _images(reply, task)
+        sent = _images(reply, task, spec)
         if sent is not None and len(sent):
             if classifier is None:
                 classifier = spec.new_model()
@@ -154,17 +154,29 @@ def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
         yield _Reply(client, schema, values)
 
 
+def _are_counts(f: Field) -> bool:
+    """Whether a field has integers with a limit that is not the number of classes."""
+    return f.is_tensor and any(isinstance(mark, Below) and mark != Below("classes") for mark in f.marks)
+
+
 def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
     """Estimated shares of the classes and their source; None if no field shows them."""
     classes = spec.num_classes
+    if (f := reply.field(lambda f: _are_counts(f) and f.annotation.dim_str == "classes")) is not None:
+        counts = reply.values[f.name].double()
+        return counts / counts.sum().clamp_min(1e-12), "the counts"
     if (tags := reply.labels) is not None:
         if not len(tags):
             return None, ""
-        return torch.bincount(tags, minlength=classes).double() / len(tags), "labels"
+        counted = reply.field(lambda f: _are_counts(f) and f.annotation.dim_str == "n")
+        each = torch.ones(len(tags)) if counted is None else reply.values[counted.name]
+        counts = torch.zeros(classes, dtype=torch.float64).index_add(0, tags, each.double().clamp_min(0))
+        return (counts / counts.sum(), "labels") if counts.sum() > 0 else (None, "")
     if (f := reply.field(lambda f: f.is_tensor and f.annotation.dim_str == "classes moments")) is not None:
         counts = reply.values[f.name][:, -1].double().clamp_min(0)  # sums of the constant feature
         return counts / counts.sum().clamp_min(1e-12), "the sums"
-    start = spec.new_model(architecture=spec.architecture(reply.client))
+    draw = spec.method.first_draw(reply.client)
+    start = spec.new_model(architecture=spec.architecture(reply.client), draw=draw)
     names = {name for name, _ in start.named_parameters()}
     f = reply.field(lambda f: f.like is not None and names <= reply.values[f.name].keys())
     if f is None:
@@ -172,18 +184,24 @@ def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
     value = reply.values[f.name]
     change = {k: -v for k, v in value.items()} if Difference() in f.marks else labels.descent(state(start), value)
     try:
-        return labels.shares_of_update(labels.last_layer(change, classes).drift), "the last layer"
+        drift = labels.last_layer(change, classes).drift
     except ValueError:
         return None, ""
+    return (
+        (labels.shares_of_update(drift), "the last layer") if drift.any() else (None, "")
+    )  # a bias that is not trained
 
 
-def _images(reply: _Reply, task: Task) -> Records | None:
+def _images(reply: _Reply, task: Task, spec: RunSpec) -> Records | None:
+    """The images of a reply as the server uses them; None if it has none."""
     images, tags, like = reply.images, reply.labels, task.train
     if images is None or tags is None:
         return None
     if images.is_floating_point():
-        return Examples(images, tags).rounded(like.num_classes, like.normalisation)
-    return Records(images, tags, like.num_classes, like.normalisation)
+        sent = Examples(images, tags).rounded(like.num_classes, like.normalisation)
+    else:
+        sent = Records(images, tags, like.num_classes, like.normalisation)
+    return spec.method.opened(sent)
 
 
 def _inverted(folder: Path, settings: Uploads, spec: RunSpec, task: Task) -> dict[str, Any] | None:
@@ -228,7 +246,7 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
             "Without a leak, 50 % of the images would be nearer to the client's records than to as many other records."
         )
     if not results["labels"] and not results["images"]:
-        yield Text("The replies have no labels, no images and no last layer of a model.")
+        yield Text("The replies have no field that this attack reads: no counts, labels, images, sums or last layer.")
     if inverted := results["inversion"]:
         yield Text(
             f"Images reconstructed from the model: {inverted['training']:.1f} dB to the nearest training record, "

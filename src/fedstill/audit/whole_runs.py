@@ -21,7 +21,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 import fedstill
-from fedstill import files
+from fedstill import files, lookup
 from fedstill.audit.lower_bounds import Floats, fitted, from_scores
 from fedstill.audit.play import Played
 from fedstill.audit.scene import Masks, Scene
@@ -159,6 +159,7 @@ def _audit(name: str, epsilon: float, settings: AuditSettings, alpha: float, pro
         "version": fedstill.__version__,
         "method": name,
         "settings": made.method.model_dump(mode="json"),
+        "code": lookup.source_digests(type(made.method)),
         "seed": settings.seed,
         "start": attack.start.tolist(),
     }

@@ -68,8 +68,11 @@ class FedGM(VectorUpload, Method):
             return train_on(fed, soft_union(fed, fed.ask(self.distil_soft, at_most=self._at_most(fed))), self.training)
         distil: Step[Any] = self.distil_vectors if fed.like.are_vectors else self.distil
         images = collect(fed, fed.ask(distil, at_most=self._at_most(fed)))  # S = S_1 u ... u S_K
-        used = unfolded(images, self.matching.formation) if isinstance(images, Records) else images
-        return train_on(fed, used, self.training)
+        return train_on(fed, self.opened(images) if isinstance(images, Records) else images, self.training)
+
+    @override
+    def opened(self, sent: Records) -> Records:
+        return unfolded(sent, self.matching.formation)
 
     @property
     @override

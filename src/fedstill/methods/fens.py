@@ -106,11 +106,15 @@ class FENS(Method):
                 round.log(accuracy=fed.evaluate(stacked), **others)
         return stacked
 
+    @override
+    def first_draw(self, client: int) -> int:
+        return 1 + client
+
     @step
     def train(self, client: Client) -> Trained:
         """Set a random share of the records aside, and train a model on the others."""
         rest = self._set_aside(client)
-        model = client.new_model(draw=1 + client.id)
+        model = client.new_model(draw=self.first_draw(client.id))
         self.local.fit(model, client.train[rest], client.rng("batches"))
         return Trained(weights=state(model))
 
