@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import plan
+from scipy.stats import t
 
 from fedstill.report import pareto
 from fedstill.report.guarantees import round_up
@@ -78,8 +79,8 @@ def seeds_in_words(rows: Sequence[Row]) -> str:
 def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     """The most accurate method of a group and whether its lead is decided.
 
-    It is if every row of the board has its runs there, with all seeds, and the margin is above twice its standard
-    error: seeds give the same splits to all, so the error is that of the mean difference seed by seed.
+    It is if every row of the board has its runs there, with all seeds, and a two-sided t test of the differences seed
+    by seed (seeds give the same splits to all) finds the margin at a level of 5 %.
     """
     there = [row for row in rows if (row["data"], row["split"], row["clients"]) == place]  # failed ones too
     seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in plan.methods()}
@@ -93,14 +94,20 @@ def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     second = {row["seed"]: 100 * row["accuracy"] for row in of(rows, place, ranked[1])}
     both = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
     complete = all(found == {*plan.SEEDS} for found in seeds.values())
-    decided = complete and len(both) == len(plan.SEEDS) and mean(both) > 2 * stdev(both) / math.sqrt(len(both))
-    margin = mean(first.values()) - mean(second.values())
+    decided = complete and len(both) == len(plan.SEEDS) and is_apart(both)
+    margin = mean(both or [mean(first.values()) - mean(second.values())])
     words = f"{ranked[0]} {mean(first.values()):.1f}, {margin:.1f} before {ranked[1]}"
     if decided:
         return f"**{words}**"
     number = sum(map(bool, seeds.values()))
     few = f"; {number} of {len(seeds)} methods" * (number < len(seeds))
     return f"{words}: undecided ({seeds_in_words(of(rows, place, ranked[0]))}{few})"
+
+
+def is_apart(differences: Sequence[float]) -> bool:
+    """Whether paired differences have a positive mean by a two-sided t test at a level of 5 %."""
+    error = stdev(differences) / math.sqrt(len(differences))
+    return mean(differences) > float(t.ppf(0.975, len(differences) - 1)) * error
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -153,8 +160,9 @@ def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, j
     """
     failed = [row for row in rows if "failed" in row]
     dates = sorted({row["date"] for row in [*rows, *tries]})
-    decided = [lead(rows, place, group) for place in places() for group in list(GROUPS)[:3]]
-    decided = [words for words in decided if words != "–"]
+    asked = [(place, group, lead(rows, place, group)) for place in places() for group in list(GROUPS)[:3]]
+    # methods that do not depend on the split have one answer for all
+    decided = {(data, clients, group, words) for (data, _, clients), group, words in asked if words != "–"}
     parts = [
         HEAD.format(
             methods=len(plan.methods()),
@@ -168,7 +176,7 @@ def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, j
             cells=len({(row["data"], row["split"], row["clients"], row["seed"]) for row in rows}),
             of=len(plan.DATA) * len(plan.SPLITS) * len(plan.CLIENTS) * len(plan.SEEDS),
             dates=" to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "no date",
-            leads=sum(words.startswith("**") for words in decided),
+            leads=sum(words.startswith("**") for *_, words in decided),
             questions=len(decided),
             tries=plan.TRIES,
             tuned=plan.tuning("").split,
@@ -265,10 +273,10 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
   at the clients and at the server: all of it was planned for twelve hours on two cores, and by its cost so far takes
   {hours:.0f}. The order of methods at this scale need not be their order at their papers' scale.
 * **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
-  {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, and a
-  number without ± is one seed.
-* **Decided**: {leads} of {questions} questions "which method is the most accurate here". The others lack methods or
-  seeds, or have a margin within twice its standard error.
+  {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, a number without ±
+  is one seed, one with ± the mean and the standard deviation of two or three.
+* **Decided**: {leads} of {questions} different answers to "which method is the most accurate here". The others lack
+  methods or seeds, or a margin that a t test over the seeds finds at a level of 5 %.
 * **Tuning**: {tries} tries for each row and data set, on validation records of {tuned} with ten clients and another
   seed; [methods.json](../benchmarks/board/methods.json) has them all. Tries of private methods cost no epsilon here; in
   earnest they would.
@@ -276,7 +284,7 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
 """
 LEADS = """\
 The most accurate method, its mean accuracy over the seeds that were run and its lead over the second. Bold: all
-methods with three seeds, and a margin above twice its standard error.
+methods with three seeds, and a margin that a two-sided t test over the seeds finds at a level of 5 %.
 """
 CHOSEN = """\
 Validation accuracy of each row's tries in the order of [methods.json](../benchmarks/board/methods.json); bold is the
@@ -288,7 +296,10 @@ COMMANDS = """## How it is made
 Seconds are those of the processor on a busy machine, one thread: of one client, and of the server with the evaluation
 on 10,000 test records; until 2026-11-24 also with that of every model that was uploaded. TPR: RMIA with two reference
 runs (`fedstill attack`), true positives at 1 % false positives and their 95 % interval, on the client with the most
-records, seed 0. "fens" asks its clients again for a small aggregator after their one upload. Left out: methods with a
+records, seed 0. The attacker sees the final model only: "real" sends records in clear, whatever its TPR. All attacks of
+before 2026-11-25 were withdrawn: their scores were tied where models are not confident. Bytes are means over the splits
+that were run. "fens" asks its clients again for a small aggregator after their one upload, "fedgm-labels" for images
+after noisy labels. Left out: methods with a
 model for each client (FedRD with records, FedCGS's personal form), since their accuracies are not those of one model;
 `dense-published`, which is DENSE with other constants; FAFI and FedSD2C, whose clients train for as long as a whole row
 here.

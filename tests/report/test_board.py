@@ -11,10 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scipy.stats import binom, ttest_1samp
 
 from fedstill.cli import flags, main
 from fedstill.cli.common import line_of
 from fedstill.experiment.config import Experiment
+from fedstill.seeds import numpy_stream
 
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "benchmarks" / "board"
@@ -85,6 +87,16 @@ def test_a_lead_is_decided_when_every_method_has_run_with_every_seed(board: Modu
     few = [row for row in rows if row["label"] in ("fedgm", "real")]
     words = page.lead(few, place, "no guarantee")
     assert words == f"fedgm 61.0, 10.0 before real: undecided (seeds 0, 1, 2; 2 of {len(labels)} methods)"
+
+
+def test_three_seeds_decide_by_a_t_test(board: ModuleType) -> None:
+    """Twice the standard error would be exceeded by chance in 18 % of cases."""
+    page = importlib.import_module("page")
+    assert not page.is_apart([0.2, 0.4, 1.0]) and page.is_apart([0.9, 1.1, 1.3]) and page.is_apart([1.0, 1.0, 1.0])
+    assert ttest_1samp([0.2, 0.4, 1.0], 0).pvalue > 0.05 > ttest_1samp([0.9, 1.1, 1.3], 0).pvalue
+    rng = numpy_stream(0, "seeds")
+    found = sum(page.is_apart(rng.normal(size=3).tolist()) for _ in range(4000))
+    assert binom.cdf(found, 4000, 0.025) > 1e-6 and binom.sf(found - 1, 4000, 0.025) > 1e-6
 
 
 def test_every_row_has_a_digest_or_a_reason_and_a_commit(board: ModuleType) -> None:
