@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,16 @@ def test_labels_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
     card = publishing._card(hostile, facts)
     assert "?\\[31mred?" in card and "\x1b" not in card and "\x9b" not in card
     assert "<script>" not in card.replace("\\<", "") and "<b>" not in card.replace("\\<", "") and "\n# b" not in card
+
+
+def test_a_command_and_a_reason_of_others_are_no_markup_in_a_card(finished: RunRecord) -> None:
+    config = {**finished.config, "command": "fedstill run\n```\n\n# Heading\n<img src=x>\n\n```"}
+    promised = replace(finished.guarantee, reason="see [here](http://evil) <script>\n# h1")
+    hostile = replace(finished, config=config, guarantee=promised)
+    facts = {"model": "x", "num_parameters": 1, "shape": [1, 8, 8], "class_names": ["a", "b"]}
+    card = publishing._card(hostile, facts)
+    assert "````\nfedstill run ``` # Heading <img src=x> ```\n````" in card
+    assert "<script>" not in card.replace("\\<", "") and "[here](" not in card and "\n# h1" not in card
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``fedstill publish``: a run's model as files that need no fedstill, with a model card."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,12 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
         )
     holds = guarantees.is_finite(promised)
     privacy = [f"* {guarantees.words(promised) if holds else 'No guarantee.'}"]
-    privacy += [f"* {sentence}" for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)]
+    privacy += [
+        f"* {_plain(sentence, 4 * _LONGEST)}"
+        for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)
+    ]
     if holds:
-        privacy += [f"* Neighbours: {promised.adjacency}.", f"* Composed by: {promised.accountant}."]
+        privacy += [f"* Neighbours: {_plain(promised.adjacency)}.", f"* Composed by: {_plain(str(promised.accountant))}."]
     if guarantees.is_simulated(promised):
         privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
     tried = [f"* {_plain(text)}" for text in attacks]
@@ -250,11 +254,14 @@ logits = session.run(["logits"], {{"records": np.random.rand(1, {", ".join(map(s
 
 
 def _reproduce(record: RunRecord) -> str:
-    command = record.config.get("command")
-    return f"## Reproduce\n\n```\n{command}\n```\n\n" if command else ""
+    """The command on a line of code: a fence that no backticks within it end."""
+    if not (command := clean(" ".join(str(record.config.get("command") or "").split()), 4 * _LONGEST)):
+        return ""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"## Reproduce\n\n{fence}\n{command}\n{fence}\n\n"
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, longest: int = _LONGEST) -> str:
     """Text on one line without control characters and Markdown's and HTML's special ones."""
-    line = clean(" ".join(str(text).split()), _LONGEST)
+    line = clean(" ".join(str(text).split()), longest)
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in line)
