@@ -317,6 +317,15 @@ def test_a_client_without_a_part_in_the_run_is_not_found_to_be_safe(tmp_path: Pa
     membership(late, Membership(client=1 - refusal.client, shadows=4))
 
 
+def test_a_client_with_another_architecture_is_refused(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"models": ("convnet:width=8,depth=2", "mlp"), "public": "noise=32", "local_test": 0.2}
+    short = {"pretrain": "none", "rounds": 1, "local": {"epochs": 1}, "revisit": {"epochs": 1}}
+    folder = finished(tmp_path / "run", "fedmd", short, **own)
+    with pytest.raises(ValueError, match=r"the own model of client 1 is mlp; .* choose another client \(--client\)"):
+        membership(folder, Membership(client=1, shadows=4))
+    assert membership(folder, Membership(client=0, shadows=4))["client"] == 0
+
+
 def test_a_world_without_the_victim_ends_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished(tmp_path / "run")
     membership(folder, Membership(client=0, shadows=4))

@@ -50,7 +50,7 @@ from fedstill.experiment import progress
 from fedstill.experiment.finished import check_unchanged, read_simulated
 from fedstill.experiment.job import Job
 from fedstill.experiment.layout import lay_out
-from fedstill.experiment.run import run
+from fedstill.experiment.run import run, spec_of
 from fedstill.experiment.task import Task, share_out
 from fedstill.protocol import Method, load_own
 from fedstill.records import Records
@@ -132,6 +132,11 @@ def membership(
     place = place_of(folder, victim.client)
     once = _asked_once(attacked)
     _check_took_part(attacked, victim.client)
+    if job.method.personal and (own := spec_of(job, task).architecture(victim.client)) != job.experiment.model:
+        raise ValueError(
+            f"the own model of client {victim.client} is {own}; only one of the run's architecture, "
+            f"{job.experiment.model}, can be attacked: choose another client (--client)"
+        )
     worlds = []
     for world in range(len(victim.member)):
         with watch(f"world {world + 1} of {len(victim.member)}") as watcher:

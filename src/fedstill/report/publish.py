@@ -161,7 +161,10 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
         for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)
     ]
     if holds:
-        privacy += [f"* Neighbours: {_plain(str(promised.adjacency))}.", f"* Composed by: {_plain(str(promised.accountant))}."]
+        privacy += [
+            f"* Neighbours: {_plain(str(promised.adjacency))}.",
+            f"* Composed by: {_plain(str(promised.accountant))}.",
+        ]
     if guarantees.is_simulated(promised):
         privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
     tried = [f"* {_plain(text)}" for text in attacks]
