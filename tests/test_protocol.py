@@ -30,6 +30,8 @@ from fedstill.protocol import (
 )
 
 HOOKS = {
+    "first_draw",
+    "opened",
     "personal",
     "needs_public",
     "images_only",

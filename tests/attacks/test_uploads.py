@@ -107,12 +107,12 @@ def test_sums_give_the_classes_away_unless_they_are_private(tmp_path: Path) -> N
 
 def test_counts_are_read_where_they_are_sent(tmp_path: Path) -> None:
     quick: dict[str, dict[str, Any]] = {
-        "fedproto": {"rounds": 1, "local": {"epochs": 1}},
+        "fedcvae": {"images": 20, "local": {"epochs": 1}, "training": {"epochs": 1}},
         "fedpft": {"extractor": {"pretrain": "none"}},
     }
-    for name, source in (("fedproto", "the counts"), ("fedpft", "labels")):
+    for name, source in (("fedcvae", "the counts"), ("fedpft", "labels")):
         task = Experiment(data="digits", clients=4, partition="dirichlet:0.5", workers=0, limit=400, public="noise=64",
-                          model="convnet:width=8,depth=2", local_test=0.2 if name == "fedproto" else 0)  # fmt: skip
+                          model="convnet:width=8,depth=2")  # fmt: skip
         folder = tmp_path / name
         run(Job(task, find(name)(**quick[name]), folder, name=name))
         found = uploads(folder, QUICK)["labels"]

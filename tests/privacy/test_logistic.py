@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fedstill.privacy import solver
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.privacy.logistic import (
@@ -106,10 +107,26 @@ def test_any_shape_reaches_the_tolerance(
         assert (beta - newton(x, labels, classes, penalty)).norm() <= 2.1e-9 / penalty + 1e-12
 
 
-@pytest.mark.parametrize("d", [39, 40, 64])
+@pytest.mark.parametrize("d", [*range(33, 41), 64])
 def test_a_single_record_reaches_the_tolerance(d: int) -> None:
-    x, labels = data(1, d, 3)  # with 39 and 40, LAPACK's eigh of the rank-1 matrix in the preconditioner was NaN
+    x, labels = data(
+        1, d, 3
+    )  # LAPACK's eigh of the rank-1 matrix of a preconditioner was NaN or failed
     assert gradient(x, labels, solve(x, labels, 3, 1.0), 1.0).norm() <= 1e-9 + 1e-11
+
+
+def test_eigenvalues_are_found_where_lapack_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = torch.randn(1, 36, generator=stream(0, "row"))
+    matrix = row.T @ row
+    expected = float(row.square().sum())
+
+    def fails(_: torch.Tensor) -> None:
+        raise RuntimeError("the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    values, vectors = solver._eigen(matrix)
+    assert values.dtype == torch.float32 and float(values.max()) == pytest.approx(expected, rel=1e-5)
+    assert torch.allclose(vectors @ torch.diag(values) @ vectors.T, matrix, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -95,10 +95,15 @@ class _Kronecker:
 
 def _eigen(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
     """Eigenvalues and eigenvectors of a symmetric positive semidefinite matrix."""
-    values, vectors = torch.linalg.eigh(matrix)
-    if not vectors.isfinite().all():  # LAPACK's divide and conquer gives NaN for some float32 matrices of rank 1
-        vectors, values, _ = torch.linalg.svd(matrix)
-    return values, vectors
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+        if vectors.isfinite().all():
+            return values, vectors
+    except RuntimeError:  # torch's LinAlgError
+        pass
+    # for some float32 matrices of rank 1, LAPACK's divide and conquer gives NaN or, on other processors, an error
+    vectors, values, _ = torch.linalg.svd(matrix.double())
+    return values.to(matrix.dtype), vectors.to(matrix.dtype)
 
 
 def solve(
