@@ -109,9 +109,7 @@ def test_any_shape_reaches_the_tolerance(
 
 @pytest.mark.parametrize("d", [*range(33, 41), 64])
 def test_a_single_record_reaches_the_tolerance(d: int) -> None:
-    x, labels = data(
-        1, d, 3
-    )  # LAPACK's eigh of the rank-1 matrix of a preconditioner was NaN or failed
+    x, labels = data(1, d, 3)  # LAPACK's eigh of the rank-1 matrix of a preconditioner was NaN or failed
     assert gradient(x, labels, solve(x, labels, 3, 1.0), 1.0).norm() <= 1e-9 + 1e-11
 
 
