@@ -162,8 +162,8 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
     ]
     if holds:
         privacy += [
-            f"* Neighbours: {_plain(str(promised.adjacency))}.",
-            f"* Composed by: {_plain(str(promised.accountant))}.",
+            f"* Neighbours: {_plain(promised.adjacency)}.",
+            f"* Composed by: {_plain(promised.accountant)}.",
         ]
     if guarantees.is_simulated(promised):
         privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
@@ -264,7 +264,7 @@ def _reproduce(record: RunRecord) -> str:
     return f"## Reproduce\n\n{fence}\n{command}\n{fence}\n\n"
 
 
-def _plain(text: str, longest: int = _LONGEST) -> str:
+def _plain(text: object, longest: int = _LONGEST) -> str:
     """Text on one line without control characters and Markdown's and HTML's special ones."""
     line = clean(" ".join(str(text).split()), longest)
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in line)

@@ -105,7 +105,7 @@ def group(records: Iterable[RunRecord]) -> list[Task]:
     firsts = [runs[0] for runs in tasks.values()]
     apart = [key for key in settings.differing(map(_identity, firsts)) if key not in ("data", "partition", "clients")]
     contents = {(record.summary["data"], record.config.get("fingerprint")) for record in firsts}
-    if len(contents) == len({data for data, _ in contents}):  # the name says which data set it is
+    if _are_named(contents):
         apart = [key for key in apart if key != _CONTENT]
     return [_task(runs, apart) for runs in tasks.values()]
 
@@ -114,6 +114,11 @@ def _identity(record: RunRecord) -> dict[str, Any]:
     """The settings that make the task; the data set by its content, if the run knows it."""
     everything = settings.task_settings(record)
     return {key: everything[key] for key in settings.TASK} | {_CONTENT: record.config.get("fingerprint")}
+
+
+def _are_named(contents: set[tuple[Any, Any]]) -> bool:
+    """Whether the names, which come first, say which contents they have."""
+    return len(contents) == len({name for name, _ in contents})
 
 
 def _key(record: RunRecord) -> tuple[str, ...]:
@@ -128,8 +133,7 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Task:
         if record.finished or (family, seed) not in complete:
             families.setdefault((*family, str(record.finished)), {}).setdefault(seed, record)
     groups = [[seeds[seed] for seed in sorted(seeds)] for seeds in families.values()]
-    firsts = [group[0] for group in groups]
-    columns = _columns(firsts)
+    columns = _columns([group[0] for group in groups])
     identity = _identity(records[0])
     more = [f"{key} {_short(key, identity[key])}" for key in apart if identity[key]]
     words = setting_words(records[0], more)
@@ -177,7 +181,7 @@ def _columns(firsts: Sequence[RunRecord]) -> list[str]:
     if all(settings.row_settings(r).get("method.rounds", r.summary["rounds"]) == r.summary["rounds"] for r in firsts):
         found.discard("method.rounds")
     contents = {(record.config["experiment"].get("public"), _shared(record).get(_PUBLIC)) for record in firsts}
-    if len(contents) == len({name for name, _ in contents}):  # the name says which public records they are
+    if _are_named(contents):
         found.discard(_PUBLIC)
     order = dict.fromkeys(key for record in firsts for key in _shared(record))
     return [key for key in order if key in found]
