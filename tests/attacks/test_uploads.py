@@ -1,6 +1,7 @@
 """``fedstill attack RUN uploads`` on small runs of every shape of upload."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,41 @@ def test_images_that_hold_four_are_compared_as_four(tmp_path: Path) -> None:
     assert sum(line["recognised"]["value"] for line in found["images"]) / 4 > 0.4  # of ten classes
 
 
-def test_private_sums_have_nothing_to_read(tmp_path: Path) -> None:
+def test_sums_of_random_features_count_records_unless_they_are_private(tmp_path: Path) -> None:
     quick: dict[str, Any] = {"nets": 2, "fitting": {"steps": 2}, "training": {"epochs": 1}}
-    found = uploads(finished(tmp_path, "fedgm-records", **quick), QUICK)
-    assert found["labels"] == found["images"] == []
+    clear = uploads(finished(tmp_path / "clear", "fedgm-records", epsilon=None, **quick), QUICK)["labels"]
+    assert all(line["distance"] < 1e-5 and line["from"] == "the sums" for line in clear)
+    private = uploads(finished(tmp_path / "private", "fedgm-records", epsilon=0.1, **quick), QUICK)["labels"]
+    assert sum(line["distance"] for line in private) / 4 > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "settings"),
+    [
+        ("fedmd", "the logits", {"rounds": 1, "pretrain": "none", "local": {"lr": 0.01, "epochs": 20}}),
+        ("fedaux-f", "the head", {"extractor": {"pretrain": "none"}, "head": {"penalty": 0.3}}),
+    ],
+)
+def test_logits_and_heads_show_the_classes_of_a_client_that_has_few(
+    name: str, source: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    task = Experiment(data="digits", clients=10, partition="classes:1", workers=0, limit=400, public="noise=64",
+                      model="convnet:width=8,depth=2", local_test=0.2 if name == "fedmd" else 0)  # fmt: skip
+    run(Job(task, find(name)(**settings), tmp_path, name=name))
+    found = uploads(tmp_path, QUICK)["labels"]
+    assert {line["from"] for line in found} == {source}
+    assert sum(line["distance"] for line in found) < 0.5 * sum(line["uniform_distance"] for line in found)
+
+
+def test_a_client_without_a_class_of_the_test_set_is_left_out(tmp_path: Path, digits: DataSet) -> None:
+    task = Experiment(data="digits", clients=4, partition="classes:3", workers=0, model="convnet:width=8,depth=2")
+    few = replace(digits, test=digits.test[digits.test.labels < 3])
+    run(Job(task, find("real")(ipc=2, training={"epochs": 1}), tmp_path, name="real"), data=few)
+    found = uploads(tmp_path, QUICK, data=few)
+    parts = share_out(task, few).parts
+    without = [i for i, (part, _) in enumerate(parts) if digits.train.labels[torch.from_numpy(part)].min() > 2]
+    assert without and [line["client"] for line in found["left_out"]] == without
+    assert len(found["labels"]) == len(found["images"]) == 4 - len(without)
 
 
 def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

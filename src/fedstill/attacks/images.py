@@ -96,12 +96,17 @@ def matched_samples(members: Records, pool: Records, rng: torch.Generator) -> tu
     Raises:
         ValueError: no class occurs in both.
     """
-    each = torch.minimum(members.class_counts(), pool.class_counts()).tolist()
-    if not any(each):
+    if not share_a_class(members, pool):
         raise ValueError(
             f"{len(members)} members and {len(pool)} pool records share no class; use a pool with the classes"
         )
+    each = torch.minimum(members.class_counts(), pool.class_counts()).tolist()
     return _drawn(members, each, rng), _drawn(pool, each, rng)
+
+
+def share_a_class(records: Records, others: Records) -> bool:
+    """Whether a class occurs in both."""
+    return bool(torch.minimum(records.class_counts(), others.class_counts()).any())
 
 
 def compare(

@@ -1,10 +1,11 @@
-"""Attacks of a curious server on the replies to the first request of a finished run.
+"""Attacks of a curious server on the first replies with tensors of a finished run.
 
-They infer a client's classes from counts, labels, sums of features or the change of the last layer, compare a client's
-synthetic images with its records, and reconstruct images of the classes from the final model. The declared types of a
-reply's fields (`fedstill.schema`) select the attack: integers ``"classes"``, `Labels` (with integers ``"n"``, the
-records of each), images ``"n channels height width"``, sums of rows ``"classes moments"``, and the named tensors of a
-model (`State`, `Parameters`, ...), marked as `Difference` if they are a change of the model.
+They infer a client's classes from counts, labels, sums of features, logits, a linear head or the change of the last
+layer, compare a client's synthetic images with its records, and reconstruct images of the classes from the final model.
+The declared types of a reply's fields (`fedstill.schema`) select the attack: integers ``"classes"``, `Labels` (with
+integers ``"n"``, the records of each), images ``"n channels height width"``, sums of rows ``"classes moments"`` or
+``"classes dims"``, logits ``"n classes"`` or ``"images classes"``, heads ``"classes coefficients"``, and the named
+tensors of a model (`State`, `Parameters`, ...), marked as `Difference` if they are a change of the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,11 @@ _NUMBERS = "uploads.json"
 """Name of the file of results."""
 _REFERENCE = 5_000
 """Maximum number of the run's test records, which the attacker knows."""
+_SUMS = ("classes moments", "classes dims")
+"""Sums of rows by class, whose last column is the sum of a constant."""
+_LOGITS = ("n classes", "images classes")
+_HEAD = "classes coefficients"
+"""A linear head, whose last column is the bias."""
 
 
 class Uploads(Attack):
@@ -72,6 +78,11 @@ class _Reply(NamedTuple):
     def field(self, declared: Callable[[Field], bool]) -> Field | None:
         """The first field of this declaration."""
         return next((f for f in self.schema if declared(f)), None)
+
+    def shaped(self, *dims: str) -> Tensor | None:
+        """The value of the first field with one of these declared dimensions; None if there is none."""
+        f = self.field(lambda f: f.is_tensor and f.annotation.dim_str in dims)
+        return None if f is None else self.values[f.name]
 
     @property
     def labels(self) -> Tensor | None:
@@ -108,12 +119,16 @@ def uploads(
     spec = spec_of(job, task)
     replies = list(_replies(folder, spec))
     known = task.test[torch.randperm(len(task.test), generator=stream(job.experiment.seed, "attack"))[:_REFERENCE]]
-    results: dict[str, Any] = {"records_known": len(known), "labels": [], "images": []}
+    results: dict[str, Any] = {"records_known": len(known), "labels": [], "images": [], "left_out": []}
     classifier: nn.Module | None = None
     for reply in replies:
         client = reply.client
         progress(f"client {client}")
         own = task.train[torch.from_numpy(task.parts[client][0])]
+        if not images.share_a_class(own, known):
+            reason = "no record of a class of the test set" if len(own) else "no records"
+            results["left_out"].append({"client": client, "reason": reason})
+            continue
         shares, source = _shares(reply, spec)
         if shares is not None:
             leak = labels.leak(shares, own.class_counts(), settings.least_share)
@@ -142,15 +157,17 @@ def uploads(
 
 def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:
     journal, steps = Journal(RunFolder(folder).journal), client_steps(type(spec.method))
-    name = journal.files.step(0)
-    if name is None or not journal.files.replies(0):
+    asked, name = 0, journal.files.step(0)
+    while name is not None and not any(f.is_tensor or f.like is not None for f in steps[name].reply.schema):
+        asked, name = asked + 1, journal.files.step(asked + 1)
+    if name is None or not journal.files.replies(asked):
         raise ValueError(
-            f"{folder} has no replies to its first request, as only those of the last round are kept; repeat its "
+            f"{folder} has no replies to an early request, as only those of the last round are kept; repeat its "
             "command with --keep-replies and another --out, then attack that run"
         )
     schema = steps[name].reply.schema
-    for client in journal.replies_to(0, name)[0]:
-        values, _ = wire.decode(journal.read_reply(0, name, client), schema, spec.facts)
+    for client in journal.replies_to(asked, name)[0]:
+        values, _ = wire.decode(journal.read_reply(asked, name, client), schema, spec.facts)
         yield _Reply(client, schema, values)
 
 
@@ -172,9 +189,13 @@ def _shares(reply: _Reply, spec: RunSpec) -> tuple[Tensor | None, str]:
         each = torch.ones(len(tags)) if counted is None else reply.values[counted.name]
         counts = torch.zeros(classes, dtype=torch.float64).index_add(0, tags, each.double().clamp_min(0))
         return (counts / counts.sum(), "labels") if counts.sum() > 0 else (None, "")
-    if (f := reply.field(lambda f: f.is_tensor and f.annotation.dim_str == "classes moments")) is not None:
-        counts = reply.values[f.name][:, -1].double().clamp_min(0)  # sums of the constant feature
+    if (sums := reply.shaped(*_SUMS)) is not None:
+        counts = sums[:, -1].double().clamp_min(0)
         return counts / counts.sum().clamp_min(1e-12), "the sums"
+    if (logits := reply.shaped(*_LOGITS)) is not None:
+        return logits.double().softmax(1).mean(0), "the logits"
+    if (head := reply.shaped(_HEAD)) is not None:
+        return labels.shares_of_update(-head[:, -1].double()), "the head"
     draw = spec.method.first_draw(reply.client)
     start = spec.new_model(architecture=spec.architecture(reply.client), draw=draw)
     names = {name for name, _ in start.named_parameters()}
@@ -212,8 +233,10 @@ def _inverted(folder: Path, settings: Uploads, spec: RunSpec, task: Task) -> dic
     model = spec.new_model(tensors)
     classes = torch.arange(task.train.num_classes)
     reconstructed = settings.inversion.invert(model, classes, task.train, stream(spec.seed, "attack", "inversion"))
-    own = torch.cat([torch.from_numpy(part) for part, _ in task.parts])
-    members, others = images.matched_samples(task.train[own], task.test, stream(spec.seed, "attack", "as many"))
+    own = task.train[torch.cat([torch.from_numpy(part) for part, _ in task.parts])]
+    if not images.share_a_class(own, task.test):
+        return None
+    members, others = images.matched_samples(own, task.test, stream(spec.seed, "attack", "as many"))
     return {
         name: float(closest_psnr(reconstructed, records).mean())
         for name, records in (("training", members), ("test", others))
@@ -246,7 +269,11 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
             "Without a leak, 50 % of the images would be nearer to the client's records than to as many other records."
         )
     if not results["labels"] and not results["images"]:
-        yield Text("The replies have no field that this attack reads: no counts, labels, images, sums or last layer.")
+        yield Text(
+            "The replies have nothing that this attack reads: no counts, labels, images, sums, logits or last layer."
+        )
+    for line in results["left_out"]:
+        yield Text(f"Client {line['client']} is left out: it has {line['reason']}.")
     if inverted := results["inversion"]:
         yield Text(
             f"Images reconstructed from the model: {inverted['training']:.1f} dB to the nearest training record, "
