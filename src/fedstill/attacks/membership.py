@@ -15,12 +15,11 @@ records and other clients' draws. The attacker knows all of these, like the adve
 privacy noise differs (``noise=entropy``), since the attacker could subtract noise drawn from the seed. If a run asked
 its clients once, the other clients' replies do not depend on the victim: a world reuses them, and asks the victim only.
 
-The attack is on the run's model, or on the victim's own model if clients have parts of their own.
+The attack is on the run's model or, if clients have models of their own, on the victim's, as it evaluates it.
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ from fedstill.attacks.rmia import POPULATION, Rmia
 from fedstill.attacks.scoring import Outputs, Victim, accuracy, by_lira, by_rmia, posteriors
 from fedstill.attacks.shadow import ShadowAttack
 from fedstill.data import sources
-from fedstill.engines.client_state import last_state
+from fedstill.engines.site import Site
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
 from fedstill.experiment import progress
@@ -51,8 +50,8 @@ from fedstill.experiment.finished import check_unchanged, read_simulated
 from fedstill.experiment.job import Job
 from fedstill.experiment.layout import lay_out
 from fedstill.experiment.run import run, spec_of
-from fedstill.experiment.task import Task, share_out
-from fedstill.protocol import Method, load_own
+from fedstill.experiment.task import Task, client_data, share_out
+from fedstill.protocol import shared_part
 from fedstill.records import Records
 from fedstill.runs.folder import RunFolder
 
@@ -132,11 +131,6 @@ def membership(
     place = place_of(folder, victim.client)
     once = _asked_once(attacked)
     _check_took_part(attacked, victim.client)
-    if job.method.personal and (own := spec_of(job, task).architecture(victim.client)) != job.experiment.model:
-        raise ValueError(
-            f"the own model of client {victim.client} is {own}; only one of the run's architecture, "
-            f"{job.experiment.model}, can be attacked: choose another client (--client)"
-        )
     worlds = []
     for world in range(len(victim.member)):
         with watch(f"world {world + 1} of {len(victim.member)}") as watcher:
@@ -243,8 +237,8 @@ def _world(
         lay_out(folder, again.out, {**described, "answers": str(folder)}, without=victim.client, refusals=True)
     indices = victim.indices[victim.member[number]].numpy()
     parts = [(indices, test) if c == victim.client else (own, test) for c, (own, test) in enumerate(task.parts)]
-    on_model = partial(_store_outputs, out, job.method, victim)
-    run(again, task=task._replace(parts=parts), watcher=watcher, on_model=on_model)
+    task = task._replace(parts=parts)
+    run(again, task=task, watcher=watcher, on_model=partial(_store_outputs, again, task, victim))
     _check_took_part(RunFolder(out), victim.client)
     stored = wire.unpack(files.read_checked(out / _OUTPUTS, f"delete {out} and attack again"))[0]
     found = Outputs(stored["logits"], stored.get("population", torch.empty(2, 0, victim.own.num_classes)))
@@ -255,11 +249,10 @@ def _world(
     return found
 
 
-def _store_outputs(out: Path, method: Method, victim: Victim, model: nn.Module) -> None:
-    """Write the outputs of the model, with the victim's own parts, for its records."""
-    if method.own(model):
-        model = deepcopy(model)
-        load_own(method, model, last_state(RunFolder(out).clients, victim.client))
+def _store_outputs(job: Job, task: Task, victim: Victim, model: nn.Module) -> None:
+    """Write the outputs for the victim's records of a world's model or, if clients have their own, of the victim's."""
+    if job.method.personal:
+        model = _own_model(job, task, victim.client, model)
 
     def logits(records: Records) -> Tensor:
         flip = 3 if not records.are_vectors else ()  # vectors have no mirror image
@@ -267,7 +260,14 @@ def _store_outputs(out: Path, method: Method, victim: Victim, model: nn.Module) 
         return torch.stack([torch.cat(view).float().cpu() for view in views])
 
     stored = {"logits": logits(victim.own), "population": logits(victim.others)}
-    files.write_checked(out / _OUTPUTS, wire.pack(stored, {}))
+    files.write_checked(job.out / _OUTPUTS, wire.pack(stored, {}))
+
+
+def _own_model(job: Job, task: Task, client: int, model: nn.Module) -> nn.Module:
+    """A client's own model as it evaluates it at the end of a run, whose shared parts are those of ``model``."""
+    device, threads, folder = job.experiment.device, job.experiment.threads, RunFolder(job.out)
+    site = Site(spec_of(job, task), client_data(job.experiment, task), folder.clients, device=device, threads=threads)
+    return site.personal_model(client, shared_part(job.method, model), 1 + max(folder.exchanges))
 
 
 def _asked_once(run: RunFolder) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from fedstill import files, schema, seeds, ticks, wire
 from fedstill.engines.client import ClientData, RequestResults, SiteClient
-from fedstill.engines.client_evaluation import steps_of
+from fedstill.engines.client_evaluation import EVALUATE, steps_of
 from fedstill.engines.client_state import ReplyCopy, StateFiles
 from fedstill.engines.run_spec import RunSpec
 from fedstill.journal import EVALUATIONS
@@ -129,8 +130,7 @@ class Site:
         ledger = self._ledger(folder)
         state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
         actor = SiteClient(self.spec, client, exchange, step.name, self.data, state, ledger, self.device, common)
-        seed = seeds.derive(self.spec.seed, "client", client, exchange, "torch")
-        with seeds.isolated(seed), _threads(self.threads):
+        with self._reproducible(client, exchange):
             reply = step.function(self.spec.method, actor, **step.arguments(values))
         assert isinstance(reply, step.reply), f"step {step.name} returned {type(reply).__name__}"
         envelope = {"step": step.name, "exchange": exchange, **_spent(ledger, exchange)}
@@ -140,6 +140,21 @@ class Site:
         if not self.spec.simulated_noise and ledger.of_exchange(exchange):
             copy.write(data)
         return data
+
+    def personal_model(self, client: int, shared: Mapping[str, Tensor], asked: int) -> nn.Module:
+        """The own model of a simulated client as it evaluates it after ``asked`` requests; nothing is stored."""
+        exchange, folder = EVALUATIONS + asked, self._folder(client)
+        state, common = StateFiles(folder).read(asked), RequestResults({}, b"")
+        ledger = self._ledger(folder)
+        actor = SiteClient(self.spec, client, exchange, EVALUATE.name, self.data, state, ledger, self.device, common)
+        with self._reproducible(client, exchange):
+            return self.spec.method.personal_model(actor, shared)
+
+    @contextmanager
+    def _reproducible(self, client: int, exchange: int) -> Iterator[None]:
+        """Seed torch for a client's step, and set the number of threads, inside the block."""
+        with seeds.isolated(seeds.derive(self.spec.seed, "client", client, exchange, "torch")), _threads(self.threads):
+            yield
 
     def _folder(self, client: int) -> Path:
         return self.folder / f"{client:05d}"
