@@ -172,6 +172,12 @@ def test_the_test_set_stays_closed_until_the_end(
     other = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.5]}}}
     with pytest.raises(ValueError, match="the test set was opened for .* after other tries; tuning further would mean"):
         sweep.run_sweep(task(True, methods=other), tmp_path / "wrong", watcher=Watcher())
+    with pytest.raises(ValueError, match="with the seeds 0 1, of which 0 would be left out; choosing seeds would mean"):
+        sweep.run_sweep(task(True, final_seeds=[1, 2]), tmp_path / "wrong", watcher=Watcher())
+    more = sweep.run_sweep(task(True, final_seeds=[0, 1, 2]), tmp_path / "wrong", watcher=Watcher())
+    assert (more.tests["fedavg"].accuracies or ())[:2] == opened.tests["fedavg"].accuracies
+    with pytest.raises(ValueError, match="with the seeds 0 1 2, of which 2 would be left out"):
+        sweep.run_sweep(task(True), tmp_path / "wrong", watcher=Watcher())
 
 
 @pytest.mark.slow

@@ -92,8 +92,8 @@ def run_sweep(
         command: the command line, for the record.
 
     Raises:
-        ValueError: the test set was opened after other tries; no run worked, with the reason of the first one; or
-            ``final`` although a try failed for a reason that may pass.
+        ValueError: the test set was opened after other tries, or with a seed that is missing now; no run worked, with
+            the reason of the first one; or ``final`` although a try failed for a reason that may pass.
         Taken: another process runs a sweep in the folder.
     """
     with locked(out, lambda: any(out.glob("*/*/seed-*"))):
@@ -108,7 +108,13 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
             f"the test set was opened for {out} on {opened['date'][:10]}, after other tries; tuning further would mean "
             "choosing by the test set, so use another --out"
         )
-    seeds = sweep.plan.seeds
+    final_seeds = sweep.plan.final_seeds or sweep.plan.seeds
+    if opened is not None and (dropped := set(opened.get("seeds", ())).difference(final_seeds)):
+        raise ValueError(
+            f"the test set was opened for {out} on {opened['date'][:10]} with the seeds {_listed(opened['seeds'])}, of "
+            f"which {_listed(dropped)} would be left out; choosing seeds would mean choosing by the test set, so keep "
+            "them in final_seeds and add others"
+        )
     places = {entry.label: out / entry.label for entry in sweep.entries}
     searches = ThreadPoolExecutor(len(sweep.entries))  # one method's search must not wait for the others
     with searches, _Runs(sweep.experiment, parallel, watcher, command) as runs:
@@ -127,8 +133,8 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
                     f"{passing.entry.label} with {words(passing.point)} failed ({passing.failure}); the test set stays "
                     "closed until that try has worked: repeat the command"
                 )
-            chosen = {label: one.point for label, one in best.items()}
-            files.write_json(out / _OPENED, {"sweep": digest, "date": environment.now(), "chosen": chosen})
+            opened = {"sweep": digest, "date": environment.now()}
+            opened["chosen"] = chosen = {label: one.point for label, one in best.items()}
         elif "chosen" in opened:  # what the test set was opened for, whatever has worked since
             chosen = opened["chosen"]
             best = {
@@ -137,10 +143,12 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
                 for one in each
                 if chosen.get(one.entry.label) == one.point
             }
-        experiment, seeds = sweep.experiment.model_copy(update={"validation": 0.0}), sweep.plan.final_seeds or seeds
-        runs.expect("test set", len(best) * len(seeds))
+        if opened.get("seeds") != list(final_seeds):
+            files.write_json(out / _OPENED, {**opened, "seeds": list(final_seeds)})
+        experiment = sweep.experiment.model_copy(update={"validation": 0.0})
+        runs.expect("test set", len(best) * len(final_seeds))
         points = [(one.entry, one.point, out / FINAL / label) for label, one in best.items()]
-        tests = runs.all("test set", experiment, points, seeds)
+        tests = runs.all("test set", experiment, points, final_seeds)
     return Outcome(sweep, tries, {one.entry.label: one for one in tests})
 
 
@@ -265,6 +273,10 @@ def words(point: Point) -> str:
     return ", ".join(f"{name} {_value(value)}" for name, value in point.items()) or "its own settings"
 
 
+def _listed(seeds: Iterable[int]) -> str:
+    return " ".join(map(str, sorted(seeds)))
+
+
 def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -289,13 +301,17 @@ def _plain(values: Any) -> Any:
 
 
 def _opened(out: Path) -> dict[str, Any] | None:
-    """When, after which sweep and for which points the test set was opened; None if it was not."""
+    """When, after which sweep, for which points and with which seeds the test set was opened; None if it was not."""
     place = out / _OPENED
     if not place.exists():
         return None
     try:
         content = json.loads(place.read_text("utf-8"))
-        found = {key: str(content[key]) for key in ("sweep", "date")}
-        return {**found, "chosen": dict(content["chosen"])} if "chosen" in content else found  # not in early versions
+        found: dict[str, Any] = {key: str(content[key]) for key in ("sweep", "date")}
+        if "chosen" in content:  # not in early versions
+            found["chosen"] = dict(content["chosen"])
+        if "seeds" in content:  # likewise
+            found["seeds"] = [int(seed) for seed in content["seeds"]]
+        return found
     except (ValueError, KeyError, TypeError) as error:
         raise files.Damaged(f"{place} is damaged; delete {out} and run again") from error
