@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from fedstill import processes
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import search, sweep
+from fedstill.experiment import search, sweep, sweep_runs
 from fedstill.experiment.sweep_file import Sweep, read_sweep
 from fedstill.report import tuning
 from fedstill.runs.lock import Taken
@@ -212,14 +212,14 @@ def test_a_failed_point_is_named_and_the_others_count(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "pool", Local)
-    run = sweep.run
+    run = sweep_runs.run
 
     def diverging(job: Any) -> Any:
         if job.method.local.lr == 1e-4:
             raise ValueError("the weights are not finite")
         return run(job)
 
-    monkeypatch.setattr(sweep, "run", diverging)
+    monkeypatch.setattr(sweep_runs, "run", diverging)
     methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}
     outcome = sweep.run_sweep(task(False, methods=methods), tmp_path / "out", watcher=Watcher())
     failed, worked = outcome.tries["fedavg"]
@@ -230,14 +230,14 @@ def test_a_failed_point_is_named_and_the_others_count(
     def impossible(job: Any) -> Any:
         raise ValueError("there are fewer records than clients")
 
-    monkeypatch.setattr(sweep, "run", impossible)
+    monkeypatch.setattr(sweep_runs, "run", impossible)
     methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [0.1, 0.2, 0.3]}}}
     watcher = Watcher()
     monkeypatch.setattr(watcher, "noted", notes.append)
     with pytest.raises(ValueError, match="no run of the sweep worked"):
         sweep.run_sweep(task(False, methods=methods), tmp_path / "impossible", watcher=watcher)
     assert len(notes) == 1  # not one for each try
-    monkeypatch.setattr(sweep, "run", diverging)
+    monkeypatch.setattr(sweep_runs, "run", diverging)
     with pytest.raises(ValueError, match="no run of the sweep worked; fedavg: "):
         methods = {"fedavg": {"rounds": 2, "local": {"lr": 1e-4}}}
         sweep.run_sweep(task(False, methods=methods), tmp_path / "bad", watcher=Watcher())
@@ -247,14 +247,14 @@ def test_any_error_of_a_try_is_its_own_and_the_test_set_waits_for_it(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "pool", Local)
-    run, broken = sweep.run, [True]
+    run, broken = sweep_runs.run, [True]
 
     def breaking(job: Any) -> Any:
         if job.method.local.lr == 0.3 and broken:
             raise RuntimeError("out of memory\nand more")
         return run(job)
 
-    monkeypatch.setattr(sweep, "run", breaking)
+    monkeypatch.setattr(sweep_runs, "run", breaking)
     methods, out = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}, tmp_path / "out"
     outcome = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
     assert [one.failure for one in outcome.tries["fedavg"]] == ["", "RuntimeError: out of memory"]

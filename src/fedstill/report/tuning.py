@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill import files
-from fedstill.experiment.sweep import Outcome, Try, words
+from fedstill.experiment.sweep import Outcome
+from fedstill.experiment.sweep_runs import Try, words
 from fedstill.report import export
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord, read_run
