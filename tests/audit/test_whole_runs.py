@@ -13,9 +13,10 @@ from scipy.stats import binom
 
 from fedstill import lookup, methods
 from fedstill.audit import scenes, whole_runs
+from fedstill.audit.finding import Finding
 from fedstill.audit.lower_bounds import fitted, from_scores
 from fedstill.audit.scenes import SCENES
-from fedstill.audit.whole_runs import AuditSettings, Finding, audit
+from fedstill.audit.whole_runs import AuditSettings, audit
 from fedstill.cli import main
 from fedstill.privacy import accounting
 from fedstill.seeds import numpy_stream
@@ -88,9 +89,21 @@ def test_an_audit_resumes_and_refuses_scores_of_another(tmp_path: Path, monkeypa
     text = place.read_text()
     place.write_text(text[: len(text) - 100])  # the second run's line is torn
     parts = found("fedgm-records", tmp_path / "parts", monkeypatch, clients=24)
-    assert parts.clients == whole.clients == 24 and len(place.read_text().splitlines()) == 4
+    assert parts.clients == whole.clients == 24 and len(place.read_text().splitlines()) == 5
     with pytest.raises(ValueError, match="scores of another audit"):
         found("fedgm-records", tmp_path / "parts", monkeypatch, seed=1)
+
+
+def test_an_extension_after_a_look_is_another_chance_to_be_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = found("fedgm-records", tmp_path, monkeypatch, clients=8)
+    again = found("fedgm-records", tmp_path, monkeypatch, clients=8)
+    assert first.risk == again.risk == pytest.approx(0.05) and first.looks == again.looks == 1
+    more = found("fedgm-records", tmp_path, monkeypatch, clients=16)
+    assert more.risk == pytest.approx(0.1) and more.looks == 2
+    surer = found("fedgm-records", tmp_path, monkeypatch, clients=16, confidence=0.99)
+    assert surer.risk == pytest.approx(0.1) and surer.looks == 2  # the same scores, judged more strictly
 
 
 def test_scores_of_former_code_are_those_of_another_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +129,11 @@ def test_the_command_prints_findings_and_fails_for_a_refuted_claim(
     (row,) = json.loads(capsys.readouterr().out)["findings"]
     assert row["verdict"] == "not refuted" and row["clients"] == 8 and row["reach"] == pytest.approx(1, abs=1e-6)
     main(words)  # from the scores that are there
-    assert "not refuted" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "not refuted" in said and "hold with probability 0.95." in said
+    main([*words[:3], "10", *words[4:]])
+    said = capsys.readouterr().out
+    assert "afl: extended after a look, judged 2 times" in said and "hold with probability 0.9." in said
     faults.half_the_noise(monkeypatch)
     with pytest.raises(SystemExit) as stop:
         main([*words[:-1], str(tmp_path / "broken")])
@@ -177,5 +194,5 @@ def test_what_leaves_beside_releases_is_refuted(fault: str, monkeypatch: pytest.
         assert made.difference(0) == ""
         plant(monkeypatch)
     assert sentence in made.difference(0)
-    finding = Finding("m", "record", 4.0, 1e-5, 0.0, None, None, 1, 8)
+    finding = Finding("m", "record", 4.0, 1e-5, 0.0, None, None, 1, 8, 0.05, 1)
     assert not finding.refuted and replace(finding, difference=sentence).refuted

@@ -8,7 +8,7 @@ ratio of each canary, for an attacker who knows all others. What chose a score i
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 import fedstill
 from fedstill import files, lookup
+from fedstill.audit.finding import Finding
 from fedstill.audit.lower_bounds import Floats, fitted, from_scores
 from fedstill.audit.play import Played
 from fedstill.audit.scene import Masks, Scene
@@ -34,8 +35,6 @@ from fedstill.settings import Settings
 _PILOT, _BATCH = 400, 200
 """Clients of the pilot run, and of each run that is judged."""
 Progress = Callable[[str, int, int], None]
-_EXCEEDED = 1.001
-"""Share of the claimed sensitivity that refutes a claim: in DP-SGD, exact steps move the later ones a little."""
 _MOST = 20_000
 """Largest default number of clients."""
 
@@ -49,55 +48,12 @@ class AuditSettings(Settings):
     """Clients in all runs together, each with a random half of the canaries. By default, enough for a bound of 0.8 of
     the claim of a sound method, at most 20,000."""
     confidence: Annotated[float, Gt(0.5), Lt(1)] = 0.95
-    """Probability that no bound of the whole command is above the truth."""
+    """Probability that no bound of the whole command is above the truth; less if scores were judged before with fewer
+    clients."""
     seed: NonNegativeInt = 0
     """Seed of the audit."""
     out: Path = Path("runs/audits")
     """Folder of the scores; a repeated command continues with those that are there."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the audit of one method found.
-
-    Attributes:
-        method: the method.
-        unit: what its claim protects.
-        claim: the epsilon of the runs' guarantee.
-        delta: its delta.
-        bound: lower bound on epsilon for any mechanism.
-        fit: lower bound on epsilon if scores are Gaussian, as the claim implies; None for other claims.
-        reach: largest share of the claimed sensitivity by which a canary moves exact values; None for labels.
-        canaries: number of canaries.
-        clients: number of clients.
-        difference: what else depends on a record (`Scene.difference`); empty if nothing does.
-    """
-
-    method: str
-    unit: str
-    claim: float
-    delta: float
-    bound: float
-    fit: float | None
-    reach: float | None
-    canaries: int
-    clients: int
-    difference: str = ""
-
-    @property
-    def largest(self) -> float:
-        """The larger of both bounds."""
-        return max(self.bound, self.fit or 0.0)
-
-    @property
-    def refuted(self) -> bool:
-        """Whether a bound exceeds the claim, a canary moves exact values too far, or something else depends on it."""
-        return self.largest > self.claim or (self.reach or 0.0) > _EXCEEDED or bool(self.difference)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        verdict = "refuted" if self.refuted else "not refuted"
-        return {**asdict(self), "ratio": self.largest / self.claim, "verdict": verdict}
 
 
 @dataclass(frozen=True)
@@ -130,7 +86,7 @@ class Attack:
 
 
 def audit(names: Sequence[str], settings: AuditSettings, progress: Progress) -> Iterator[Finding]:
-    """Audit methods at each epsilon; confidence is that of all findings together.
+    """Audit methods at each epsilon; the probability that a bound is too high is at most the sum of their ``risk``.
 
     Args:
         names: methods, as `fedstill.audit.scenes.scene` takes them.
@@ -163,7 +119,7 @@ def _audit(name: str, epsilon: float, settings: AuditSettings, alpha: float, pro
         "seed": settings.seed,
         "start": attack.start.tolist(),
     }
-    lines = _read(place, facts)
+    lines, looks = _read(place, facts)
     done = sum(len(line["masks"]) for line in lines)
     progress(f"{name}, epsilon {epsilon:g}", min(done, wanted), wanted)
     while done < wanted:
@@ -176,14 +132,27 @@ def _audit(name: str, epsilon: float, settings: AuditSettings, alpha: float, pro
         files.append_json(place, lines[-1])
         done += len(masks)
         progress(f"{name}, epsilon {epsilon:g}", min(done, wanted), wanted)
+    if alpha > looks.get(done, 0.0):
+        looks[done] = alpha
+        files.append_json(place, {"clients": done, "alpha": alpha})
     masks = [mask for line in lines for mask in line["masks"]]
     scores = np.concatenate([np.array(line["scores"]) for line in lines], axis=1)
     gaussian = all(isinstance(event, Gaussian) and event.sampling == 1 for event in pilot.events)
     bound, fit = bounds(scores, np.array(masks), attack.correlation, claim.delta, alpha, gaussian=gaussian)
-    unit = claim.unit or "record"
-    m = len(attack.effects)
-    differs = made.difference(attack.choice)
-    return Finding(name, unit, claim.epsilon, claim.delta, bound, fit, attack.reach, m, len(masks), differs)
+    return Finding(
+        name,
+        claim.unit or "record",
+        claim.epsilon,
+        claim.delta,
+        bound,
+        fit,
+        attack.reach,
+        len(attack.effects),
+        len(masks),
+        sum(looks.values()),
+        len(looks),
+        made.difference(attack.choice),
+    )
 
 
 def bounds(
@@ -278,12 +247,19 @@ def _needed(epsilon: float, delta: float, m: int, alpha: float, *, labels: bool)
     return min(_MOST, 2 * math.ceil(scores / m) // _BATCH * _BATCH + _BATCH)
 
 
-def _read(place: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of an earlier audit with the same facts; the last is left out if it was not finished."""
+def _read(place: Path, facts: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, float]]:
+    """The scores of an earlier audit with the same facts, and its judgements: the alpha of each number of clients.
+
+    A last line that was not finished is left out.
+    """
     lines = files.read_json_lines(place)
     if not lines:
         place.parent.mkdir(parents=True, exist_ok=True)
         files.append_json(place, facts)
     elif lines[0] != json.loads(json.dumps(facts)):
         raise ValueError(f"{place} holds scores of another audit; remove it or give --out another folder")
-    return lines[1:]
+    looks: dict[int, float] = {}
+    for line in lines[1:]:
+        if "alpha" in line:  # an extension after a look is another test, whose risk adds to the first one's
+            looks[line["clients"]] = max(line["alpha"], looks.get(line["clients"], 0.0))
+    return [line for line in lines[1:] if "masks" in line], looks

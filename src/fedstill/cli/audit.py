@@ -7,7 +7,7 @@ from fedstill.cli.common import Bad, asks_help, print_json, terminal, usage
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.table import Table
 
-    from fedstill.audit.whole_runs import Finding
+    from fedstill.audit.finding import Finding
 
 SETTINGS = "fedstill.audit.whole_runs:AuditSettings"
 USAGE = """usage: fedstill audit METHOD ... [flags]   prove lower bounds on the epsilon of private methods
@@ -39,16 +39,19 @@ def audit(words: list[str]) -> None:
     names = list(SCENES) if names == ["all"] else names
     with watch(terminal(stderr=True), "audit", quiet=False) as watcher:
         findings = list(whole_runs.audit(names, settings, watcher.progressed))
+    confidence = max(0.0, 1 - sum(finding.risk for finding in findings))
     if form.json_:
-        print_json({"confidence": settings.confidence, "findings": [finding.as_dict() for finding in findings]})
+        print_json({"confidence": confidence, "findings": [finding.as_dict() for finding in findings]})
     else:
         console = terminal()
         console.print(_table(findings))
         for found in findings:
             if found.difference:
                 console.print(f"{found.method}: {found.difference}", soft_wrap=True)
+            if found.looks > 1:
+                console.print(f"{found.method}: extended after a look, judged {found.looks} times", soft_wrap=True)
         console.print(
-            f"All bounds together hold with probability {settings.confidence:g}. The Gaussian fit refutes Gaussian "
+            f"All bounds together hold with probability {confidence:.3g}. The Gaussian fit refutes Gaussian "
             "claims only.",
             soft_wrap=True,
         )
