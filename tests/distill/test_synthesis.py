@@ -63,6 +63,13 @@ def test_pixels_stay_in_the_unit_interval_all_along(digits: DataSet, monkeypatch
     assert float((seen[-1] - seen[0]).abs().max()) > 0.5  # the step was large enough to need the clamp
 
 
+def test_the_matching_loss_is_told_before_each_step_and_falls(digits: DataSet) -> None:
+    losses: list[float] = []
+    settings = changed(nets=1, steps=40, net_epochs=0, init="noise", augment="none", lr=0.1, interval=40)
+    synthesise(two_classes(digits), new_net, 2, settings, stream(0), on_loss=losses.append)
+    assert len(losses) == 40 and losses[-1] < 0.7 * losses[0]
+
+
 def test_same_seed_same_bytes_another_seed_others_global_generator_untouched(digits: DataSet) -> None:
     before = torch.get_rng_state()
     first, again, other = (synthesise(two_classes(digits), new_net, 2, SMALL, stream(s)).images for s in (0, 0, 1))

@@ -99,6 +99,8 @@ def synthesise(
     ipc: int,
     settings: GradientMatching,
     rng: torch.Generator,
+    *,
+    on_loss: Callable[[float], None] | None = None,
 ) -> Records:
     """Fit ``ipc`` synthetic images of every class in ``records``, ordered by class; pixels are rounded to 8 bits.
 
@@ -111,6 +113,7 @@ def synthesise(
         ipc: number of stored images of a class; with ``formation`` N, each holds N^2.
         settings: settings of the fit.
         rng: draws batches, first images and augmentations (a CPU generator).
+        on_loss: called with the matching loss before each step, the sum over classes.
 
     Raises:
         ValueError: ``records`` is empty, or ``formation`` does not divide the images' sides.
@@ -136,7 +139,9 @@ def synthesise(
             if settings.choose == "random" or (index * settings.steps + step) % settings.interval == 0:
                 batches = [_real_batch(part, net, settings, rng) for part in own]
             transforms = [augment.draw(rng) for _ in own]
-            gradient = _pixel_gradient(net, records, images, batches, labels, transforms, settings)
+            loss, gradient = _pixel_gradient(net, records, images, batches, labels, transforms, settings)
+            if on_loss is not None:
+                on_loss(float(loss))
             velocity.mul_(settings.momentum).add_(gradient)  # S <- S - eta_S v, v <- mu v + grad_S D
             done = (index * settings.steps + step) / (settings.nets * settings.steps)
             factor = ipc * settings.formation**2 * (0.5 + 0.5 * math.cos(math.pi * done) if settings.anneal else 1.0)
@@ -167,15 +172,15 @@ def _pixel_gradient(
     labels: Sequence[int],
     transforms: Sequence[Callable[[Tensor], Tensor]],
     settings: GradientMatching,
-) -> Float[Tensor, "k m c h w"]:
-    """Gradient of the matching loss by the pixels, through augmentation and normalisation."""
+) -> tuple[Float[Tensor, ""], Float[Tensor, "k m c h w"]]:
+    """The matching loss, and its gradient by the pixels, through augmentation and normalisation."""
     pixels = images.detach().requires_grad_()
     used = [formation.unfold(x, settings.formation) for x in pixels]
     synthetic = [transform(records.normalisation.apply(x)) for transform, x in zip(transforms, used, strict=True)]
     real = [transform(x) for transform, x in zip(transforms, batches, strict=True)]
-    _, by_input = match(net, real, synthetic, labels, settings.distance)
+    loss, by_input = match(net, real, synthetic, labels, settings.distance)
     (gradient,) = torch.autograd.grad(synthetic, pixels, by_input)
-    return gradient
+    return loss, gradient
 
 
 def _real_batch(part: Records, net: nn.Module, settings: GradientMatching, rng: torch.Generator) -> Tensor:
