@@ -339,3 +339,12 @@ def test_the_command_resumes_and_gives_the_same_with_any_number_of_processes(
     assert said["budget"] in page and "2 tries for each method. Without a search: fedprox." in page
     table = (out / "sweep.csv").read_text().splitlines()
     assert len(table) == 4 and table[0].startswith("label,method,local.lr,validation")
+
+
+def test_a_private_method_s_epsilon_does_not_count_the_choice_and_the_table_says_so(
+    task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "pool", Local)
+    methods = {"ldp-fedavg": {"try": {"clip": [0.1, 1.0]}}, "fedavg": {"rounds": 1, "try": {"local.lr": [0.1, 0.3]}}}
+    found = sweep.run_sweep(task(False, methods=methods, num_classes=10), tmp_path / "out", watcher=Watcher())
+    assert "The epsilon of ldp-fedavg does not count this choice." in tuning.budget(found)

@@ -36,10 +36,16 @@ def budget(outcome: Outcome) -> str:
         text += f"unequal budgets, {', '.join(f'{e.tries} tries for {e.label}' for e in searched)}. "
     plain = [entry.label for entry in sweep.entries if not entry.space]
     text += f"Without a search: {', '.join(plain)}. " if plain and searched else ""
+    if private := [entry.label for entry in searched if _has_guarantee(outcome.best(entry.label))]:
+        text += f"The epsilon of {', '.join(private)} does not count this choice. "
     test = "Each client's test set" if sweep.experiment.local_test else "The test set"
     if outcome.tests:
         return text + f"{test} was opened once, for the best settings of each method."
     return text + f"{test} is closed; --final opens it, for the best settings of each method."
+
+
+def _has_guarantee(one: Try | None) -> bool:
+    return one is not None and read_run(one.folders[0]).guarantee.holds
 
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
