@@ -31,7 +31,9 @@ for label in ${METHODS:-fedavg fedprox fednova scaffold fedgm real}; do
                 --$label.matching.lr $(awk "BEGIN {print 0.01 / $IPC}") --$label.matching.anneal False --$label.matching.batch-size 128
                 --$label.matching.interval 10 --$label.matching.augment none"
             ;;
-        real | feddm) EXTRA="$EXTRA --$label.ipc $IPC" ;;
+        real) EXTRA="$EXTRA --$label.ipc $IPC" ;;
+        feddm) EXTRA="$EXTRA --$label.ipc $IPC --$label.rounds 1" ;; # table 2 is one-shot
+        fedd3) EXTRA="$EXTRA --$label.images $((IPC * 10))" ;; # of ten classes
         feddf | dense) EXTRA="$EXTRA --$label.local.epochs 200" ;;
     esac
     case $label in
