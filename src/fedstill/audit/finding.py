@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_EXCEEDED = 1.001
+EXCEEDED = 1.001
 """Share of the claimed sensitivity that refutes a claim: in DP-SGD, exact steps move the later ones a little."""
 
 
@@ -47,7 +47,7 @@ class Finding:
     @property
     def refuted(self) -> bool:
         """Whether a bound exceeds the claim, a canary moves exact values too far, or something else depends on it."""
-        return self.largest > self.claim or (self.reach or 0.0) > _EXCEEDED or bool(self.difference)
+        return self.largest > self.claim or (self.reach or 0.0) > EXCEEDED or bool(self.difference)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
