@@ -249,12 +249,19 @@ def test_what_is_there_is_kept_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "settings"), [("fedrep", {"rounds": 2}), ("fedavg-ft", {"rounds": 1})])
+@pytest.mark.parametrize(
+    ("method", "settings", "model"),
+    [
+        ("fedrep", {"rounds": 2}, "convnet:width=8,depth=2"),
+        ("fedavg-ft", {"rounds": 1}, "convnet:width=8,depth=2"),
+        ("fedrd-records", {"epsilon": None, "nets": 1, "fitting": {"steps": 2}}, "projected:width=8"),
+    ],
+)
 def test_the_victims_own_model_is_attacked_as_it_evaluates_it(
-    method: str, settings: dict[str, Any], tmp_path: Path
+    method: str, settings: dict[str, Any], model: str, tmp_path: Path
 ) -> None:
     """FedRep's heads never leave and are trained under the last body; FedAvg's model is tuned before it is used."""
-    folder = finished(tmp_path / "run", method, settings, local_test=0.2)
+    folder = finished(tmp_path / "run", method, settings, local_test=0.2, model=model)
     membership(folder, Membership(shadows=4, client=1))
     task = share_out(Experiment(data="digits", clients=2, limit=120, local_test=0.2), None)
     records = task.train[torch.from_numpy(task.parts[1][0])]

@@ -251,7 +251,7 @@ def _world(
 
 def _store_outputs(job: Job, task: Task, victim: Victim, model: nn.Module) -> None:
     """Write the outputs for the victim's records of a world's model or, if clients have their own, of the victim's."""
-    if job.method.personal:
+    if job.method.personal or job.method.own(model):
         model = _own_model(job, task, victim.client, model)
 
     def logits(records: Records) -> Tensor:
