@@ -9,8 +9,7 @@ and that of its synthetic images, at networks that no fit has seen.
 """
 
 import argparse
-import json
-import platform
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,9 @@ from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.models import build
 from fedstill.records import Records
 from fedstill.seeds import derive, isolated, stream
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from record import keep
 
 WIDTH = 32
 CLIENTS = 10
@@ -71,10 +73,7 @@ def main() -> None:
                 row |= {"all records": round(distance(records, made, seed), 4), "seconds": round(time.time() - begun)}
                 rows.append(row)
                 print({key: value for key, value in row.items() if key != "losses"}, flush=True)
-    command = f"python reproduce/fedgm/matching_loss.py --ipc {' '.join(map(str, given.ipc))} --seeds "
-    command += f"{' '.join(map(str, given.seeds))} --nets {given.nets} --to {given.to}"
-    facts = {"command": command, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
-    given.to.write_text(json.dumps({**facts, "machine": platform.machine(), "rows": rows}) + "\n")
+    keep(given.to, rows)
 
 
 if __name__ == "__main__":

@@ -96,17 +96,17 @@ def matched_samples(members: Records, pool: Records, rng: torch.Generator) -> tu
     Raises:
         ValueError: no class occurs in both.
     """
-    if not share_a_class(members, pool):
+    each = _common(members, pool).tolist()
+    if not any(each):
         raise ValueError(
             f"{len(members)} members and {len(pool)} pool records share no class; use a pool with the classes"
         )
-    each = torch.minimum(members.class_counts(), pool.class_counts()).tolist()
     return _drawn(members, each, rng), _drawn(pool, each, rng)
 
 
 def share_a_class(records: Records, others: Records) -> bool:
     """Whether a class occurs in both."""
-    return bool(torch.minimum(records.class_counts(), others.class_counts()).any())
+    return bool(_common(records, others).any())
 
 
 def compare(
@@ -202,6 +202,11 @@ def _rows(part: Records, network: nn.Module | None) -> Float[Tensor, "n d"]:
     if network is None:
         return part.pixels().flatten(1)
     return torch.cat(outputs(network, part, of=partial(features, network)))
+
+
+def _common(records: Records, others: Records) -> Int64[Tensor, " classes"]:
+    """The number of records of each class that both have."""
+    return torch.minimum(records.class_counts(), others.class_counts())
 
 
 def _drawn(records: Records, each: list[int], rng: torch.Generator) -> Records:

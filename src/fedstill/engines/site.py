@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedstill import files, schema, seeds, ticks, wire
 from fedstill.engines.client import ClientData, RequestResults, SiteClient
 from fedstill.engines.client_evaluation import EVALUATE, steps_of
-from fedstill.engines.client_state import ReplyCopy, StateFiles
+from fedstill.engines.client_state import ReplyCopy, StateFiles, last_state
 from fedstill.engines.run_spec import RunSpec
 from fedstill.journal import EVALUATIONS
 from fedstill.privacy.ledger import Ledger, open_ledger
@@ -144,8 +144,7 @@ class Site:
     def personal_model(self, client: int, shared: Mapping[str, Tensor], asked: int) -> nn.Module:
         """The own model of a simulated client as it evaluates it after ``asked`` requests; nothing is stored."""
         exchange, folder = EVALUATIONS + asked, self._folder(client)
-        state, common = StateFiles(folder).read(asked), RequestResults({}, b"")
-        ledger = self._ledger(folder)
+        state, ledger, common = last_state(self.folder, client), self._ledger(folder), RequestResults({}, b"")
         actor = SiteClient(self.spec, client, exchange, EVALUATE.name, self.data, state, ledger, self.device, common)
         with self._reproducible(client, exchange):
             return self.spec.method.personal_model(actor, shared)
