@@ -46,11 +46,21 @@ def accuracy(rows: Sequence[Row]) -> str:
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
+def comparable(rows: Sequence[Row], place: Place, group: str | None = None) -> list[Row]:
+    """The rows of a place, of one group or of all, whose seeds all its methods have: others are not compared."""
+    there = [row for row in of(rows, place) if group is None or GROUPS[group](row)]
+    seeds = dict[str, set[int]]()
+    for row in there:
+        seeds.setdefault(row["label"], set()).add(row["seed"])
+    common = set.intersection(*seeds.values()) if seeds else set[int]()
+    return [row for row in there if row["seed"] in common]
+
+
 def picture(rows: Sequence[Row], place: Place) -> pareto.Picture | None:
-    """The fronts of a place; None with less than two rows."""
-    points = []
-    for label in dict.fromkeys(row["label"] for row in of(rows, place)):
-        own = of(rows, place, label)
+    """The fronts of a place over the seeds that all its methods have; None with less than two of them."""
+    points, there = [], comparable(rows, place)
+    for label in dict.fromkeys(row["label"] for row in there):
+        own = of(there, place, label)
         values = [row["accuracy"] for row in own]
         holds = own[0].get("unit") == "record"
         points.append(
@@ -67,8 +77,10 @@ def picture(rows: Sequence[Row], place: Place) -> pareto.Picture | None:
         )
     points.sort(key=lambda point: -point.accuracy)
     data, split, clients = place
-    words = f"{NAMES[data]}, {split}, {clients} clients, {plan.RECORDS:,} records, {seeds_in_words(of(rows, place))}"
-    return pareto.Picture(words, points) if len(points) > 1 else None
+    if len(points) < 2:
+        return None
+    words = f"{NAMES[data]}, {split}, {clients} clients, {plan.RECORDS:,} records, {seeds_in_words(there)}"
+    return pareto.Picture(words, points)
 
 
 def seeds_in_words(rows: Sequence[Row]) -> str:
@@ -77,31 +89,33 @@ def seeds_in_words(rows: Sequence[Row]) -> str:
 
 
 def lead(rows: Sequence[Row], place: Place, group: str) -> str:
-    """The most accurate method of a group and whether its lead is decided.
+    """The most accurate method of a group over the seeds that all of it have, and whether its lead is decided.
 
     It is if every row of the board has its runs there, with all seeds, and a two-sided t test of the differences seed
     by seed (seeds give the same splits to all) finds the margin at a level of 5 %.
     """
     there = [row for row in rows if (row["data"], row["split"], row["clients"]) == place]  # failed ones too
     seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in plan.methods()}
-    labels = sorted({row["label"] for row in of(rows, place) if GROUPS[group](row)})  # equal ones by name
-    ranked = sorted(labels, key=lambda label: -mean(row["accuracy"] for row in of(rows, place, label)))
+    compared = comparable(rows, place, group)
+    accuracies = {
+        label: {row["seed"]: 100 * row["accuracy"] for row in of(compared, place, label)}
+        for label in sorted({row["label"] for row in compared})  # equal ones by name
+    }
+    ranked = sorted(accuracies, key=lambda label: -mean(accuracies[label].values()))
     if not ranked:
         return "–"
-    first = {row["seed"]: 100 * row["accuracy"] for row in of(rows, place, ranked[0])}
+    first = accuracies[ranked[0]]
     if len(ranked) == 1:
         return f"{ranked[0]} {mean(first.values()):.1f}"
-    second = {row["seed"]: 100 * row["accuracy"] for row in of(rows, place, ranked[1])}
-    both = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    both = [accuracy - accuracies[ranked[1]][seed] for seed, accuracy in first.items()]
     complete = all(found == {*plan.SEEDS} for found in seeds.values())
     decided = complete and len(both) == len(plan.SEEDS) and is_apart(both)
-    margin = mean(both or [mean(first.values()) - mean(second.values())])
-    words = f"{ranked[0]} {mean(first.values()):.1f}, {margin:.1f} before {ranked[1]}"
+    words = f"{ranked[0]} {mean(first.values()):.1f}, {mean(both):.1f} before {ranked[1]}"
     if decided:
         return f"**{words}**"
     number = sum(map(bool, seeds.values()))
     few = f"; {number} of {len(seeds)} methods" * (number < len(seeds))
-    return f"{words}: undecided ({seeds_in_words(of(rows, place, ranked[0]))}{few})"
+    return f"{words}: undecided ({seeds_in_words(compared)}{few})"
 
 
 def is_apart(differences: Sequence[float]) -> bool:
@@ -131,13 +145,22 @@ def accuracies(rows: Sequence[Row], data: str, clients: int) -> str:
                 continue
             epsilon = f"{round_up(mine[0]['epsilon'])} per {mine[0]['unit']}" if "epsilon" in mine[0] else "none"
             words = [label, *(accuracy(of(own, (data, split, clients), label)) for split in plan.SPLITS)]
-            words += [human_bytes(mean(row[way] for row in mine)) for way in ("up", "down")] + [epsilon]
+            words += [span(mine, way) for way in ("up", "down")] + [epsilon]
             words += [f"{mean(row[side] for row in mine):.2g}" for side in ("client_seconds", "server_seconds")]
             if clients == 10:
                 words += [leaked(of(own, (data, split, 10), label)) for split in plan.ATTACKED]
             shown.append((mean(row["accuracy"] for row in mine), words))
         lines += [words for _, words in sorted(shown, key=lambda pair: -pair[0])]
     return table(headings, lines) if lines else "No row yet.\n"
+
+
+def span(rows: Sequence[Row], way: str) -> str:
+    """The bytes of one way: the least and the most of the splits, each the mean over its seeds."""
+    splits = dict[str, list[float]]()
+    for row in rows:
+        splits.setdefault(row["split"], []).append(row[way])
+    amounts = [mean(amount) for amount in splits.values()]
+    return " to ".join(dict.fromkeys([human_bytes(min(amounts)), human_bytes(max(amounts))]))
 
 
 def leaked(rows: Sequence[Row]) -> str:
@@ -272,19 +295,21 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
   ConvNet-3 with 16 filters, or fixed features (distances to 128 centroids of patches of synthetic images). Little work
   at the clients and at the server: all of it was planned for twelve hours on two cores, and by its cost so far takes
   {hours:.0f}. The order of methods at this scale need not be their order at their papers' scale.
-* **State**: {done} of {all} jobs are done ({runs} runs in {cells} of {of} cells, tries and attacks), {dates}. They took
-  {spent:.1f} hours of one core; about {left:.1f} are left. A dash is a cell that has not been run, a number without ±
-  is one seed, one with ± the mean and the standard deviation of two or three.
-* **Decided**: {leads} of {questions} different answers to "which method is the most accurate here". The others lack
-  methods or seeds, or a margin that a t test over the seeds finds at a level of 5 %.
+* **State**: {done} of {all} jobs are done (tries, attacks, and {runs} runs in {cells} of {of} cells, one for each data
+  set, split, number of clients and seed), {dates}. They took {spent:.1f} hours of one core; about {left:.1f} are left.
+  A dash is a cell that has not been run, a number without ± is one seed, one with ± the mean and the standard deviation
+  of two or three.
+* **Decided**: {leads} of {questions} answers to "which method is the most accurate here", in the next table; an answer
+  that a method gives alike on several splits counts once. The others lack methods or seeds, or a margin that a t test
+  over the seeds finds at a level of 5 %.
 * **Tuning**: {tries} tries for each row and data set, on validation records of {tuned} with ten clients and another
   seed; [methods.json](../benchmarks/board/methods.json) has them all. Tries of private methods cost no epsilon here; in
   earnest they would.
 
 """
 LEADS = """\
-The most accurate method, its mean accuracy over the seeds that were run and its lead over the second. Bold: all
-methods with three seeds, and a margin that a two-sided t test over the seeds finds at a level of 5 %.
+The most accurate method, its mean accuracy over the seeds that all methods of the column have and its lead over the
+second. Bold: all methods with three seeds, and a margin that a two-sided t test over the seeds finds at a level of 5 %.
 """
 CHOSEN = """\
 Validation accuracy of each row's tries in the order of [methods.json](../benchmarks/board/methods.json); bold is the
@@ -297,8 +322,8 @@ Seconds are those of the processor on a busy machine, one thread: of one client,
 on 10,000 test records; until 2026-11-24 also with that of every model that was uploaded. TPR: RMIA with two reference
 runs (`fedstill attack`), true positives at 1 % false positives and their 95 % interval, on the client with the most
 records, seed 0. The attacker sees the final model only: "real" sends records in clear, whatever its TPR. All attacks of
-before 2026-11-25 were withdrawn: their scores were tied where models are not confident. Bytes are means over the splits
-that were run. "fens" asks its clients again for a small aggregator after their one upload, "fedgm-labels" asks twice
+before 2026-11-25 were withdrawn: their scores were tied where models are not confident. Bytes are the least and the most
+of the splits, seconds the mean over them; a figure has those of its own split. "fens" asks its clients again for a small aggregator after their one upload, "fedgm-labels" asks twice
 for images. Left out: methods with a model for each client (FedRD with records, FedCGS's personal form), since their
 accuracies are not those of one model; `dense-published`, which is DENSE with other constants; FAFI and FedSD2C, whose
 clients train for as long as a whole row here.
