@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
 import fedstill
 from fedstill import attacks, load_data, methods
@@ -116,7 +117,10 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["report", "nowhere"], "nowhere"),
         (["data", "show", "nothing-like-that"], "nothing-like-that"),
         (["data", "show", "digts"], "did you mean digits?"),
-        (["compare", "fedavg", "real", "--each.roundz", "3"], "--each.roundz: none of fedavg, real has this setting"),
+        (
+            ["compare", "fedavg", "real", "--each.local.batch-sizes", "3"],
+            "none of fedavg, real has this setting; did you mean --each.local.batch-size?",
+        ),
         (["compare", "fedavg", "--each.rounds", "0"], "--fedavg.rounds is 0; it must be greater than 0"),
         (["compare", "each=fedavg"], "the label 'each' is reserved for all methods (--each.); use another for fedavg"),
         (["compare", "a-b=fedavg", "a_b=real"], "the labels 'a-b' and 'a_b' would share flags"),
@@ -134,6 +138,18 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "deep.yaml"], "deep.yaml cannot be read as YAML"),
         (["run", "laughs.yaml"], "laughs.yaml cannot be read as YAML: line 3 has the alias *a; write its value out"),
         (["run", "twice.yaml"], "twice.yaml cannot be read as YAML: 'method' stands again in line 3; write it once"),
+        (["run", "empty.yaml"], "empty.yaml is empty; write settings into it, one on a line"),
+        (["run", "list.yaml"], "list.yaml must be a mapping of settings, one on a line"),
+        (
+            ["run", "broken.yaml"],
+            "broken.yaml cannot be read as YAML: line 2, column 9: expected ',' or ']', but got '}'",
+        ),
+        (["run", "sweep.yaml"], "sweep.yaml has 'methods', as a sweep's file does; try fedstill sweep sweep.yaml"),
+        (["sweep", "twice.yaml"], "'method' stands again"),
+        (["sweep", "run.yaml"], "run.yaml: it has 'method', as a run's file does; try fedstill run, or name it under"),
+        (["run", "feddf", *QUICK, "--public", "nois"], "or held=N; did you mean noise?"),
+        (["attack", "file", "membership"], "there is no folder file; give a folder written by `fedstill run`"),
+        (["attack", ".", "membership"], ". is not the folder of a run; give a folder written by `fedstill run`"),
         (["data", "sell"], "there is no 'data sell'; choose list or show"),
         (
             ["run", "fedavg-p", "--data", "digits", "--public", "noise", "--mean", "2"],
@@ -150,7 +166,22 @@ def test_bad_words_end_in_one_sentence_and_code_2(
     laughs = [f"{after}: &{after} [{', '.join([f'*{name}'] * 9)}]" for name, after in pairwise("abcdefghij")]
     (tmp_path / "laughs.yaml").write_text("\n".join(["method: fedavg", "a: &a [ha, ha]", *laughs, "data: *j"]))
     (tmp_path / "twice.yaml").write_text("method: fedavg\nseed: 1\nmethod: fedgm\n")
+    for name, text in {
+        "empty": "# nothing\n",
+        "list": "- method: fedavg\n",
+        "broken": "method: fedavg\ndata: [a}\n",
+        "sweep": "methods: {fedavg: {}}\n",
+        "run": "method: fedavg\n",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
     assert sentence in fails(capsys, *words)
+
+
+def test_a_device_that_is_not_there_is_not_recommended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fails(capsys, "run", "fedavg", "--data", "digits", "--device", "meta").endswith("; choose cpu")
 
 
 @pytest.mark.parametrize(("flag", "value", "named"), [("--roundz", "3", "--roundz"), ("--rounds", "many", "many")])
@@ -240,7 +271,9 @@ def test_a_yaml_file_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("method: fedavg\nfedavg: [1]", "'fedavg' must be a mapping of hyperparameters"),
         ("method: fedavg\ncolour: red", "colour is not a setting here"),
         ("method: fedavg\nrounds: 2", "rounds is not a setting here; put it under fedavg:"),
-        ("method: fedavg\nfedavg: {local: {lrr: 2}}", "local.lrr is not a setting here; did you mean lr?"),
+        ("method: fedavg\nfedavg: {local: {lrr: 2}}", "local.lrr is not a setting here; did you mean local.lr?"),
+        ("method: fedavg\nfedavg: {lr: 2}", "lr is not a setting here; did you mean local.lr?"),
+        ("method: fedavg\nfedavg: {colour: red}", "colour is not a setting here; leave it out"),
         ("data: digits", "must be a mapping of settings with 'method: NAME'"),
         ("method: [", "cannot be read as YAML"),
         ("method: fedsum", "there is no method 'fedsum'"),

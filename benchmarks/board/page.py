@@ -322,11 +322,12 @@ Seconds are those of the processor on a busy machine, one thread: of one client,
 on 10,000 test records; until 2026-11-24 also with that of every model that was uploaded. TPR: RMIA with two reference
 runs (`fedstill attack`), true positives at 1 % false positives and their 95 % interval, on the client with the most
 records, seed 0. The attacker sees the final model only: "real" sends records in clear, whatever its TPR. All attacks of
-before 2026-11-25 were withdrawn: their scores were tied where models are not confident. Bytes are the least and the most
-of the splits, seconds the mean over them; a figure has those of its own split. "fens" asks its clients again for a small aggregator after their one upload, "fedgm-labels" asks twice
-for images. Left out: methods with a model for each client (FedRD with records, FedCGS's personal form), since their
-accuracies are not those of one model; `dense-published`, which is DENSE with other constants; FAFI and FedSD2C, whose
-clients train for as long as a whole row here.
+before 2026-11-25 were withdrawn: their scores were tied where models are not confident. Bytes are the least and the
+most of the splits, seconds the mean over them; a figure has those of its own split. "fens" asks its clients again for a
+small aggregator after their one upload, "fedgm-labels" asks twice for images. Left out: methods with a model for each
+client (FedRD with records, FedCGS's personal form), since their accuracies are not those of one model;
+`dense-published`, which is DENSE with other constants; FAFI and FedSD2C, whose clients train for as long as a whole row
+here.
 
 A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and
 digest of the final weights. Its command repeats it, to the bit on the same kind of processor with one thread

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 
-def suggestion(word: str, words: Iterable[str]) -> str:
-    """``"; did you mean WORD?"`` with the most similar of ``words``, or an empty text."""
+def suggestion(word: str, words: Iterable[str], prefix: str = "") -> str:
+    """``"; did you mean WORD?"`` with the most similar of ``words`` after a prefix, or an empty text."""
     similar = difflib.get_close_matches(word, list(words), 1)
-    return f"; did you mean {similar[0]}?" if similar else ""
+    return f"; did you mean {prefix}{similar[0]}?" if similar else ""
 
 
 def is_file(place: str) -> bool:

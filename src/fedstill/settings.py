@@ -1,6 +1,6 @@
 """The base of every settings class, shared types of fields, and an invalid setting in one sentence."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, ClassVar, get_args
 
 from annotated_types import Gt, Le, Lt
@@ -59,12 +59,20 @@ def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owner
     *path, last = name.split(".")
     if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
         return f"; put it under {place}:"
-    for part in path:
-        inner = kind.model_fields[part].annotation if kind and part in kind.model_fields else None
-        found = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Settings)]
-        kind = found[0] if found else None
-    near = suggestion(last, [*(kind.model_fields if kind else ()), *(() if path else also)])
-    return near or "; leave it out"
+    there = [name.split(".") for name in [*(() if path else also), *(names(kind) if kind else ())]]
+    beside = [words[-1] for words in there if words[:-1] == path]
+    elsewhere = [".".join(words) for words in there if words[-1] == last]
+    near = f"; did you mean {elsewhere[0]}?" if elsewhere else "; leave it out"
+    return suggestion(last, beside, "".join(f"{part}." for part in path)) or near
+
+
+def names(kind: type[Settings]) -> Iterator[str]:
+    """The dotted names of all settings, those of settings inside them too."""
+    for name, field in kind.model_fields.items():
+        yield name
+        for one in (field.annotation, *get_args(field.annotation)):
+            if isinstance(one, type) and issubclass(one, Settings):
+                yield from (f"{name}.{inner}" for inner in names(one))
 
 
 _WORDS = {

@@ -125,6 +125,11 @@ def test_nothing_in_a_file_is_run_and_what_does_not_fit_is_a_sentence(
     assert "numpy can't read it as plain arrays" in fails(*few, content=objects, name="a.npz")
     assert not (tmp_path / "ran").exists()
     assert "has no files of updates; they end in .bin, .npz" in fails(*few)
+    for place, state in ((tmp_path / "none", "missing"), (tmp_path / "file", "a file")):
+        (tmp_path / "file").touch()
+        with pytest.raises(SystemExit):
+            main(["attack", "--updates", str(place), *few])
+        assert f"{place} is {state}; give the folder of the updates" in " ".join(capsys.readouterr().err.split())
     assert "--model and --shape and --kind are missing; for example" in fails(content=values)
     assert "--start is missing: without the weights before" in fails(*TASK, "--kind", "weights", content=values)
     assert f"has 2 tensors without names, the model {len(values)}" in fails(*few, content=values[:2])

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from fedstill.data import KNOWN, load, places, sources
-from fedstill.data.readers import read_npz
+from fedstill.data.npz import read_npz
 
 
 def pictures(n=12, height=6, width=5, channels=3, seed=0):
@@ -119,6 +119,27 @@ def test_npz_files_are_read_as_keras_writes_them(data_root, channels):
     np.testing.assert_array_equal(as_pixels(data.train), images)
     assert data.train.labels.tolist() == labels.tolist() and data.name == "own"
     assert data.train.images.is_contiguous() and data.columns["hospital"].tolist() == hospital.tolist()
+
+
+def test_labels_in_an_npz_file_may_be_names(data_root):
+    """They are numbered in the order of the names of both splits."""
+    train, test = np.array(list("bcabcabcabca")), np.array(list("bbbbbbbbcccc"))
+    np.savez(data_root / "own.npz", x_train=pictures(), y_train=train, x_test=pictures(), y_test=test[:, None])
+    data = load("own.npz")
+    assert data.class_names == ("a", "b", "c")
+    assert [data.class_names[i] for i in data.train.labels] == train.tolist()
+    assert [data.class_names[i] for i in data.test.labels] == test.tolist()
+
+
+def test_an_npz_file_of_medmnist_is_read_as_it_is(data_root):
+    """Its validation records are neither train nor test records, nor a column."""
+    names, labels = ("train", "val", "test"), np.arange(12)[:, None] % 3
+    arrays = {f"{name}_images": pictures(seed=i) for i, name in enumerate(names)}
+    np.savez(data_root / "pathmnist.npz", **arrays, **{f"{name}_labels": labels.astype(np.uint8) for name in names})
+    data = load("pathmnist.npz")
+    np.testing.assert_array_equal(as_pixels(data.train), pictures(seed=0))
+    np.testing.assert_array_equal(as_pixels(data.test), pictures(seed=2))
+    assert data.test.labels.tolist() == labels.reshape(-1).tolist() and not data.columns
 
 
 def test_an_image_folder_is_read_by_class_folder(data_root):
@@ -360,8 +381,16 @@ def test_an_empty_class_folder_is_named(data_root):
     [
         ({"x_train": pictures().astype(np.float32)}, r"x_train in .* is float32 of shape .*, but images are uint8"),
         ({"x_train": pictures(channels=4)}, r"shape \(12, 6, 5, 4\)"),
-        ({"y_train": np.arange(11)}, r"y_train in .* is int64 of shape \(11,\), but 12 integers"),
-        ({"y_train": np.zeros(12)}, "y_train in .* is float64"),
+        (
+            {"y_train": np.arange(11)},
+            r"y_train in .* has the shape \(11,\), but there are 12 records; give one label for",
+        ),
+        ({"y_train": np.eye(12, dtype=int)}, r"y_train in .* has the shape \(12, 12\), but there are 12 records"),
+        ({"y_train": np.array(3)}, r"y_train in .* has the shape \(\), but there are 12 records"),
+        ({"y_train": np.zeros(12)}, "y_train in .* is float64, but classes are integers from 0 or names; convert it"),
+        ({"y_train": None}, r"has x_train, but no y_train; add it, with the class of each record \(12\)"),
+        ({"x_test": pictures()}, r"has x_test, but no y_test; add it"),
+        ({"x_test": pictures(), "y_test": np.array(["a"] * 12)}, "has names as labels and the other numbers"),
         ({"x_train": None, "images": pictures()}, "holds the arrays y_train, images, but x_train"),
         ({"x_train": pictures()[:0], "y_train": np.arange(0)}, r"shape \(0, 6, 5.*\): there is no record in it"),
         ({"x_test": pictures()[:0], "y_test": np.arange(0)}, "x_test in .* there is no record in it"),

@@ -16,7 +16,7 @@ from fedstill import Experiment, FedAvg, Job, run
 from fedstill.cli import main
 from fedstill.data import from_torch, load, public, sources
 from fedstill.data.decode import from_table
-from fedstill.data.readers import read_npz
+from fedstill.data.npz import read_npz
 from fedstill.experiment.task import share_out
 from fedstill.records import Normalisation
 

@@ -52,7 +52,7 @@ def saved(folder: Path, content: dict[str, Any]) -> Path:
         ({"methods": {"fedagv": FEDAVG}}, "there is no method 'fedagv'; did you mean fedavg?"),
         (
             {"methods": {"fedavg": {"try": {"local.lrr": [1]}}}},
-            "fedavg: local.lrr is not a setting here; did you mean lr?",
+            "fedavg: local.lrr is not a setting here; did you mean local.lr?",
         ),
         ({"methods": {"fedavg": {"try": {"local.lr": [0.1, -1]}}}}, "fedavg: local.lr is -1; it must be greater"),
         ({"methods": {"fedavg": {"try": {"local.lr": 0.1}}}}, "local.lr is 0.1; give a list of values, or low"),

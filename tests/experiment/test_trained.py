@@ -75,7 +75,7 @@ def test_a_model_of_each_client_s_own_is_not_there_for_all(tmp_path: Path) -> No
 
 
 def test_an_unfinished_or_damaged_run_says_so_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a finished run"):
+    with pytest.raises(ValueError, match="is not the folder of a run"):
         load_model(tmp_path)
     made(tmp_path)
     place = tmp_path / "model.safetensors"

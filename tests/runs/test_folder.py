@@ -90,6 +90,9 @@ def test_only_a_folder_with_results_is_a_finished_run(folder: RunFolder) -> None
     with pytest.raises(ValueError, match="there is no folder"):
         folder.check_finished()
     folder.path.mkdir()
+    with pytest.raises(ValueError, match="is not the folder of a run; give a folder written by"):
+        folder.check_finished()
+    folder.journal.mkdir()  # a run that was killed early
     with pytest.raises(ValueError, match=r"is not a finished run \(config.json is missing\); repeat its command"):
         folder.check_finished()
     folder.write_config({"experiment": {}, "method": {}, "label": "x"})

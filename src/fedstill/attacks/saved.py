@@ -72,7 +72,11 @@ class SavedUpdates(Settings):
             ValueError: a setting is missing, or a file does not fit the model; one sentence.
         """
         attacked = _Attack(self)
-        places = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES) if folder.is_dir() else []
+        if not folder.is_dir():
+            raise ValueError(
+                f"{folder} is {'a file' if folder.exists() else 'missing'}; give the folder of the updates"
+            )
+        places = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES)
         if not places:
             raise ValueError(f"{folder} has no files of updates; they end in {', '.join(sorted(_SUFFIXES))}")
         out = self.out or folder / "attack"

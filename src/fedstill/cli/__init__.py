@@ -100,7 +100,9 @@ def _of_the_disk(error: OSError) -> str:
             f"{place} cannot be written: {error.strerror}; raise the limit on a file's size (ulimit -f) or take "
             "another disk, then repeat the command: it goes on"
         )
-    return f"{place} cannot be read or written: {error.strerror or error}"
+    return (
+        f"{place} cannot be read or written: {error.strerror or error}; check its permissions or choose another place"
+    )
 
 
 def _fail(sentence: str) -> None:

@@ -14,7 +14,8 @@ from fedstill.cli.common import Bad, asks_help, usage
 from fedstill.cli.declared import declared
 from fedstill.cli.parser import Section
 from fedstill.experiment.config import Experiment
-from fedstill.settings import Settings, sentence
+from fedstill.lookup import suggestion
+from fedstill.settings import Settings, names, sentence
 from fedstill.tracking.names import TrackerName
 
 if TYPE_CHECKING:  # a help text needs no torch
@@ -235,7 +236,9 @@ def _expanded(words: Sequence[str], chosen: Mapping[str, "Method"]) -> list[str]
         setting = name.removeprefix(f"--{_EACH}.").replace("-", "_")
         having = [label for label, method in chosen.items() if parser.has(method, _positive(setting))]
         if not having:
-            raise ValueError(f"{name}: none of {', '.join(chosen) or 'the methods'} has this setting")
+            known = [one.replace("_", "-") for method in chosen.values() for one in names(type(method))]
+            near = suggestion(setting.replace("_", "-"), known, f"--{_EACH}.")
+            raise ValueError(f"{name}: none of {', '.join(chosen) or 'the methods'} has this setting{near}")
         flags = [f"--{label}.{setting}".replace("_", "-") for label in having]
         expanded += [word for f in flags if _positive(f) not in own for word in (f"{f}{equals}{value}", *values)]
     return expanded

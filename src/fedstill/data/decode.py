@@ -64,6 +64,20 @@ class Split:
         return replace(self, labels=table[self.labels], class_names=class_names)
 
 
+def with_all_names(train: Split, test: Split, name: str) -> tuple[Split, Split]:
+    """Both splits with the classes of both in the order of their names, if their labels are names.
+
+    Raises:
+        ValueError: one has names and the other numbers; one sentence.
+    """
+    if not (train.is_text or test.is_text):
+        return train, test
+    if not (train.is_text and test.is_text):
+        raise ValueError(f"one split of {name!r} has names as labels and the other numbers; give both the same kind")
+    names = tuple(sorted({*train.class_names, *test.class_names}))
+    return train.numbered(names), test.numbered(names)
+
+
 def from_table(
     table: "pa.Table",
     where: str,

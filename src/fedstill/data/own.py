@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from fedstill.data import cache, sources, vectors
 from fedstill.data.completion import complete
-from fedstill.data.decode import Split
+from fedstill.data.decode import Split, with_all_names
 from fedstill.errors import front_door
 from fedstill.schema import short
 
@@ -49,8 +49,8 @@ def from_torch(
     own = {key: np.asarray(values) for key, values in (columns or {}).items()}
     first = _split(train, f"the train split of {name!r}", named, own)
     second = None if test is None else _split(test, f"the test split of {name!r}", named, {})
-    if second is not None and (first.is_text or second.is_text):
-        first, second = _with_all_names(first, second, name)
+    if second is not None:
+        first, second = with_all_names(first, second, name)
     for key, values in own.items():
         if values.shape != first.labels.shape:
             raise ValueError(
@@ -77,14 +77,6 @@ def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict
         found = vectors.of_array(records, where)
         return Split(found, numbers, names, columns, is_text, rounding=vectors.rounding(records, found))
     return Split(_pixels(records, where), numbers, names, columns, is_text)
-
-
-def _with_all_names(train: Split, test: Split, name: str) -> tuple[Split, Split]:
-    """Both splits with the classes of both, in the order of their names."""
-    if not (train.is_text and test.is_text):
-        raise ValueError(f"one split of {name!r} has names as labels and the other numbers; give both the same kind")
-    names = tuple(sorted({*train.class_names, *test.class_names}))
-    return train.numbered(names), test.numbered(names)
 
 
 def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

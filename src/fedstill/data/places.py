@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -12,7 +12,8 @@ from pathlib import Path
 from fedstill.data import resize
 from fedstill.data.decode import Fit
 from fedstill.data.names import KNOWN, Known
-from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
+from fedstill.data.npz import read_npz
+from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_parquet
 from fedstill.lookup import suggestion
 
 LARGEST = 4096
@@ -38,6 +39,24 @@ class Source:
         place = self.location + (f" in {self.size} pixels" if self.size else "")
         tag = hashlib.sha256(place.encode()).hexdigest()[:12]
         return f"{re.sub(r'[^A-Za-z0-9_]+', '-', self.name)}-{tag}"
+
+
+class UnknownData(ValueError):
+    """A name that stands for no data set; one sentence.
+
+    Args:
+        name: the name.
+        others: what else it may be here.
+    """
+
+    def __init__(self, name: str, others: Sequence[str] = ()) -> None:
+        kinds = ["a folder of parquet files or of images", "a .parquet or .npz file", "a Hugging Face id 'owner/name'"]
+        *first, last = [*kinds, *others]
+        super().__init__(
+            f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
+            f"$FEDSTILL_DATA ({_root() or 'not set'}); give {', '.join(first)} or {last}"
+            f"{suggestion(name, [*others, *KNOWN])}"
+        )
 
 
 def find(name: str, size: int | None = None) -> Source:
@@ -76,11 +95,7 @@ def _found(name: str, fit: Fit | None) -> Source:
         return Source(name if known else path.stem, str(path), state, read, known)
     hub = known.hub if known else name
     if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
-        raise ValueError(
-            f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
-            f"$FEDSTILL_DATA ({root or 'not set'}); give a folder of parquet files or of images, a .parquet or .npz "
-            f"file or a Hugging Face id 'owner/name'{suggestion(name, KNOWN)}"
-        )
+        raise UnknownData(name)
     return Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name, fit), known)
 
 

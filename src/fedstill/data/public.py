@@ -1,7 +1,8 @@
 """Public data: records that the server and all clients have, converted to the shape of the task's records."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,7 +52,8 @@ def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *
     name = spec.removesuffix(_UNLABELED)
     if is_noise(name):
         return _noise(name, like_shape, normalisation)
-    data = sources.load(name, size=None if name in KNOWN else size)  # known sets have one size
+    with _other_kinds(name):
+        data = sources.load(name, size=None if name in KNOWN else size)  # known sets have one size
     if len(like_shape) == 1 or data.train.are_vectors:
         return _vectors(data, name, like_shape, normalisation, labelled=name == spec)
     channels = data.train.shape[0]
@@ -94,7 +96,17 @@ def fingerprint(spec: str, size: int | None = None) -> str | None:
     name = spec.removesuffix(_UNLABELED)
     if held_out_count(spec) is not None or is_noise(name):
         return None
-    return sources.fingerprint(name, size=None if name in KNOWN else size)
+    with _other_kinds(name):
+        return sources.fingerprint(name, size=None if name in KNOWN else size)
+
+
+@contextmanager
+def _other_kinds(name: str) -> Iterator[None]:
+    """The message about an unknown data set with what else public data may be."""
+    try:
+        yield
+    except places.UnknownData:
+        raise places.UnknownData(name, ("noise", "noise=N", "held=N")) from None
 
 
 def sample(records: Records) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstill.data import image_folder, vectors
-from fedstill.data.decode import Fit, Split, from_table
+from fedstill.data import image_folder
+from fedstill.data.decode import Fit, Split, from_table, with_all_names
 from fedstill.data.names import Known
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def read_folder(path: Path, known: Known | None, fit: Fit | None = None) -> Spli
             return pa.concat_tables(one(file) for file in files[split])
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
-                f"the split {split!r} of {str(path)!r} cannot be read ({_first_line(error)}); copy its files again"
+                f"the split {split!r} of {str(path)!r} cannot be read ({first_line(error)}); copy its files again"
             ) from error
 
     return _read_tables(files, table, str(path), known, path, fit)
@@ -78,7 +77,7 @@ def read_parquet(path: Path, fit: Fit | None = None) -> Splits:
         try:
             return pq.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{str(path)!r} cannot be read ({_first_line(error)}); copy it again") from error
+            raise ValueError(f"{str(path)!r} cannot be read ({first_line(error)}); copy it again") from error
 
     return _read_tables(["train"], table, str(path), None, path.parent, fit)
 
@@ -153,7 +152,7 @@ def _read_datasets(
     try:
         splits = load()
     except Exception as error:  # `datasets` passes on any error of the network, the hub and the parsers
-        raise ValueError(f"{where!r} cannot be loaded ({_first_line(error)}); {advice}") from error
+        raise ValueError(f"{where!r} cannot be loaded ({first_line(error)}); {advice}") from error
 
     def table(split: str) -> "pa.Table":
         from datasets import Image
@@ -196,11 +195,7 @@ def _read_tables(
 
     if not test:
         return read(train), None
-    first, second = read(train), read(test)
-    if first.is_text and second.is_text:  # each knows only the classes that occur in it
-        class_names = tuple(sorted({*first.class_names, *second.class_names}))
-        return first.numbered(class_names), second.numbered(class_names)
-    return first, second
+    return with_all_names(read(train), read(test), where)
 
 
 def _labels(known: Known | None) -> tuple[str, ...]:
@@ -208,66 +203,6 @@ def _labels(known: Known | None) -> tuple[str, ...]:
     return ((known.label,) if known else ()) + _LABEL_COLUMNS
 
 
-def read_npz(path: Path) -> Splits:
-    """``x_train, y_train, x_test, y_test`` as Keras names them: images, or vectors ``(n, d)``.
-
-    Other 1-d arrays as long as ``y_train`` are columns.
-    """
-    if path.suffix.lower() == ".csv":
-        raise ValueError(
-            f"{str(path)!r} is a CSV file, which is not read; convert it, as with "
-            f"pandas.read_csv({path.name!r}).to_parquet({path.with_suffix('.parquet').name!r})"
-        )
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no zip archive")
-        # never unpickle: a pickle from another machine can run any program
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file}
-    except Exception as error:  # zipfile, zlib and NumPy raise different kinds of errors
-        raise ValueError(
-            f"{str(path)!r} is not a readable .npz file of plain arrays ({_first_line(error)}); write it with "
-            "numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
-        ) from error
-    splits = {split: _npz_split(arrays, split, path) for split in ("train", "test") if f"x_{split}" in arrays}
-    if "train" not in splits:
-        raise ValueError(
-            f"{str(path)!r} holds the arrays {', '.join(arrays) or 'none'}, but x_train and y_train are needed; "
-            "rename them"
-        )
-    return splits["train"], splits.get("test")
-
-
-def _npz_split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split:
-    images, labels = arrays[f"x_{split}"], arrays.get(f"y_{split}", np.empty(0, np.int64))
-    where = f"x_{split} in {str(path)!r}"
-    are_vectors = images.ndim == 2 and images.dtype.kind in "biuf"
-    if not are_vectors and (
-        images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
-    ):
-        raise ValueError(
-            f"{where} is {images.dtype} of shape {images.shape}, but images are uint8 (0..255) of shape (n, h, w) or "
-            "(n, h, w, 1 or 3), and vectors are numbers of shape (n, d); convert them"
-        )
-    if not images.size:
-        raise ValueError(f"{where} has the shape {images.shape}: there is no record in it; add records")
-    if labels.shape not in ((len(images),), (len(images), 1)) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"y_{split} in {str(path)!r} is {labels.dtype} of shape {labels.shape}, but {len(images)} integers from 0 "
-            f"are needed, one for each record of x_{split}; number the classes"
-        )
-    columns = {
-        name: array
-        for name, array in arrays.items()
-        if name[:2] not in ("x_", "y_") and array.shape == (len(images),) and array.dtype.kind in "iuU"
-    }
-    numbers = labels.reshape(-1).astype(np.int64)
-    if are_vectors:
-        found = vectors.of_array(images, where)
-        return Split(found, numbers, columns=columns, rounding=vectors.rounding(images, found))
-    images = images.reshape(*images.shape[:3], -1).transpose(0, 3, 1, 2)
-    return Split(np.ascontiguousarray(images), numbers, columns=columns)
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error's kind and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"

@@ -62,7 +62,8 @@ def load_data(data: str | Path, *, size: int | None = None, cache_dir: str | Pat
     3. a path to a folder of parquet files in the hub's layout (``train-*.parquet``, ``test-*.parquet``), to a folder
        that ``datasets``' ``save_to_disk`` wrote, to a folder of images (``train/<class>/*``, ``test/<class>/*``; see
        `fedstill.data.image_folder`), to a parquet file, or to an ``.npz`` file with ``x_train, y_train, x_test,
-       y_test`` as Keras names them (images, uint8 ``(n, h, w)`` or ``(n, h, w, c)``; or vectors ``(n, d)``);
+       y_test`` as Keras names them, or ``train_images, train_labels, ...`` as MedMNIST does (images, uint8
+       ``(n, h, w)`` or ``(n, h, w, c)``; or vectors ``(n, d)``);
     4. the Hugging Face hub: the known name's id, or ``owner/name`` itself.
 
     Without a test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out, always the

@@ -134,7 +134,8 @@ class Experiment(Settings):
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             why = str(error).split("\n")[0].rstrip(".")
-            raise ValueError(f"this device cannot be used here ({why}); choose cpu or cuda") from error
+            usable = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+            raise ValueError(f"this device cannot be used here ({why}); choose {usable}") from error
         return device
 
     @property
@@ -244,6 +245,8 @@ def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
         ValueError: the file is missing or is not YAML, or a setting is invalid; one sentence.
     """
     content = read_mapping(path, "a YAML file or a method's name")
+    if "methods" in content:
+        raise ValueError(f"{path} has 'methods', as a sweep's file does; try fedstill sweep {path}")
     if not isinstance(content.get("method"), str):
         raise ValueError(f"{path} must be a mapping of settings with 'method: NAME' ({', '.join(methods.TABLE)})")
     name = content.pop("method")

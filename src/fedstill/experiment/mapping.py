@@ -42,7 +42,17 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; give {expected}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} cannot be read as YAML: {_why(error)}") from error
+    if content is None:
+        raise ValueError(f"{path} is empty; write settings into it, one on a line, as data: digits")
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping of settings, not {type(content).__name__}")
+        raise ValueError(f"{path} must be a mapping of settings, one on a line, as data: digits")
     return content
+
+
+def _why(error: Exception) -> str:
+    """The reason, with the line and the column if YAML names them."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}; correct it there"

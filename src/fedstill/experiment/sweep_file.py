@@ -97,6 +97,8 @@ def read_sweep(path: Path) -> Sweep:
     """
     content = read_mapping(path, "a sweep's file")
     try:
+        if "method" in content:
+            raise ValueError("it has 'method', as a run's file does; try fedstill run, or name it under 'methods'")
         given = content.pop("methods", None)
         if not isinstance(given, dict) or not given:
             raise ValueError("it needs 'methods', a mapping of methods with their settings")

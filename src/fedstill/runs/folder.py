@@ -140,6 +140,10 @@ class RunFolder:
         if not self.config.is_file() and (runs := runs_below(self.path)):
             number = f"{len(runs)} run" + "s" * (len(runs) != 1)
             raise ValueError(f"{self.path} holds {number}; name one of them, as {runs[0]}")
+        if not self.config.is_file() and not self.journal.is_dir() and not self.environment.is_file():
+            raise ValueError(
+                f"{self.path} is not the folder of a run; give a folder written by `fedstill run` or `compare`"
+            )
         for file in (self.config, self.summary):
             if not file.is_file():
                 raise ValueError(
