@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from fedstill import models
+from fedstill.distill import teachers as module
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import mode_of
 from fedstill.records import Normalisation, Records
@@ -232,3 +234,36 @@ def test_probabilities_can_be_averaged_in_place_of_logits() -> None:
         expected = torch.stack([net.eval()(x).softmax(1) for net in nets]).mean(0)
     torch.testing.assert_close(teachers(x).exp(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(teachers.outputs(x).mean.softmax(1), expected, rtol=1e-5, atol=1e-6)
+
+
+def loss_and_gradient(teachers: Teachers) -> tuple[Tensor, Tensor, int]:
+    """A loss of all outputs, its gradient in the images, and the bytes that the pass kept for it."""
+    kept: list[int] = []
+
+    def count(saved: Tensor) -> Tensor:
+        kept.append(saved.nbytes if saved.requires_grad else 0)
+        return saved.detach()
+
+    x = images(64).requires_grad_()
+    with saved_tensors_hooks(count, lambda saved: saved):
+        outputs = teachers.outputs(x)
+        loss = outputs.mean.square().sum() + outputs.bn + sum(f.square().mean() for f in outputs.features)
+    return loss.detach(), torch.autograd.grad(loss, x)[0], sum(kept)
+
+
+@pytest.mark.parametrize("most", [0, 3_000_000])
+def test_networks_that_run_again_give_the_same_bits(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, gradient, whole = loss_and_gradient(Teachers(networks()))
+    monkeypatch.setattr(module, "MOST_KEPT", most)
+    loss, again, kept = loss_and_gradient(Teachers(networks()))
+    assert torch.equal(loss, expected) and torch.equal(again, gradient)
+    assert kept < whole / 2 if most == 0 else kept < whole
+
+
+def test_memory_does_not_grow_with_the_number_of_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pass keeps beyond `MOST_KEPT` are the networks' outputs: their logits and features."""
+    monkeypatch.setattr(module, "MOST_KEPT", 2_000_000)
+    few, many = (loss_and_gradient(Teachers(networks(["dense-mnist"] * n)))[2] for n in (8, 32))
+    one = loss_and_gradient(Teachers(networks(["dense-mnist"])))[2]
+    assert one < 2_000_000 and 8 * one > 2_000_000
+    assert few <= 3_000_000 and (many - few) / 24 < one / 20

@@ -107,7 +107,7 @@ def test_a_plan_shows_the_noise_that_a_run_would_add(
     ):
         assert names in text  # asked of the methods themselves
     assert "label-DP only, features public fedgm-labels" in text
-    assert "1.58 4.17 sums of 2500" in text  # a share of 0.6 for the sums of rows
+    assert "1.58, off the diagonal /sqrt(2) 4.17 sums of 2500" in text  # a share of 0.6 for the sums of rows
     assert "9,675 numbers, 38.7 kB" in " ".join(text.split())  # 129 * 130 / 2 products and 10 * 129 sums
 
 

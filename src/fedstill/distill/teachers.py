@@ -15,10 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, stack_module_state, vmap
 from torch.linalg import vector_norm
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from fedstill.records import Trainable
@@ -26,6 +28,8 @@ from fedstill.records import Trainable
 _NetworkOutputs = tuple[Tensor, Tensor, Tensor]
 """One network's logits, its sum in L_BN and its features."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
+MOST_KEPT = 2**30
+"""Bytes of activations that a pass keeps for its backward; networks beyond run again there, to the same bits."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Teachers:
     (one thread, 5 and 20 networks), "dense-mnist" 1.4 and 2.1, "dense-cnn1" 1.2 and 2.4, "dense-cnn2" 2.0 and 2.5,
     "convnet:width=32,norm=batch" 1.7 and 3.5, "lenet" 0.8 and 0.7. So they run stacked on other devices only (not
     measured there), unless ``stacked`` says otherwise.
+
+    Networks that run one after another need memory for `MOST_KEPT` bytes of activations and one network's, whatever
+    their number.
     """
 
     def __init__(
@@ -89,6 +96,7 @@ class Teachers:
         self._average, self.weights = average, weights
         device = next((p.device for p in networks[0].parameters()), torch.device("cpu"))
         self._groups = _by_architecture(self.networks)
+        self._sizes: dict[tuple[object, ...], int] = {}
         self._stacks: dict[int, _Stack] = {}
         if device.type != "cpu" if stacked is None else stacked:
             kinds = [[self.networks[k] for k in group] for group in self._groups]
@@ -136,21 +144,48 @@ class Teachers:
 
     def _run(self, x: Tensor, *, with_bn: bool) -> TeacherOutputs:
         outputs: dict[int, _NetworkOutputs] = {}
+        free = MOST_KEPT
         for index, group in enumerate(self._groups):
-            outputs.update(zip(group, self._run_group(index, x, with_bn), strict=True))
+            kept = min(len(group), free // max(1, self._graph_bytes(index, x, with_bn)))
+            free -= kept * self._graph_bytes(index, x, with_bn)
+            outputs.update(zip(group, self._run_group(index, x, with_bn, kept), strict=True))
         each, bn, features = zip(*(outputs[k] for k in range(len(self))), strict=True)
         logits = torch.stack(each, 1)
         return TeacherOutputs(logits, torch.stack(bn).mean(), list(features), self.averaged(logits))
 
-    def _run_group(self, index: int, x: Tensor, with_bn: bool) -> list[_NetworkOutputs]:
+    def _run_group(self, index: int, x: Tensor, with_bn: bool, kept: int) -> list[_NetworkOutputs]:
         if index in self._stacks:
             try:
                 return self._stacks[index](x, with_bn)
             except RuntimeError:  # vmap can't run them; if the fault is in x, the next line raises it again
-                outputs = [_run_network(self.networks[k], x, with_bn) for k in self._groups[index]]
+                outputs = self._run_each(index, x, with_bn, kept)
                 del self._stacks[index]
                 return outputs
-        return [_run_network(self.networks[k], x, with_bn) for k in self._groups[index]]
+        return self._run_each(index, x, with_bn, kept)
+
+    def _run_each(self, index: int, x: Tensor, with_bn: bool, kept: int) -> list[_NetworkOutputs]:
+        """The group's networks one after another, the first of which keep their activations."""
+        networks = [self.networks[k] for k in self._groups[index]]
+        outputs = [_run_network(network, x, with_bn) for network in networks[:kept]]
+        return outputs + [
+            checkpoint(_run_network, network, x, with_bn, use_reentrant=False) for network in networks[kept:]
+        ]
+
+    def _graph_bytes(self, index: int, x: Tensor, with_bn: bool) -> int:
+        """Bytes of activations that a backward through a network of the group needs; 0 if there will be none."""
+        if not (x.requires_grad and torch.is_grad_enabled()) or index in self._stacks:
+            return 0
+        key = (index, x.shape, with_bn)
+        if key not in self._sizes:
+            sizes: list[int] = []
+
+            def count(saved: Tensor) -> None:
+                sizes.append(saved.nbytes if saved.requires_grad else 0)  # not weights
+
+            with saved_tensors_hooks(count, lambda _: None):  # type: ignore[arg-type, return-value]
+                _run_network(self.networks[self._groups[index][0]], x, with_bn)
+            self._sizes[key] = sum(sizes)
+        return self._sizes[key]
 
 
 def weighted(

@@ -201,6 +201,7 @@ def _releases(settings: Plan, epsilon: float, per_class: float, records: int) ->
     of_products = SecondMoments(
         num_classes=settings.classes, dims=settings.dims, radius=1.0, noise_multiplier=noise, share=MomentSums().share
     ).sensitivity
+    of_pairs = f"{of_products:.3g}, off the diagonal /sqrt(2)"
     size = {"numbers": numbers, "bytes": 4 * numbers}
     labels = _names(lambda method: method.protects == "label")
     return [
@@ -211,8 +212,9 @@ def _releases(settings: Plan, epsilon: float, per_class: float, records: int) ->
                  _releasing("coefficients")),
         _Release("class_sums", "class sums, a coordinate", 1.0, "1", noise, sums, _releasing("classes dims")),
         _Release("sums_of_products",
-                 f"sums of products, an entry off the diagonal ({numbers:,} numbers, {human_bytes(4 * numbers)}; by class, more)",
-                 of_products, f"{of_products:.3g}, off the diagonal /sqrt(2)", noise * of_products / math.sqrt(2),
+                 f"sums of products, an entry off the diagonal ({numbers:,} numbers, {human_bytes(4 * numbers)}; by "
+                 "class, more)",
+                 of_products, of_pairs, noise * of_products / math.sqrt(2),
                  f"sums of {records} products of at most 1/2", _releasing("groups entries"), size),
         _Release("dp_sgd_step", f"each of {settings.steps} DP-SGD steps", 1.0, "1", by_step, gradients,
                  _training_privately()),
