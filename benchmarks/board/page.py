@@ -113,9 +113,9 @@ def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     words = f"{ranked[0]} {mean(first.values()):.1f}, {mean(both):.1f} before {ranked[1]}"
     if decided:
         return f"**{words}**"
-    number = sum(map(bool, seeds.values()))
-    few = f"; {number} of {len(seeds)} methods" * (number < len(seeds))
-    return f"{words}: undecided ({seeds_in_words(compared)}{few})"
+    number, some = sum(map(bool, seeds.values())), seeds_in_words(compared)
+    missing = [some] * (len(first) < len(plan.SEEDS)) + [f"{number} of {len(seeds)} methods"] * (number < len(seeds))
+    return words + (f" ({'; '.join(missing)})" if missing else "")
 
 
 def is_apart(differences: Sequence[float]) -> bool:
@@ -309,7 +309,8 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
 """
 LEADS = """\
 The most accurate method, its mean accuracy over the seeds that all methods of the column have and its lead over the
-second. Bold: all methods with three seeds, and a margin that a two-sided t test over the seeds finds at a level of 5 %.
+second. **Bold**: decided, that is all methods with three seeds, and a margin that a two-sided t test over the seeds
+finds at a level of 5 %. Plain: undecided.
 """
 CHOSEN = """\
 Validation accuracy of each row's tries in the order of [methods.json](../benchmarks/board/methods.json); bold is the
