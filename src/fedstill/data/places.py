@@ -14,6 +14,7 @@ from fedstill.data.decode import Fit
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.npz import read_npz
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_parquet
+from fedstill.errors import InputError
 from fedstill.lookup import suggestion
 
 LARGEST = 4096
@@ -41,7 +42,7 @@ class Source:
         return f"{re.sub(r'[^A-Za-z0-9_]+', '-', self.name)}-{tag}"
 
 
-class UnknownData(ValueError):
+class UnknownData(InputError):
     """A name that stands for no data set; one sentence.
 
     Args:
