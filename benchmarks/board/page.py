@@ -298,7 +298,7 @@ on MNIST, Fashion-MNIST and CIFAR-10, four splits, 10 and 100 clients, three see
 * **State**: {done} of {all} jobs are done (tries, attacks, and {runs} runs in {cells} of {of} cells, one for each data
   set, split, number of clients and seed), {dates}. They took {spent:.1f} hours of one core; about {left:.1f} are left.
   A dash is a cell that has not been run, a number without ± is one seed, one with ± the mean and the standard deviation
-  of two or three.
+  of the seeds.
 * **Decided**: {leads} of {questions} answers to "which method is the most accurate here", in the next table; an answer
   that a method gives alike on several splits counts once. The others lack methods or seeds, or a margin that a t test
   over the seeds finds at a level of 5 %.
