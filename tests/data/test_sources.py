@@ -131,9 +131,10 @@ def test_labels_in_an_npz_file_may_be_names(data_root):
     assert [data.class_names[i] for i in data.test.labels] == test.tolist()
 
 
-def test_an_npz_file_of_medmnist_is_read_as_it_is(data_root):
+@pytest.mark.parametrize("shape", [(12, 1), (12,)])
+def test_an_npz_file_of_medmnist_is_read_as_it_is(data_root, shape):
     """Its validation records are neither train nor test records, nor a column."""
-    names, labels = ("train", "val", "test"), np.arange(12)[:, None] % 3
+    names, labels = ("train", "val", "test"), np.arange(12).reshape(shape) % 3
     arrays = {f"{name}_images": pictures(seed=i) for i, name in enumerate(names)}
     np.savez(data_root / "pathmnist.npz", **arrays, **{f"{name}_labels": labels.astype(np.uint8) for name in names})
     data = load("pathmnist.npz")

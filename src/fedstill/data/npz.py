@@ -15,6 +15,7 @@ _NAMES = {
     "test": (("x_test", "y_test"), ("test_images", "test_labels")),
 }
 """Names of a split's records and labels: Keras', then MedMNIST's, whose validation records are left out."""
+_NO_COLUMNS = {name for pairs in _NAMES.values() for pair in pairs for name in pair} | {"val_images", "val_labels"}
 
 
 def read_npz(path: Path) -> tuple[Split, Split | None]:
@@ -73,7 +74,10 @@ def _split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split | Non
     columns = {
         name: array
         for name, array in arrays.items()
-        if name[:2] not in ("x_", "y_") and name != y and array.shape == (len(images),) and array.dtype.kind in "iuU"
+        if name[:2] not in ("x_", "y_")
+        and name not in _NO_COLUMNS
+        and array.shape == (len(images),)
+        and array.dtype.kind in "iuU"
     }
     rounding = None
     if are_vectors:
