@@ -117,6 +117,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["report", "nowhere"], "nowhere"),
         (["data", "show", "nothing-like-that"], "nothing-like-that"),
         (["data", "show", "digts"], "did you mean digits?"),
+        (["compare", "fedavg", "real", "--each.roundz", "3"], "--each.roundz: none of fedavg, real has this setting"),
         (
             ["compare", "fedavg", "real", "--each.local.batch-sizes", "3"],
             "none of fedavg, real has this setting; did you mean --each.local.batch-size?",

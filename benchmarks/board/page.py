@@ -97,17 +97,17 @@ def lead(rows: Sequence[Row], place: Place, group: str) -> str:
     there = [row for row in rows if (row["data"], row["split"], row["clients"]) == place]  # failed ones too
     seeds = {label: {row["seed"] for row in there if row["label"] == label} for label in plan.methods()}
     compared = comparable(rows, place, group)
-    accuracies = {
+    by_label = {
         label: {row["seed"]: 100 * row["accuracy"] for row in of(compared, place, label)}
         for label in sorted({row["label"] for row in compared})  # equal ones by name
     }
-    ranked = sorted(accuracies, key=lambda label: -mean(accuracies[label].values()))
+    ranked = sorted(by_label, key=lambda label: -mean(by_label[label].values()))
     if not ranked:
         return "–"
-    first = accuracies[ranked[0]]
+    first = by_label[ranked[0]]
     if len(ranked) == 1:
         return f"{ranked[0]} {mean(first.values()):.1f}"
-    both = [accuracy - accuracies[ranked[1]][seed] for seed, accuracy in first.items()]
+    both = [accuracy - by_label[ranked[1]][seed] for seed, accuracy in first.items()]
     complete = all(found == {*plan.SEEDS} for found in seeds.values())
     decided = complete and len(both) == len(plan.SEEDS) and is_apart(both)
     words = f"{ranked[0]} {mean(first.values()):.1f}, {mean(both):.1f} before {ranked[1]}"

@@ -59,7 +59,7 @@ def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owner
     *path, last = name.split(".")
     if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
         return f"; put it under {place}:"
-    there = [name.split(".") for name in [*(() if path else also), *(names(kind) if kind else ())]]
+    there = [word.split(".") for word in [*(() if path else also), *(names(kind) if kind else ())]]
     beside = [words[-1] for words in there if words[:-1] == path]
     elsewhere = [".".join(words) for words in there if words[-1] == last]
     near = f"; did you mean {elsewhere[0]}?" if elsewhere else "; leave it out"

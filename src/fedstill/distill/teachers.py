@@ -146,8 +146,9 @@ class Teachers:
         outputs: dict[int, _NetworkOutputs] = {}
         free = MOST_KEPT
         for index, group in enumerate(self._groups):
-            kept = min(len(group), free // max(1, self._graph_bytes(index, x, with_bn)))
-            free -= kept * self._graph_bytes(index, x, with_bn)
+            size = self._graph_bytes(index, x, with_bn)
+            kept = min(len(group), free // size) if size else len(group)
+            free -= kept * size
             outputs.update(zip(group, self._run_group(index, x, with_bn, kept), strict=True))
         each, bn, features = zip(*(outputs[k] for k in range(len(self))), strict=True)
         logits = torch.stack(each, 1)

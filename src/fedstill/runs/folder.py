@@ -137,13 +137,14 @@ class RunFolder:
             ValueError: there is no such folder, or it has no finished run; one sentence.
         """
         existing(self.path)
-        if not self.config.is_file() and (runs := runs_below(self.path)):
-            number = f"{len(runs)} run" + "s" * (len(runs) != 1)
-            raise ValueError(f"{self.path} holds {number}; name one of them, as {runs[0]}")
-        if not self.config.is_file() and not self.journal.is_dir() and not self.environment.is_file():
-            raise ValueError(
-                f"{self.path} is not the folder of a run; give a folder written by `fedstill run` or `compare`"
-            )
+        if not self.config.is_file():
+            if runs := runs_below(self.path):
+                number = f"{len(runs)} run" + "s" * (len(runs) != 1)
+                raise ValueError(f"{self.path} holds {number}; name one of them, as {runs[0]}")
+            if not (self.journal.is_dir() or self.environment.is_file()):
+                raise ValueError(
+                    f"{self.path} is not the folder of a run; give a folder written by `fedstill run` or `compare`"
+                )
         for file in (self.config, self.summary):
             if not file.is_file():
                 raise ValueError(
