@@ -57,6 +57,11 @@ def without_format(
     return {name: value for name, value in content.items() if name != "format"}
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text, as the name of a file, can be written: a name with other bytes has lone surrogates for them."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
 def write_bytes(path: Path, *parts: bytes) -> None:
     """Write ``parts``, concatenated, to ``path``; a crash at any moment leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +222,7 @@ def _read_chain(path: Path, remedy: str | None = None) -> tuple[list[dict[str, A
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise Damaged(f"{path} is damaged (line {number} is no JSON object); {remedy}")

@@ -12,6 +12,8 @@ Epsilon = PositiveFloat | None
 """Privacy cost of an upload at the run's delta; None adds no noise and gives no guarantee."""
 Rate = Annotated[float, Gt(0), Le(1e38)]
 """A learning rate, within what float32 can hold."""
+MOST_CLASSES = 32768
+"""Largest number of classes: a larger one is a mistake (a patient's number as the class), whose tables fill memory."""
 Share = Annotated[float, Gt(0), Lt(1)]
 """A share strictly between 0 and 1."""
 
@@ -43,14 +45,20 @@ def sentence(
     """
     first = error.errors()[0]
     name = ".".join(part for part in first["loc"] if isinstance(part, str))  # without places in a list
-    name = flags + name.replace("_", "-") if flags else name
+    name = flags + name.replace("_", "-").rstrip("-") if flags else name
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     why = _WORDS.get(first["type"], why)
+    value = first["input"]
+    if first["type"] == "missing":
+        return f"{name} is missing; give it"
+    if first["type"] == "extra_forbidden" and "." in str(first["loc"][-1]) and not flags:  # a flag's name in a file
+        *path, last = str(first["loc"][-1]).split(".")
+        inside = "".join(f"{part}: {{" for part in path)
+        return f"{name} is not a setting here; write {inside}{last}: {value}{'}' * len(path)}"
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting here{_remedy(name, kind, also, owners)}"
     if first["type"] == "value_error" and isinstance(first["input"], dict):  # settings that conflict
         return f"{name}: {why}" if first["loc"] else why
-    value = first["input"]
     return f"{name} is {value if _is_number(value) else repr(value)}; {why}"
 
 

@@ -1,8 +1,10 @@
 """What a run says before its first request."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedstill import Experiment, FedAvg, Job, methods, run
@@ -67,3 +69,13 @@ def test_a_method_that_needs_public_records_is_refused_before_anything_is_done(n
     with pytest.raises(ValueError, match=f"^{name} needs public .*--public, as --public (noise|held=1000)$"):
         checks.check_job(Job(experiment, kind(), "unused"))
     checks.check_job(Job(experiment.model_copy(update={"public": "held=9"}), kind(), "unused"))
+
+
+def test_a_run_without_a_record_to_evaluate_on_is_refused_before_it_asks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--validation is 0.002, which leaves no validation record of so few"):
+        run(Job(TASK.model_copy(update={"validation": 0.002}), FedAvg(rounds=1), tmp_path / "run"))
+    images = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
+    np.savez(tmp_path / "two.npz", x_train=images, y_train=[0, 1])
+    with pytest.raises(ValueError, match="two.npz' has no test record; add some"):
+        run(Job(TASK.model_copy(update={"data": str(tmp_path / "two.npz"), "limit": None}), FedAvg(), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -286,3 +286,117 @@ def test_real_noise_promises_no_delta_beyond_its_tails() -> None:
     assert Experiment(noise="entropy", delta=1e-10).delta == Experiment(delta=1e-10).delta
     with pytest.raises(ValueError, match="greater than or equal to"):
         SitePolicy(client=0, data=Path("d"), state=Path("s"), methods=("fedavg-p",), delta=1e-14)
+
+
+def hospitals(count: int) -> DataSet:
+    """Records of three hospitals, with a test split of their own; the last one belongs to hospital 2."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 200, (121, 8, 8), dtype=np.uint8), np.arange(121) % 3
+    train, test = (images[:count], labels[:count]), (255 - images[:9], labels[:9])
+    return from_torch(train, test, columns={"hospital": np.minimum(np.arange(count) // 40, 2)}, name="hospitals")
+
+
+ALONE: dict[str, Any] = {"partition": "by:hospital", "clients": 3}
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (ALONE, ()),
+        ({"partition": "iid", "clients": 1}, ()),
+        ({"partition": "iid", "clients": 3}, ("--partition iid",)),
+        ({"partition": "dirichlet:0.5", "clients": 3}, ("--partition dirichlet:0.5",)),
+        ({"partition": "by:hospital", "clients": 2}, ("--partition by:hospital",)),
+        ({**ALONE, "limit": 100}, ("--limit",)),
+        ({**ALONE, "validation": 0.2}, ("--validation",)),
+        ({**ALONE, "public": "held=20"}, ("--public held",)),
+    ],
+)
+def test_what_draws_from_all_records_is_named(facts: dict[str, Any], what: tuple[str, ...]) -> None:
+    """What is not named leaves every other record where it is."""
+    more, fewer = (share_out(Experiment(data="own", **facts), hospitals(count)) for count in (121, 120))
+    assert more.drawn == fewer.drawn == what
+    alike = all(set(a) - {120} == set(b) for (a, _), (b, _) in zip(more.parts, fewer.parts, strict=True))
+    assert alike or what
+    assert alike == (not what) or what == ("--partition by:hospital",)  # which one record moves only near a tie
+
+
+def test_a_test_split_that_was_drawn_is_named(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 200, (60, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "whole.npz", x_train=images, y_train=np.arange(60) % 3)
+    assert share_out(Experiment(data=str(tmp_path / "whole.npz"), clients=1), None).drawn == ("test split",)
+    assert share_out(Experiment(data="digits", clients=3, limit=100), None).drawn == ()
+    assert share_out(Experiment(data="digits", clients=3), sources.load("digits")).drawn == ()
+
+
+def test_a_record_that_moves_others_ends_a_guarantee_with_real_noise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One record of a file decides which client has which others: with three clients, epsilon 1 was 9.3."""
+    method = methods.find("fedavg-p")(extractor={"pretrain": "none"}, space={"dims": 4})
+    stated = {"mean": (0.5,), "std": (0.25,), "num_classes": 3, "public": "noise=40", "workers": 0, **ALONE}
+    task = Experiment(data="own", model="convnet:width=4,depth=1", noise="entropy", **stated)
+
+    def found(out: str, **changes: Any) -> dict[str, Any]:
+        caplog.clear()
+        job = Job(task.model_copy(update=changes), method, tmp_path / out)
+        promised: dict[str, Any] = run(job, data=hospitals(121))["guarantee"]
+        return promised
+
+    assert found("alone")["holds"] and not caplog.messages
+    drawn = found("iid", partition="iid")
+    assert not drawn["holds"] and drawn["epsilon"] is None
+    assert "the --partition iid drew from all records which client has which" in drawn["reason"]
+    assert "(--partition by:COLUMN)" in caplog.text
+    assert found("simulated", partition="iid", noise="simulated")["holds"]
+
+
+def test_labels_move_no_record_where_their_number_alone_counts() -> None:
+    drawn = ["test split", "--limit", "--validation", "--public held", "--partition iid"]
+    assert guarantee.moving(drawn, "label") == ["test split", "--validation"]
+    assert guarantee.moving(["--partition dirichlet:1", "--partition quantity:1"], "label") == [
+        "--partition dirichlet:1"
+    ]
+    assert guarantee.moving(drawn, "record") == drawn
+
+
+def test_copies_of_the_clients_records_among_held_ones_are_counted(tmp_path: Path) -> None:
+    place = write(tmp_path / "data.npz")
+    with np.load(place) as once:
+        twice = {name: np.concatenate([array] * (2 if "train" in name else 1)) for name, array in once.items()}
+    np.savez(tmp_path / "twice.npz", **twice)
+    stated = {"mean": (0.5,), "std": (0.25,), "num_classes": 4, "public": "held=60"}
+    found = result(tmp_path / "twice.npz", tmp_path / "1", **stated)["guarantee"]
+    task = share_out(Experiment(data=str(tmp_path / "twice.npz"), clients=2, **stated), None)
+    assert task.public is not None
+    held = {row.tobytes() for row in task.train.images[torch.from_numpy(task.public)].numpy()}
+    own = np.concatenate([part for part, _ in task.parts])
+    copies = sum(row.tobytes() in held for row in task.train.images[torch.from_numpy(own)].numpy())
+    assert found["holds"] and found["exposed"] == copies > 20
+    assert result(place, tmp_path / "2", **stated)["guarantee"]["exposed"] == 0
+
+
+def test_test_images_that_are_the_clients_are_found_behind_features(tmp_path: Path) -> None:
+    place = write(tmp_path / "data.npz")
+    with np.load(place) as arrays:
+        train = {"x_train": arrays["x_train"], "y_train": arrays["y_train"]}
+    np.savez(tmp_path / "same.npz", **train, x_test=train["x_train"], y_test=train["y_train"])
+    other = write(tmp_path / "other.npz", seed=1)
+    stated = {"num_classes": 4, "model": "linear", "public": f"{other}:unlabeled"}
+    backbone = f"patches:centroids=8,public={other}:unlabeled"
+    assert result(place, tmp_path / "1", **stated, features=backbone)["guarantee"]["exposed"] == 0
+    found = result(tmp_path / "same.npz", tmp_path / "2", **stated, features=backbone)["guarantee"]
+    assert not found["holds"] and "all 120 records of the clients are among the public or the test" in found["reason"]
+
+
+def test_of_real_sites_nobody_counts_the_records_that_are_public() -> None:
+    held = guarantee.Guarantee(True, "record", "a", 1.0, 1e-5, "b", "c", "d", False)
+    assert guarantee.beside(held, [], in_public=lambda: (0, 0)).exposed is None
+    assert guarantee.beside(held, [], in_public=lambda: (0, 9)).exposed == 0
+
+
+def test_the_row_of_several_seeds_keeps_the_records_that_nothing_protects() -> None:
+    some, none = (
+        guarantee.Guarantee(True, "record", "a", e, 1e-5, "b", "c", "d", False, n) for e, n in ((0.5, 300), (0.51, 0))
+    )
+    assert guarantees.words(guarantees.weakest([some, none])) == "eps 0.51, delta 1e-5 per record, 300 exposed"

@@ -134,3 +134,14 @@ def test_fields_that_nothing_protects_are_named_in_the_order_in_which_they_were_
     with pytest.raises(Stopped):
         run(judged(tmp_path / "run"), watcher=Stopper(2))
     assert run(judged(tmp_path / "run"))["guarantee"] == whole["guarantee"]
+
+
+def test_what_clients_keep_is_deleted_when_a_finished_run_is_repeated(tmp_path: Path) -> None:
+    """A process that was killed between the summary and this deletion left it for good."""
+    task = Experiment(data="digits", limit=60, clients=2, model="convnet:width=4,depth=1", workers=0)
+    job = Job(task, find("scaffold")(rounds=1), tmp_path / "run")
+    before = run(job)
+    kept = tmp_path / "run" / "clients" / "0" / "update.state"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"x")
+    assert run(job) == before and not (tmp_path / "run" / "clients").exists()

@@ -259,3 +259,23 @@ def test_like_releases_are_one_line_of_a_table_that_fits_80_columns(
     (line,) = [line for line in lines if "DPSGD  " in line]
     assert line.split()[:5] == ["each", "of", "3", "update", "DPSGD"]
     assert " 4 " in line
+
+
+def test_runs_with_real_noise_on_the_same_records_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "fedavg-p", "--seeds", "0", "1", *QUICK, "--fedavg-p.extractor.pretrain", "none"]
+    words += ["--public", "noise=80", "--fedavg-p.space.dims", "8"]
+    text = told(capsys, *words, "--noise", "entropy", "--out", str(tmp_path / "real"))
+    assert "Whoever sees all 2 runs of these records has an epsilon of up to 2.0 at delta 2e-5." in text
+    assert "do not hand on this page" not in text  # the data set is public
+    assert "Whoever sees all" not in told(capsys, *words, "--out", str(tmp_path / "simulated"))
+
+
+def test_exact_numbers_of_ones_own_records_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 200, (129, 8, 8), dtype=np.uint8), np.arange(129) % 3
+    np.savez(tmp_path / "own.npz", x_train=images[9:], y_train=labels[9:], x_test=images[:9], y_test=labels[:9])
+    words = ["run", "fedavg-p", "--data", str(tmp_path / "own.npz"), "--clients", "1", "--model", "scattering", *HEADS]
+    words += ["--mean", "0.5", "--std", "0.25", "--num-classes", "3", "--workers", "0"]
+    text = told(capsys, *words, "--noise", "entropy", "--out", str(tmp_path / "real"))
+    assert "eps 1.0" in text and "do not hand on this page or the run's folder" in text
+    assert "do not hand on" not in told(capsys, *words, "--out", str(tmp_path / "simulated"))

@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from fedstill import locks
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format; entries of another version are rebuilt."""
 
 _log = logging.getLogger(__name__)

@@ -10,11 +10,14 @@ from fedstill.data import cache, texts, vectors
 from fedstill.data.decode import Split
 from fedstill.data.names import Known
 from fedstill.data.partition import local_test_split
+from fedstill.files import is_utf8
 from fedstill.records import Normalisation
 from fedstill.seeds import numpy_stream
 
 FOUND = "classes_found"
 """The note whether the classes' names are those that occur among the records."""
+HELD_OUT = "held_out"
+"""The note whether the test records were drawn from the train records."""
 
 
 def complete(train: Split, test: Split | None, name: str, known: Known | None = None) -> cache.CacheEntry:
@@ -29,10 +32,10 @@ def complete(train: Split, test: Split | None, name: str, known: Known | None = 
     Raises:
         ValueError: the splits do not match, or a class is absent or out of range.
     """
-    if test is None:
+    if held_out := test is None:
         train, test = _hold_out(train)
     class_names = train.class_names or (known.class_names if known else ())
-    class_names = class_names or tuple(str(label) for label in range(max(0, train.labels.max()) + 1))
+    class_names = class_names or _numbers(train, name)
     _check(train, test, class_names, name)
     if train.texts:
         scaled: dict[str, Any] = {}
@@ -48,7 +51,7 @@ def complete(train: Split, test: Split | None, name: str, known: Known | None = 
     return cache.CacheEntry(
         arrays=arrays_of(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
         facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
-        notes={FOUND: train.is_text and known is None, "features": list(train.features)},
+        notes={FOUND: train.is_text and known is None, HELD_OUT: held_out, "features": list(train.features)},
     )
 
 
@@ -68,12 +71,11 @@ def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -
                 f"record {wrong[0]} of the {what} split of {name!r} has the class {split.labels[wrong[0]]}, but "
                 f"classes are 0..{len(class_names) - 1}; correct it or drop the record"
             )
-    absent = np.flatnonzero(np.bincount(train.labels, minlength=len(class_names)) == 0)
-    if len(absent):
-        raise ValueError(
-            f"class {absent[0]} ({class_names[absent[0]]}) of {name!r} has 0 train records, but each class needs at "
-            "least 1; add records, or leave the class out and number the others from 0"
-        )
+    for class_name in class_names:
+        if not is_utf8(class_name):
+            raise ValueError(f"the class {class_name!r} of {name!r} is not UTF-8; rename it")
+    if (absent := _absent(train.labels, len(class_names))) is not None:
+        raise _without_records(f"class {absent} ({class_names[absent]}) of {name!r}")
     if test.class_names and test.class_names != train.class_names:
         raise ValueError(
             f"the test split of {name!r} names its classes {', '.join(test.class_names[:5])}..., the train split "
@@ -90,6 +92,29 @@ def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -
             f"the train split of {name!r} has the column {differing!r} where the test split has another; give both the "
             "same columns in the same order"
         )
+
+
+def _numbers(train: Split, name: str) -> tuple[str, ...]:
+    """Classes that have numbers in place of names: a number that no record could reach would take all memory."""
+    most = max(0, int(train.labels.max()))
+    if most >= len(train.labels) and (absent := _absent(train.labels, most + 1)) is not None:
+        raise _without_records(f"class {absent} ({absent}) of {name!r}")
+    return tuple(str(label) for label in range(most + 1))
+
+
+def _absent(labels: NDArray[np.int64], classes: int) -> int | None:
+    """The first of the classes 0..``classes`` - 1 without a record, or None."""
+    present = np.unique(labels[labels >= 0])
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    first = int(gaps[0]) if len(gaps) else len(present)
+    return first if first < classes else None
+
+
+def _without_records(what: str) -> ValueError:
+    return ValueError(
+        f"{what} has 0 train records, but each class needs at least 1; add records, or leave the class out and number "
+        "the others from 0"
+    )
 
 
 def _size(split: Split) -> str:

@@ -179,6 +179,7 @@ def load(
         columns=raw.columns,
         fingerprint=fingerprint,
         measured=raw.measured,
+        held_out=raw.held_out,
     )
     return made, backbone
 

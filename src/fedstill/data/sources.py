@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from fedstill.data import cache, texts
-from fedstill.data.completion import FOUND, arrays_of, complete
+from fedstill.data.completion import FOUND, HELD_OUT, arrays_of, complete
 from fedstill.data.names import Known
 from fedstill.data.places import Source, find
 from fedstill.errors import front_door
 from fedstill.records import Normalisation, Records
+from fedstill.settings import MOST_CLASSES
 
 CLASSES = "list of classes", "number of classes"
 """Facts about classes among `DataSet.measured`."""
@@ -37,6 +38,7 @@ class DataSet:
         constant: a column of vectors that has one value in all train records, in words, if there is one: it has no
             scale.
         features: names of the columns of a table's vectors, in their order.
+        held_out: whether the test records were drawn from the train records, so that each of these had a part in it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class DataSet:
     measured: tuple[str, ...]
     constant: str = ""
     features: tuple[str, ...] = ()
+    held_out: bool = False
 
 
 @front_door
@@ -138,6 +141,7 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
         measured=scale + _measured_classes(class_names, known, found=bool(entry.notes.get(FOUND))),
         constant=str(entry.facts.get("constant", "")),
         features=tuple(entry.notes.get("features", ())),
+        held_out=bool(entry.notes.get(HELD_OUT)),
     )
 
 
@@ -194,6 +198,7 @@ class Raw(NamedTuple):
         columns: as `DataSet.columns`.
         fingerprint: as `DataSet.fingerprint`.
         measured: what came from the labels (`DataSet.measured`).
+        held_out: as `DataSet.held_out`.
     """
 
     name: str
@@ -203,6 +208,7 @@ class Raw(NamedTuple):
     columns: dict[str, np.ndarray]
     fingerprint: str
     measured: tuple[str, ...]
+    held_out: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -225,7 +231,7 @@ def load_raw(data: "str | DataSet", *, size: int | None = None, cache_dir: Path 
     if isinstance(data, DataSet):
         train, test = ((records.images, records.labels) for records in (data.train, data.test))
         counted = tuple(fact for fact in data.measured if fact in CLASSES)
-        return Raw(data.name, train, test, data.class_names, data.columns, data.fingerprint, counted)
+        return Raw(data.name, train, test, data.class_names, data.columns, data.fingerprint, counted, data.held_out)
     source, entry, fingerprint = _cached(data, size, cache_dir)
     return _raw(source, entry, fingerprint)
 
@@ -247,13 +253,27 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
     columns = {column: entry.arrays[f"column-{i}"] for i, column in enumerate(entry.facts.get("columns", ()))}
     names = tuple(entry.facts["class_names"])
     measured = _measured_classes(names, source.known, found=bool(entry.notes.get(FOUND)))
-    return Raw(source.name, split("train"), split("test"), names, columns, fingerprint, measured)
+    return Raw(
+        source.name,
+        split("train"),
+        split("test"),
+        names,
+        columns,
+        fingerprint,
+        measured,
+        bool(entry.notes.get(HELD_OUT)),
+    )
 
 
 def _part(source: Source) -> cache.CacheEntry:
     train, test = source.read()
     if len(train.labels) and train.labels.min() < 0:
         raise ValueError(f"{source.location!r} has the class {train.labels.min()}; classes are counted from 0")
+    if len(train.labels) and train.labels.max() >= MOST_CLASSES:
+        raise ValueError(
+            f"{source.location!r} has the class {train.labels.max()}, but there are at most {MOST_CLASSES} classes; "
+            "number them from 0, in the order of all sites"
+        )
     test = test or train.take(np.empty(0, np.int64))
     names = train.class_names or (source.known.class_names if source.known else ())
     return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)})

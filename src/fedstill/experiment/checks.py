@@ -12,7 +12,7 @@ from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
 from fedstill.models.build import OF_VECTORS, of_images
 from fedstill.models.convnet import ConvNet
-from fedstill.privacy.guarantee import remedy, telling
+from fedstill.privacy.guarantee import APART, moving, remedy, telling
 from fedstill.protocol import public_images, returns_run_model
 
 _log = logging.getLogger(__name__)
@@ -112,6 +112,12 @@ def check_records(job: Job, task: Task) -> None:
     if job.experiment.local_test and task.parts and not any(len(test) for _, test in task.parts):
         what, flag = ("validation", "--validation") if job.experiment.validation else ("test", "--local-test")
         raise ValueError(f"no client has a {what} record; raise {flag}, or lower --clients")
+    if not job.experiment.local_test and not len(task.test):
+        if job.experiment.validation:
+            raise ValueError(
+                f"--validation is {job.experiment.validation:g}, which leaves no validation record of so few; raise it"
+            )
+        raise ValueError(f"{job.experiment.data!r} has no test record; add some, or more records to take a fifth of")
     if task.train.are_vectors and kind.images_only:
         raise ValueError(
             f"{job.name} makes images, but the records are vectors of {task.train.shape[0]} numbers; {_OTHER_METHODS}"
@@ -132,6 +138,12 @@ def _warn_of_privacy(job: Job, task: Task) -> None:
         _log.warning(
             "the run will have no privacy guarantee, as the %s of the task came from the records; %s",
             *(" and the ".join(facts), remedy(facts)),
+        )
+    elif job.experiment.noise == "entropy" and (drawn := moving(task.drawn, claims)):
+        _log.warning(
+            "the run will have no privacy guarantee, as the %s of the task drew from all records which client has "
+            "which; %s",
+            *(" and the ".join(drawn), APART),
         )
     if claims == "label":  # randomised response has no delta
         return

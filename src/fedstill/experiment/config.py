@@ -22,7 +22,7 @@ from pydantic import (
 from fedstill import methods
 from fedstill.experiment.mapping import read_mapping
 from fedstill.privacy.events import LEAST_DELTA
-from fedstill.settings import Settings, sentence
+from fedstill.settings import MOST_CLASSES, Settings, sentence
 
 if TYPE_CHECKING:  # `fedstill run METHOD --help` imports no torch
     from fedstill.protocol import Method
@@ -44,7 +44,7 @@ class Experiment(Settings):
     std: tuple[PositiveFloat, ...] = ()
     """Standard deviation of each channel or column, or one number for all; 0.25 with a mean of 0.5 suits most
     images."""
-    num_classes: PositiveInt | None = None
+    num_classes: Annotated[int, Ge(1), Le(MOST_CLASSES)] | None = None
     """Number of classes of data whose classes are numbers, so that it is not read off private labels."""
     class_names: tuple[str, ...] = ()
     """Names of all classes in order, of data whose classes are names or folders, so that the list is not read off

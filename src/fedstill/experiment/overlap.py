@@ -28,8 +28,8 @@ def outside(
     """The number of the clients' records that are among the public or the test ones, and the number of all.
 
     Public are those of ``--public``, and those from which ``--features patches:public=...`` learns. Test records are at
-    the server, and a report shows some; vectors are not compared with them, as rows of a few values equal each other by
-    chance.
+    the server, and a report shows some. Vectors are compared with neither test records nor ``--public held``, as rows
+    of a few values equal each other by chance; images of which ``--features`` makes vectors are.
 
     Args:
         experiment: the task's settings.
@@ -43,10 +43,14 @@ def outside(
         owned[torch.from_numpy(own)] = True
     if labels_only and public_records is not None and public_records.num_classes == 1:
         public_records = None
-    if public_records is not None and not task.held:  # the held records may equal others only by chance
+    if public_records is not None and not (task.held and task.train.are_vectors):
         found |= twins(task.train.images, public_records.images)
     if not task.train.are_vectors:
         found |= twins(task.train.images, task.test.images)
+    elif experiment.features is not None:
+        raw = sources.load_raw(data or experiment.data, size=experiment.size)
+        if isinstance(raw.train[0], Tensor) and isinstance(raw.test[0], Tensor) and raw.train[0].ndim == 4:
+            found |= twins(raw.train[0], raw.test[0])
     spec = backbones.public_of(experiment.features or "")
     if spec is not None and not labels_only and not public.is_noise(spec):
         images = sources.load_raw(data or experiment.data, size=experiment.size).train[0]
@@ -73,7 +77,7 @@ def guarantee_of(
         data: the data set if it was given as an object.
     """
     counted = partial(outside, experiment, task, public_records, data, labels_only=found.unit == "label")
-    return guarantee.beside(found, task.measured, task.held, counted)
+    return guarantee.beside(found, task.measured, task.held, counted, task.drawn)
 
 
 def twins(records: Tensor, others: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill import seeds
-from fedstill.data import features, partition, public, shards, sources, vectors
+from fedstill.data import features, partition, places, public, shards, sources, vectors
 from fedstill.data.image_folder import FOLDER
+from fedstill.data.names import KNOWN
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.stated import check_given, with_stated
 from fedstill.records import Records
@@ -42,6 +43,8 @@ class Task(NamedTuple):
     """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
     values: Mapping[str, list[list[str]]] = {}
     """The column of the partition by:COLUMN with its values at each client (`partition.values_of`)."""
+    drawn: tuple[str, ...] = ()
+    """What decided which client has which of somebody's own records, and depends on all of them (`_drawn`)."""
 
     @property
     def held(self) -> int:
@@ -94,7 +97,31 @@ def share_out(
         test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
     values = partition.values_of(experiment.partition, loaded.columns, [rows[part] for part in split])
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
-    return Task(loaded.train, test, parts, *facts)
+    return Task(loaded.train, test, parts, *facts, _drawn(experiment, data, loaded, rows))
+
+
+def _drawn(
+    experiment: Experiment, given: sources.DataSet | None, loaded: sources.DataSet, rows: shards.Indices
+) -> tuple[str, ...]:
+    """What decided which client has which records, and depends on all of them: with one more, many change places.
+
+    Nothing for data sets known by name, which are public.
+    """
+    if loaded.name in KNOWN if given is not None else not places.is_own(experiment.data):
+        return ()
+    rule, _, column = experiment.partition.partition(":")
+    if rule == "by":
+        dealt = len(np.unique(loaded.columns[column][rows])) > experiment.clients
+    else:
+        dealt = experiment.clients > 1
+    found = {
+        "test split": loaded.held_out,
+        "--limit": experiment.limit is not None and experiment.limit < len(loaded.train),
+        "--validation": bool(experiment.validation),
+        "--public held": public.held_out_count(experiment.public) is not None,
+        f"--partition {experiment.partition}": dealt,
+    }
+    return tuple(what for what, was_drawn in found.items() if was_drawn)
 
 
 def _loaded(

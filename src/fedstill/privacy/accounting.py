@@ -284,4 +284,4 @@ def renyi(event: Event, order: int) -> float:
     i = np.arange(order + 1)
     choose = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1)
     terms = choose + (order - i) * math.log1p(-q) + i * math.log(q) + (i * i - i) / (2 * variance)
-    return event.count * float(logsumexp(terms)) / (order - 1)
+    return event.count * max(0.0, float(logsumexp(terms))) / (order - 1)  # rounding must not make a filter's sum fall

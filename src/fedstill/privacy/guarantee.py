@@ -19,6 +19,13 @@ ADJACENCY = {
 """The difference between neighbouring data sets, by unit of a guarantee."""
 _SCALES = "normalisation", "scale"
 """Facts of a task that say nothing of labels."""
+_OF_NUMBERS = "--limit", "--public held", "--partition iid", "--partition quantity"
+"""Draws that look at the number of records alone."""
+APART = (
+    "give data with a test split of their own and a column that names each record's client (--partition by:COLUMN), "
+    "and leave out --limit, --validation and --public held"
+)
+"""How to give data so that no draw depends on all of them."""
 _WHOLE = frozenset({"ClippedUpdate"})
 """Mechanisms whose theorem lets all of a client's records change."""
 
@@ -38,7 +45,7 @@ class Guarantee:
         reason: the theorems that the guarantee rests on, or the field or release that breaks it.
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
         exposed: number of the clients' records that the public or the test records hold too, which nothing protects;
-            None in a run of an early version that did not count them.
+            None where nobody counted them: in a run of real sites, and of an early version.
     """
 
     holds: bool
@@ -71,8 +78,17 @@ def remedy(measured: Sequence[str]) -> str:
     return f"state {'it' if len(measured) == 1 else 'them'} ({', '.join(flags)})"
 
 
+def moving(drawn: Sequence[str], unit: str | None) -> list[str]:
+    """Those of a task's draws (``Task.drawn``) in which one record, or one label, may move other records."""
+    return [what for what in drawn if unit != "label" or not what.startswith(_OF_NUMBERS)]
+
+
 def beside(
-    found: Guarantee, measured: Sequence[str], held: int = 0, in_public: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    found: Guarantee,
+    measured: Sequence[str],
+    held: int = 0,
+    in_public: Callable[[], tuple[int, int]] | None = None,
+    drawn: Sequence[str] = (),
 ) -> Guarantee:
     """``found``, or none where a run's settings hold facts ``measured`` on the records: those leave without noise.
 
@@ -82,6 +98,8 @@ def beside(
         held: number of the task's own records that the run took as public (``--public held=N``).
         in_public: counts the clients' records that are among the public or the test records too, and all of them;
             called only if there is a guarantee.
+        drawn: what decided which client has which records, and depends on all of them (``Task.drawn``). It ends a
+            guarantee with real noise; a simulation stands for clients that have their records already.
     """
     if not found.holds:
         return found
@@ -92,7 +110,13 @@ def beside(
             f"file show it; {remedy(measured)}",
             simulated=found.simulated,
         )
-    known, of = in_public()
+    if not found.simulated and found.epsilon and (drawn := moving(drawn, found.unit)):
+        return no_guarantee(
+            f"the {' and the '.join(drawn)} drew from all records which client has which, so one record more or less "
+            f"moves others from client to client; {APART}",
+            simulated=found.simulated,
+        )
+    known, of = in_public() if in_public else (0, 1)
     if known == of > 0:
         return no_guarantee(
             f"all {of} records of the clients are among the public or the test records too, which the server has "
@@ -104,7 +128,7 @@ def beside(
     if known:
         those = "which are among the public or the test records too"
         outside.append(f"nothing protects {known} of the clients' {of} records, {those}")
-    return replace(found, reason="; ".join([found.reason, *outside]), exposed=known)
+    return replace(found, reason="; ".join([found.reason, *outside]), exposed=known if of else None)
 
 
 def derive(

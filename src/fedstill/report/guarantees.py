@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -11,7 +11,12 @@ from fedstill.privacy.guarantee import Guarantee
 
 def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
     """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
-    return max(of_runs, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0, g.exposed or 0))
+    found = [*of_runs]
+    worst = max(found, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
+    counts = [g.exposed for g in found]
+    return replace(
+        worst, exposed=max((n for n in counts if n is not None), default=None) if any(counts) else worst.exposed
+    )
 
 
 def is_finite(guarantee: Guarantee) -> bool:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.data.names import KNOWN
 from fedstill.journal import Journal
 from fedstill.privacy import guarantee
 from fedstill.privacy.events import UNITS, Pure, Unbounded, Unit
@@ -44,19 +45,47 @@ def show(folder: Path) -> Iterator[Table | Text]:
 
 
 def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
-    """What the table of these runs leaves open: noise from a seed, and why runs with private releases promise nothing.
+    """What the table of these runs leaves open.
+
+    Noise from a seed, the sum of several runs, exact numbers of private records, and why runs with private releases
+    promise nothing.
 
     Raises:
         ValueError: a file of a run is damaged.
     """
     if any(guarantees.is_simulated(record.guarantee) for record in records):
         yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
+    real = [
+        r for r in records if guarantees.is_finite(r.guarantee) and r.guarantee.epsilon and not r.guarantee.simulated
+    ]
+    yield from _together(real)
+    if any(record.counts is not None and record.config["experiment"]["data"] not in KNOWN for record in real):
+        yield (
+            "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
+            "them: do not hand on this page or the run's folder (fedstill publish writes files without them)."
+        )
     broken = {}
     for record in records:
         if record.finished and not guarantees.is_finite(record.guarantee) and record.label not in broken:
             if Journal(RunFolder(record.folder).journal).releases():
                 broken[record.label] = f"{record.label} has no guarantee: {record.guarantee.reason}."
     yield from broken.values()
+
+
+def _together(real: Sequence[RunRecord]) -> Iterator[str]:
+    """The sum of the guarantees of runs with real noise on the same records: whoever sees all has learnt from each."""
+    alike: dict[object, list[guarantee.Guarantee]] = {}
+    for record in real:
+        alike.setdefault((record.config.get("fingerprint"), record.guarantee.unit), []).append(record.guarantee)
+    for each in alike.values():
+        if len(each) > 1:
+            epsilon = sum(one.epsilon or 0.0 for one in each)
+            delta = sum(one.delta or 0.0 for one in each)
+            of_delta = f" at delta {guarantees.round_up(delta)}" if delta else ""
+            yield (
+                f"Each epsilon is that of one run. Whoever sees all {len(each)} runs of these records has an epsilon "
+                f"of up to {guarantees.round_up(epsilon)}{of_delta}."
+            )
 
 
 def numbers(folder: Path) -> dict[str, Any]:
