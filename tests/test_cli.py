@@ -5,8 +5,11 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
@@ -647,3 +650,83 @@ def test_a_comparison_is_refused_before_its_first_run_if_one_is_impossible(
     with pytest.raises(SystemExit):
         main(["compare", "fedavg", "afl", "--data", "digits", "--workers", "0", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists() and "afl needs public images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("method: fedavg\ndata: {{ data }}\n", "line 2 has a list or mapping where a name must stand; write the name"),
+        ("method: fedavg\n? [a]\n: 1\n", "line 2 has a list or mapping where a name must stand"),
+        ("method: fedavg\ndata: 2020-99-99\n", "file.yaml cannot be read as YAML: month must be in 1..12"),
+        ('method: fedavg\nseed: !!int ""\n', "file.yaml cannot be read as YAML"),
+        ("method: fedavg\n1: 2\n", "file.yaml has 1 where the name of a setting must stand; correct it"),
+        ("method: fedavg\nfedavg: {local.lr: 0.1}\n", "local.lr is not a setting here; write local: {lr: 0.1}"),
+    ],
+)
+def test_a_file_of_settings_with_a_mistake_is_one_sentence(
+    content: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(content)
+    assert sentence in fails(capsys, "run", str(tmp_path / "file.yaml"))
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report could not be written after the run, nor that of any comparison with it."""
+    out = f"{tmp_path}/bad\udcff"
+    assert "is not UTF-8; rename it, or choose another name" in fails(capsys, "run", "fedavg", *QUICK, "--out", out)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_reply_is_reused_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "feddf", *QUICK, "--limit", "60", "--public", "noise=20", "--local.epochs", "1"]
+    main([*words, "--out", str(tmp_path / "run")])
+    monkeypatch.chdir(tmp_path / "run")
+    main(["run", "--replies", ".", "feddf", "--out", "../one"])
+    main(["run", "--without", "1", "."])
+    assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "run-without-1" / "summary.json").exists()
+    assert "the run is ''; give the folder of a finished run" in fails(capsys, "run", "--extend", "")
+
+
+def test_a_switch_with_a_value_is_named_without_a_dash_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--json is 'maybe'; it must be True or False" in fails(capsys, "data", "show", "digits", "--json=maybe")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of Unix")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_deployment_check_that_is_ended_cleans_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server and sites ran on."""
+    from fedstill.sites import check
+
+    ended = []
+
+    def endless(folder: object) -> Iterator[str]:
+        try:
+            yield "begun"
+            os.kill(os.getpid(), getattr(signal, name))
+            time.sleep(20)
+        finally:
+            ended.append(name)
+
+    monkeypatch.setattr(check, "check", endless)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(["deploy", "check"])
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert ended == [name] and stop.value.code == 128 + getattr(signal, name)
+
+
+def test_the_end_of_the_reader_is_told_where_work_goes_on() -> None:
+    words = ["run", "fedavg", *QUICK, "--rounds", "2", "--dry-run"]
+    program = "import sys; from fedstill.cli import main; sys.stdout.close = lambda: None; main(sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait() == 1 and "the reader of the output has ended; repeat the command to resume" in error

@@ -309,3 +309,21 @@ def test_a_site_decodes_its_images_once(tmp_path: Path, monkeypatch: pytest.Monk
     place(tmp_path / "scans", "train/b/1.png", "train/b/2.png", "train/a/3.png")
     assert sources.load_part(str(tmp_path / "scans"), cache_dir=tmp_path / "state").class_names == ("a", "b")
     assert calls == [1, 1]
+
+
+def test_a_table_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    """One letter in Latin-1 made every name of its column a text like b'...'."""
+    place(tmp_path / "data", "train/a.png", "train/b.png")
+    rows = "file_name,label\na.png,gutartig\nb.png,b\u00f6sartig\n"
+    (tmp_path / "data" / "train" / "metadata.csv").write_bytes(rows.encode("latin-1"))
+    with pytest.raises(ValueError, match="column 'label' is not UTF-8, so save it as UTF-8"):
+        load(str(tmp_path / "data"))
+    (tmp_path / "data" / "train" / "metadata.csv").write_bytes(rows.encode())
+    assert load(str(tmp_path / "data")).class_names == ("b\u00f6sartig", "gutartig")
+
+
+def test_metadata_nested_without_end_are_refused(tmp_path: Path) -> None:
+    place(tmp_path / "data", "train/a.png")
+    (tmp_path / "data" / "train" / "metadata.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(str(tmp_path / "data"))

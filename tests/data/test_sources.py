@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -548,3 +549,42 @@ def test_importing_the_package_is_quick():
         "import sys, fedstill.data; print([m for m in ('datasets', 'PIL', 'sklearn', 'pyarrow') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_patients_number_is_no_class(tmp_path):
+    """A name for each number up to 2^33 filled the memory."""
+    labels = np.arange(12, dtype=np.int64) % 3
+    np.savez(tmp_path / "ids.npz", x_train=pictures(), y_train=labels + 2**33)
+    with pytest.raises(ValueError, match="class 0 .0. of 'ids' has 0 train records"):
+        load(str(tmp_path / "ids.npz"))
+    with pytest.raises(ValueError, match="has the class 8589934594, but there are at most 32768 classes"):
+        sources.load_part(str(tmp_path / "ids.npz"), cache_dir=tmp_path / "cache")
+    np.savez(tmp_path / "gap.npz", x_train=pictures(), y_train=labels * 2)
+    with pytest.raises(ValueError, match="class 1 .1. of 'gap' has 0 train records"):
+        load(str(tmp_path / "gap.npz"))
+
+
+def test_an_archive_of_something_else_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x_train.npy", b"not npy")
+    with pytest.raises(ValueError, match="not a readable .npz file of plain arrays .ValueError: x_train is no array"):
+        read_npz(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["[]", '{"info": 3}', '{"info": null}', '{"info": {"features": []}}', '{"info": {"features": {"label": null}}}',
+     "[" * 50_000, "{"],
+    ids=range(7),
+)  # fmt: skip
+def test_a_parquet_file_with_odd_metadata_has_numbers_for_names(data_root, metadata):
+    parquet(data_root / "odd", "train", pictures(), np.arange(12) % 2)
+    file = next((data_root / "odd").iterdir())
+    pq.write_table(pq.read_table(file).replace_schema_metadata({"huggingface": metadata}), file)
+    assert load("odd").class_names == ("0", "1")
+
+
+def test_a_class_that_cannot_be_written_is_named(data_root):
+    image_folder(data_root / "odd", classes=("cat", os.fsdecode(b"d\xff")))
+    with pytest.raises(ValueError, match="is not UTF-8; rename it"):
+        load("odd")

@@ -271,3 +271,17 @@ def test_an_upload_that_fails_keeps_the_files(
 
 def _refuse(*_: object, **__: object) -> None:
     raise OSError("no route")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(finished: RunRecord, tmp_path: Path) -> None:
+    """PyTorch's own writer ended the process (SIGABRT), and its half file stood in the way of the next try."""
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+        "from fedstill.cli import main; main(sys.argv[1:])"
+    )
+    words = ["publish", str(finished.folder), "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    main(words)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[-1] == "model.safetensors"

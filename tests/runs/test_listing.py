@@ -235,3 +235,16 @@ def test_names_are_no_markup_of_the_terminal(folder: Path, capsys: pytest.Captur
     words += ["--model", "convnet:width=4,depth=1", "--training.epochs", "1", "--quiet", "--out", "runs/[/d]"]
     main(["run", "real", *words])
     assert "report: runs/[/d]/report.html" in capsys.readouterr().out
+
+
+def test_no_tag_at_all_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset variable gave the run a tag that made it damaged."""
+    with pytest.raises(SystemExit):
+        main(["runs", "tag", "", str(folder / "a")])
+    assert "the tag is ''; use 1 to 40 letters" in capsys.readouterr().err
+    assert listed(capsys)[0]["state"] == "finished"
+
+
+def test_a_configuration_nested_without_end_is_damaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a" / "config.json").write_text("[" * 100_000)
+    assert listed(capsys)[0]["state"] == "damaged"

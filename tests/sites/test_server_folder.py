@@ -353,3 +353,12 @@ def test_files_of_a_newer_format_are_refused_in_one_sentence(made: Server, tmp_p
                 read()
             assert str(refused.value) == f"{place} {sentence}"
         place.write_text(text)
+
+
+@pytest.mark.parametrize("words", [("invite", "0"), ("renew",)])
+def test_a_damaged_authority_is_one_sentence(
+    words: tuple[str, ...], made: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.certificates.authority.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    error = refusal(capsys, "server", words[0], str(made.folder), *words[1:])
+    assert "ca.crt is damaged: its authority is no certificate in PEM" in error and "bring it back" in error

@@ -1,10 +1,12 @@
 """The command ``fedstill``; its commands import heavy modules only when they run."""
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
+from fedstill import files
 from fedstill.cli.audit import audit
 from fedstill.cli.common import Bad
 from fedstill.cli.deploy import deployment
@@ -58,10 +60,19 @@ example:
 """
 
 
+_LONG = ("run", "compare", "sweep", "attack", "audit")
+"""Commands that work on after they have printed a line."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exits with 2 for an error of the user, with 130 after an interruption."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of another encoding gets "?"
     try:
+        if odd := next((word for word in words if not files.is_utf8(word)), None):
+            raise Bad(f"{odd!r} is not UTF-8; rename it, or choose another name")
         _dispatch(words)
     except Bad as error:
         _fail(str(error))
@@ -74,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if words[0] in _LONG:
+            print("fedstill: the reader of the output has ended; repeat the command to resume", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         if os.environ.get("FEDSTILL_TRACEBACK"):

@@ -26,7 +26,11 @@ def terminal(*, stderr: bool = False) -> "Console":
     """The console on standard output, or on standard error."""
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # for main, which says how to go on
+
+    return Terminal(stderr=stderr)
 
 
 def print_json(value: Any) -> None:

@@ -1,5 +1,6 @@
 """``fedstill deploy``."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,11 @@ Try a server and two sites on this machine, over TLS, in an empty folder or a
 temporary one. 'fedstill server' and 'fedstill site' set up real ones.
 
 example: fedstill deploy check"""
+
+
+def _stop(number: int, _: object) -> None:
+    """Leave the check so that it ends what it has started, as after Ctrl-C."""
+    raise SystemExit(128 + number)
 
 
 def deployment(words: list[str]) -> None:
@@ -26,6 +32,8 @@ def deployment(words: list[str]) -> None:
     from fedstill.sites import check
 
     console = terminal()
+    for number in (signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ())):
+        signal.signal(number, _stop)
     try:
         for line in check.check(Path(words[1]) if words[1:] else None):
             console.print(line, soft_wrap=True, highlight=False)

@@ -1,5 +1,6 @@
 """``fedstill run``, also with ``--extend``, ``--without`` and ``--replies``: runs on the replies of a finished run."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ def _extended(words: list[str]) -> None:
     if not words or words[0].startswith("-"):
         raise Bad("--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...")
     add_working_folder()
-    run = Path(words[0])
+    run = _run_of(words[0])
     out = run.with_name(f"{run.name}-extended")
     job = read_job(run, out, line_of(["run", "--extend", *words]))
     if RunFolder(run).asked_sites:
@@ -74,7 +75,7 @@ def _without_client(words: list[str]) -> None:
     if len(words) < 2 or not words[0].isdecimal() or words[1].startswith("-"):
         raise Bad("--without needs a client's number and a finished run: fedstill run --without 3 RUN [--out FOLDER]")
     add_working_folder()
-    client, run = int(words[0]), Path(words[1])
+    client, run = int(words[0]), _run_of(words[1])
     job = read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
     parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
     _refuse_dry_run(parsed.output)
@@ -109,7 +110,7 @@ def _on_replies(words: list[str]) -> None:
     if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
         raise Bad("--replies needs a finished run and a method: fedstill run --replies RUN METHOD [--out FOLDER]")
     add_working_folder()
-    run, name = Path(words[0]), words[1]
+    run, name = _run_of(words[0]), words[1]
     before = read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), line_of(["run", "--replies", *words]))
     method = before.method if name == before.name else flags.method_of(name, words[2:])
     method = reuse.with_client_settings(method, before.method)
@@ -120,6 +121,13 @@ def _on_replies(words: list[str]) -> None:
     )
     job = reuse.repeat(run, job)
     make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+def _run_of(word: str) -> Path:
+    """The folder of a run, with a name also where it is the working folder."""
+    if not word:
+        raise Bad("the run is ''; give the folder of a finished run (fedstill runs)")
+    return Path(word) if Path(word).name not in ("", "..") else Path(os.path.abspath(word))
 
 
 def _refuse_dry_run(output: "RunOutput") -> None:

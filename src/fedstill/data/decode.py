@@ -200,8 +200,13 @@ def _column(table: "pa.Table", names: Sequence[str], what: str, where: str) -> s
 
 def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...]:
     """The names in the ``ClassLabel`` feature that ``datasets`` writes into the schema; empty without one."""
-    features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return tuple(features.get(label, {}).get("names") or ())
+    try:
+        found: Any = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    except (ValueError, RecursionError):
+        return ()
+    for key in ("info", "features", label, "names"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
 def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fit | None") -> NDArray[np.uint8]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedstill.files import is_utf8
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -82,7 +84,9 @@ def read(root: Path, label: Sequence[str]) -> dict[str, "pa.Table"]:
 
 def _visible(root: Path) -> Iterable[Path]:
     """Everything below ``root`` that is not hidden, sorted; relative."""
-    paths = (path.relative_to(root) for path in root.rglob("*"))
+    paths = [path.relative_to(root) for path in root.rglob("*")]
+    if odd := next((path for path in paths if not is_utf8(str(path))), None):
+        raise ValueError(f"the name {str(odd)!r} in {str(root)!r} is not UTF-8; rename it")
     return sorted((p for p in paths if not any(part.startswith((".", "__")) for part in p.parts)), key=str)
 
 
@@ -162,10 +166,13 @@ def _rows(file: Path) -> list[dict[str, Any]]:
             columns = {name: None for line in lines for name in line}
             table = [{name: line.get(name) for name in columns} for line in lines]
         elif file.suffix == ".csv":
-            table = csv.read_csv(file).to_pylist()
+            read = csv.read_csv(file)
+            if bad := next((column.name for column in read.schema if pa.types.is_binary(column.type)), None):
+                raise ValueError(f"the column {bad!r} is not UTF-8, so save it as UTF-8")
+            table = read.to_pylist()
         else:
             table = parquet.read_table(file, partitioning=None).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         why = (str(error).splitlines() or [""])[0]
         raise ValueError(f"the metadata {str(file)!r} cannot be read ({why}); correct the file") from error
     return [{name: _plain(value) for name, value in row.items()} for row in table]

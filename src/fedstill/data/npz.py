@@ -37,6 +37,8 @@ def read_npz(path: Path) -> tuple[Split, Split | None]:
         # never unpickle: a pickle from another machine can run any program
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file}
+        if other := next((name for name, array in arrays.items() if not isinstance(array, np.ndarray)), None):
+            raise ValueError(f"{other} is no array")
     except Exception as error:  # zipfile, zlib and NumPy raise different kinds of errors
         raise ValueError(
             f"{str(path)!r} is not a readable .npz file of plain arrays ({first_line(error)}); write it with "

@@ -125,4 +125,4 @@ def _files_state(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     stats = ((file, file.stat()) for file in files)
     lines = (f"{file.relative_to(path)} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for file, s in stats)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()

@@ -90,7 +90,7 @@ def lay_out(
         refusals: whether refusals of the first request are copied; those of others and checkpoints are not.
         states: whether the states of simulated clients are copied.
     """
-    part, folder = out.with_name(f".{out.name}{files.PART}"), RunFolder(run)
+    part, folder = out.with_name(f".{out.name}.{os.getpid()}{files.PART}"), RunFolder(run)
     journal, copy = JournalFiles(folder.journal), RunFolder(part)
     shutil.rmtree(part, ignore_errors=True)
     replies = [place for client, place in journal.replies(0).items() if client != without]

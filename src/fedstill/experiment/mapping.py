@@ -21,9 +21,12 @@ class _Plain(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
-                raise yaml.YAMLError(f"'{key.value}' stands again in line {key.start_mark.line + 1}; write it once")
-            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {line} has a list or mapping where a name must stand; write the name")
+            if key.value in seen:
+                raise yaml.YAMLError(f"'{key.value}' stands again in line {line}; write it once")
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -41,12 +44,20 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
         content = yaml.load(path.read_text("utf-8"), _Plain)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; give {expected}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        yaml.YAMLError,
+        RecursionError,
+    ) as error:  # of wrong dates and !!types too
         raise ValueError(f"{path} cannot be read as YAML: {_why(error)}") from error
     if content is None:
         raise ValueError(f"{path} is empty; write settings into it, one on a line, as data: digits")
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping of settings, one on a line, as data: digits")
+    if other := [key for key in content if not isinstance(key, str)]:
+        raise ValueError(f"{path} has {other[0]!r} where the name of a setting must stand; correct it")
     return content
 
 

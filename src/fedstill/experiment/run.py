@@ -118,6 +118,7 @@ def _run(
         if experiment.public is not None and public.is_own(experiment.public):
             check_facts(folder.path, begun, public_facts(experiment))
         summary = formats.checked(folder.read_json(folder.summary), folder.summary)
+        _forget_states(folder, Journal(folder.journal))  # which a process killed at the end may have kept
         watcher.finished(summary, folder.finished)
         return summary
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
@@ -282,8 +283,13 @@ def _finish(
     own = clients.results(folder, task, experiment.clients, evaluation.clients, journal.refusals())
     folder.write_clients(own)
     folder.write_summary(summary)
-    forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
+    _forget_states(folder, journal)
     return summary
+
+
+def _forget_states(folder: RunFolder, journal: Journal) -> None:
+    """Delete what simulated clients kept, but of those that were refused, which may be asked again."""
+    forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
 
 
 def _test_records(experiment: Experiment) -> str:

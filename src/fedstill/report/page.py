@@ -46,7 +46,7 @@ def write_page(
     """`write_report` with pictures of accuracy against costs, ``fronts``, as `pareto.pictures` makes them."""
     if not records:
         raise ValueError("a report needs at least one run; give the folder of one")
-    files.write_bytes(Path(path), _page(records, command, note, fronts).encode())
+    files.write_bytes(Path(path), _page(records, command, note, fronts).encode(errors="replace"))
 
 
 def _page(records: Sequence[RunRecord], command: str | None, note: str, fronts: Sequence[pareto.Picture]) -> str:

@@ -1,5 +1,6 @@
 """A run's model as a program: for plain PyTorch by `torch.export`, and for ONNX Runtime."""
 
+import io
 import logging
 import warnings
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from fedstill import extras
+from fedstill import extras, files
 from fedstill.data import backbones
 from fedstill.data.features import OF_SHAPE
 from fedstill.experiment.trained import Trained
@@ -87,9 +88,11 @@ def write(model: Trained, shape: tuple[int, ...], path: Path, onnx: Path | None 
     kind = type(model.network).__name__
     try:
         program = torch.export.export(plain, (example,), dynamic_shapes=({0: Dim("n", min=1)},))
-        torch.export.save(program, path)
+        content = io.BytesIO()  # torch ends the process if a file cannot be written to its end
+        torch.export.save(program, content)
     except Exception as error:  # torch has no common class for what it cannot trace
         raise ValueError(f"torch.export cannot write {kind}: {_first_line(error)}") from error
+    files.write_bytes(path, content.getvalue())
     _compare(model, shape, torch.export.load(path).module(), f"the exported {kind}")
     if onnx is not None:
         _compare(model, shape, _write_onnx(program, onnx, kind), f"the ONNX program of {kind}")

@@ -1,12 +1,14 @@
 """``fedstill publish``: a run's model as files that need no fedstill, with a model card."""
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 import fedstill
 from fedstill import files, methods
@@ -63,18 +65,19 @@ def publish(
     taken = _shape(record, model, shape)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
-    out.mkdir(parents=True, exist_ok=True)
+    part = out / f".{os.getpid()}{files.PART}"
+    part.mkdir(parents=True)
     try:
-        program.write(model, taken, out / PROGRAM, out / ONNX if onnx else None)
+        program.write(model, taken, part / PROGRAM, part / ONNX if onnx else None)
         weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
-        save_file(weights, out / WEIGHTS)
+        files.write_bytes(part / WEIGHTS, save(weights))
         facts = _facts(record, model, taken)
-        files.write_bytes(out / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
-        files.write_bytes(out / CARD, _card(record, facts, onnx=onnx, attacks=attacks).encode())
-    except BaseException:
-        for path in out.iterdir():
-            path.unlink()
-        raise
+        files.write_bytes(part / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
+        files.write_bytes(part / CARD, _card(record, facts, onnx=onnx, attacks=attacks).encode())
+        for path in part.iterdir():
+            os.replace(path, out / path.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
 
 

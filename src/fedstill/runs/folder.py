@@ -77,7 +77,7 @@ def is_run(path: Path, *, certainly: bool = False) -> bool:
         return True  # whatever became of its configuration
     try:
         content = json.loads(folder.config.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return not certainly
     keys = content.keys() if isinstance(content, dict) else ()
     return {"experiment", "method"} <= {*keys} if certainly else "experiment" in keys

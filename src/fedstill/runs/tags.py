@@ -19,7 +19,7 @@ def read_tags(run: Path) -> tuple[str, ...]:
         return ()
     try:
         tags = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise files.Damaged(f"{place} is damaged ({error}); delete it, and tag the run again") from error
     if not isinstance(tags, list) or not all(isinstance(tag, str) and _WORD.fullmatch(tag) for tag in tags):
         raise files.Damaged(f"{place} is damaged (it is no list of tags); delete it, and tag the run again")
@@ -32,7 +32,7 @@ def change_tags(run: Path, add: Collection[str] = (), remove: Collection[str] = 
     Raises:
         ValueError: a tag has other characters than letters, digits, ``_``, ``.``, ``+`` and ``-``, or more than 40.
     """
-    if wrong := next((tag for tag in add if not _WORD.fullmatch(tag)), None):
+    if (wrong := next((tag for tag in add if not _WORD.fullmatch(tag)), None)) is not None:
         raise InputError(f"the tag is {wrong!r}; use 1 to 40 letters, digits, _ . + and -")
     now = tuple(sorted({*read_tags(run), *add} - {*remove}))
     if now:

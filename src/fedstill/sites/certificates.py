@@ -65,7 +65,7 @@ class Certificates:
         Raises:
             ValueError: the authority's key is missing or is not that of the newest authority; one sentence.
         """
-        issuer = x509.load_pem_x509_certificates(self.authority.read_bytes())[-1]
+        issuer = x509.load_pem_x509_certificates(self.authority_text().encode())[-1]
         try:
             signer = serialization.load_pem_private_key(self.authority_key.read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
@@ -85,6 +85,18 @@ class Certificates:
         _secret(self.key, _private(key, serialization.PrivateFormat.PKCS8))
         files.write_bytes(self.certificate, certificate.public_bytes(_PEM))
         files.write_bytes(self.authority, issuer.public_bytes(_PEM))
+
+    def authority_text(self) -> str:
+        """The certificates of the authorities, in PEM.
+
+        Raises:
+            ValueError: the file has something else; one sentence.
+        """
+        try:
+            check_authority(text := self.authority.read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.authority} is damaged: {error}; bring it back from a copy") from error
+        return text
 
 
 def expiry(place: Path) -> datetime.datetime:

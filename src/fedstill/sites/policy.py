@@ -89,6 +89,8 @@ class SitePolicy(Settings):
         """
         try:
             policy = cls(**files.without_format(tomllib.loads(path.read_text()), path))
+        except FileNotFoundError:
+            raise ValueError(f"there is no policy {str(path)!r}; make one with fedstill site init") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"the policy {str(path)!r} can't be read as TOML: {error}") from error
         except ValidationError as error:

@@ -131,7 +131,7 @@ class Server:
 
     def invite(self, client: int, max_records: int | None) -> Path:
         """Write the invitation of a client, note it in the roster, and return the invitation's file."""
-        invitation = Invitation(client=client, address=self.address, authority=self.certificates.authority.read_text())
+        invitation = Invitation(client=client, address=self.address, authority=self.certificates.authority_text())
         roster.invite(self.roster, client, max_records)
         place = self.folder / "invitations" / f"site-{client}.toml"
         invitation.write(place)
