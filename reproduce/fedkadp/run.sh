@@ -1,5 +1,5 @@
 #!/bin/sh
-# FedKADP's figures 5 to 7: [METHODS="METHOD ..."] [SEEDS="0 1 2"] [CLIP=1] [SHARDS=1]
+# FedKADP's figures 5 to 7: [METHODS="METHOD ..."] [SEEDS="0 1 2"] [CLIP=1] [SHARDS=1] [RUNS=FOLDER] [MORE="--FLAG ..."]
 # sh reproduce/fedkadp/run.sh DATA SIGMA BUDGET [SHARE] [DEVICE] [SCALE]
 set -eu
 DATA=${1:-mnist} SIGMA=${2:-5} BUDGET=${3:-0.8} SHARE=${4:-0.1} DEVICE=${5:-cpu} SCALE=${6:-paper}
@@ -17,5 +17,5 @@ for method in $METHODS; do
 done
 # shellcheck disable=SC2086
 exec fedstill compare $METHODS --data "$DATA" --partition "shards:${SHARDS:-1}" --clients 100 --model "$MODEL" --public held=1000 --budget "$BUDGET" \
-    --device "$DEVICE" --seeds $SEEDS $EXTRA \
-    --out "runs/reproduce-fedkadp/$SCALE-$DATA-$SIGMA-$SHARE${CLIP:+-clip-$CLIP}${SHARDS:+-shards-$SHARDS}"
+    --device "$DEVICE" --seeds $SEEDS $EXTRA ${MORE:-} \
+    --out "${RUNS:-runs/reproduce-fedkadp}/$SCALE-$DATA-$SIGMA-$SHARE${CLIP:+-clip-$CLIP}${SHARDS:+-shards-$SHARDS}"
