@@ -25,6 +25,11 @@ from fedstill.report import program
 from fedstill.report import publish as publishing
 
 TASK = {"data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0}
+POOLED = [
+    *((name, (1, 28, 28)) for name in ("dense-mnist", "kadp-mnist", "lenet")),
+    *((name, (3, 32, 32)) for name in ("dense-cnn1", "kadp-cifar", "lenet")),
+]
+"""Networks with 2 x 2 pooling, which looks at the size of a batch."""
 PLAIN = """
 import sys
 import torch
@@ -68,7 +73,7 @@ def test_plain_pytorch_computes_the_same_logits(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [("scattering", (1, 8, 8)), ("patches:centroids=8,side=3", (3, 8, 8)), ("mlp:hidden=8", (5,))],
+    [*POOLED, ("scattering", (1, 8, 8)), ("patches:centroids=8,side=3", (3, 8, 8)), ("mlp:hidden=8", (5,))],
 )
 def test_a_program_takes_any_number_of_records(spec: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     with seeds.isolated(0):

@@ -17,6 +17,8 @@ def max_pool2(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h/2 w/2"]:
     PyTorch's CPU kernel visits the elements one by one; comparing whole slices takes a third of the time, forward and
     backward together. Supports ``torch.func`` and second derivatives as the original.
     """
+    if torch.compiler.is_compiling():  # a program for batches of any size has no branch by size
+        return max_pool2d(x, 2)
     if x.is_cpu and x.numel() >= _SMALL and x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         pooled: Tensor = _MaxPool2.apply(x)  # type: ignore[no-untyped-call]
         return pooled
