@@ -67,6 +67,14 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "there is no flag --roundz; did you mean --rounds? (fedstill run fedavg --help)",
         ),
         (["run", "fedavg", "--seeds", "3"], "there is no flag --seeds; did you mean --seed?"),
+        (
+            ["run", "fedavg", "--lr", "0.1"],
+            "there is no flag --lr; did you mean --local.lr?",
+        ),
+        (["run", "fedgm", "--lr=0.1"], "there is no flag --lr; did you mean --matching.lr or --training.lr or"),
+        (["run", "fedavg", "--num-clients", "3"], "there is no flag --num-clients; did you mean --clients?"),
+        (["run", "fedavg", "--alpha", "0.1"], "there is no flag --alpha; did you mean --partition dirichlet:A?"),
+        (["run", "--method", "fedavg", "--rounds", "2"], "the method comes first: fedstill run fedavg --rounds 2"),
         (["run", "fedavg", "--clients", "ten"], "--clients is 'ten'; it must be a whole number"),
         (["run", "fedavg", "--clients", "2.5"], "--clients is 2.5; it must be a whole number"),
         (["run", "fedavg", "--local.lr", "fast"], "--local.lr is 'fast'; it must be a number"),
@@ -730,3 +738,12 @@ def test_the_end_of_the_reader_is_told_where_work_goes_on() -> None:
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait() == 1 and "the reader of the output has ended; repeat the command to resume" in error
+
+
+def test_a_runs_folder_in_place_of_a_method_tells_how_to_resume_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "fedavg", *QUICK, "--limit", "60", "--rounds", "1", "--out", str(tmp_path / "run")]
+    main(words)
+    told = fails(capsys, "run", str(tmp_path / "run"))
+    assert f"run is the folder of a run; repeat fedstill {' '.join(words)} to resume it" in told

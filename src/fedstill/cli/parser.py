@@ -250,8 +250,24 @@ def _plain(text: str) -> str:
 def _unknown(program: str, word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"'{word}' is an unexpected argument ({program} --help)"
-    name = word.partition("=")[0]
-    return f"there is no flag {name}{suggestion(name, parser._option_string_actions)} ({program} --help)"
+    name, flags = word.partition("=")[0], parser._option_string_actions
+    inside = [flag for flag in flags if flag.rpartition(".")[2] == name.lstrip("-") and not flag.startswith("--no-")]
+    if meant := _ELSEWHERE.get(name):
+        near = f"; did you mean {meant}?" if meant.split()[0] in flags else ""
+    else:
+        near = f"; did you mean {' or '.join(inside[:3])}?" if inside else suggestion(name, flags)
+    return f"there is no flag {name}{near} ({program} --help)"
+
+
+_ELSEWHERE = {
+    "--alpha": "--partition dirichlet:A",
+    "--dataset": "--data",
+    "--learning-rate": "--local.lr",
+    "--n-clients": "--clients",
+    "--num-clients": "--clients",
+    "--num-rounds": "--rounds",
+}
+"""Names that other libraries give to flags."""
 
 
 def _changed(section: Section, given: Mapping[str, Any]) -> Settings:
