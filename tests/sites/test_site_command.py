@@ -305,7 +305,7 @@ def test_the_evidence_is_one_file_without_the_words_of_failures(
         (["fly"], "there is no command 'site fly'; choose "),
         (["status"], "the site's folder comes first: fedstill site status FOLDER"),
         (["status", "FOLDER", "more"], "'more' is an unexpected argument"),
-        (["status", "nowhere"], "can't be read as TOML"),
+        (["status", "nowhere"], "there is no policy 'nowhere/policy.toml'; make one with fedstill site init"),
         (["log", "FOLDER", "--export"], "--export needs a file"),
         (["log", "FOLDER", "--force"], "there is no flag --force; site log takes --json"),
         (["show", "FOLDER", "last"], "show needs the number of an entry"),

@@ -23,7 +23,6 @@ def run_one(words: list[str]) -> None:
     from fedstill.cli import flags
     from fedstill.experiment import config
     from fedstill.lookup import add_working_folder
-    from fedstill.runs.folder import RunFolder
 
     names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
     text = (
@@ -38,7 +37,10 @@ def run_one(words: list[str]) -> None:
         raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
     add_working_folder()
     name = words[0]
-    if (begun := RunFolder(Path(name))).config.is_file():
+    if (Path(name) / "config.json").is_file():
+        from fedstill.runs.folder import RunFolder
+
+        begun = RunFolder(Path(name))
         command = begun.read_json(begun.config).get("command") or "its command"
         raise Bad(f"{name} is the folder of a run; repeat {command} to resume it")
     if Path(name).suffix in (".yaml", ".yml"):
