@@ -2,7 +2,7 @@
 # FedGM with one and with four images in the bytes of one: CIFAR-10, ten one-class clients.
 #
 #     sh benchmarks/formation.sh                  # a small scale: 12 runs, about 15 minutes of a core
-#     sh benchmarks/formation.sh full             # all records: 4 runs, about an hour of a core
+#     sh benchmarks/formation.sh full             # all records: 5 runs, an hour and a half of a core
 #
 # Stopped and started again, it goes on where it was.
 set -eu
@@ -12,7 +12,7 @@ if [ "${1:-small}" = full ]; then
     four="--four.ipc 10 --four.matching.formation 2 --four.matching.distance convolutions"
     four="$four --four.matching.augment $ALL --four.training.augment $ALL"
     fedstill compare four=fedgm $TASK --model convnet:width=32 --seeds 0 1 2 $four --out runs/cifar10-formation-32
-    exec fedstill compare four=fedgm $TASK --model convnet:width=64 --seeds 0 $four --out runs/cifar10-formation-64
+    exec fedstill compare four=fedgm $TASK --model convnet:width=64 --seeds 0 1 $four --out runs/cifar10-formation-64
 fi
 small() {
     echo "--$1.ipc 10 --$1.matching.nets 10 --$1.matching.batch-size 16 --$1.matching.pool 128" \
