@@ -38,11 +38,12 @@ def run_one(words: list[str]) -> None:
     add_working_folder()
     name = words[0]
     if (Path(name) / "config.json").is_file():
-        from fedstill.runs.folder import RunFolder
+        from fedstill.runs.folder import RunFolder, is_run
 
-        begun = RunFolder(Path(name))
-        command = begun.read_json(begun.config).get("command") or "its command"
-        raise Bad(f"{name} is the folder of a run; repeat {command} to resume it")
+        if is_run(Path(name), certainly=True):  # models of other programs have such a file too
+            begun = RunFolder(Path(name))
+            command = begun.read_json(begun.config).get("command") or "its command"
+            raise Bad(f"{name} is the folder of a run; repeat {command} to resume it")
     if Path(name).suffix in (".yaml", ".yml"):
         experiment, name, method = config.read_yaml(Path(name))
     else:

@@ -47,14 +47,12 @@ def outside(
         found |= twins(task.train.images, public_records.images)
     if not task.train.are_vectors:
         found |= twins(task.train.images, task.test.images)
-    elif experiment.features is not None:
+    if experiment.features is not None:
         raw = sources.load_raw(data or experiment.data, size=experiment.size)
-        if isinstance(raw.train[0], Tensor) and isinstance(raw.test[0], Tensor) and raw.train[0].ndim == 4:
-            found |= twins(raw.train[0], raw.test[0])
-    spec = backbones.public_of(experiment.features or "")
-    if spec is not None and not labels_only and not public.is_noise(spec):
-        images = sources.load_raw(data or experiment.data, size=experiment.size).train[0]
-        if isinstance(images, Tensor):
+        images, spec = raw.train[0], backbones.public_of(experiment.features)
+        if isinstance(images, Tensor) and isinstance(raw.test[0], Tensor) and images.ndim == 4:
+            found |= twins(images, raw.test[0])
+        if isinstance(images, Tensor) and spec is not None and not labels_only and not public.is_noise(spec):
             flat = Normalisation((0.5,) * images.shape[1], (0.25,) * images.shape[1])
             found |= twins(images, public.load(spec, tuple(images.shape[1:]), flat, size=experiment.size).images)
     return int((found & owned).sum()), int(owned.sum())

@@ -13,10 +13,7 @@ def weakest(of_runs: Iterable[Guarantee]) -> Guarantee:
     """The weakest guarantee of several runs: none if one run has none, else that with the largest epsilon."""
     found = [*of_runs]
     worst = max(found, key=lambda g: (not is_finite(g), g.epsilon or 0.0, g.delta or 0.0))
-    counts = [g.exposed for g in found]
-    return replace(
-        worst, exposed=max((n for n in counts if n is not None), default=None) if any(counts) else worst.exposed
-    )
+    return replace(worst, exposed=max(g.exposed or 0 for g in found) or worst.exposed)
 
 
 def is_finite(guarantee: Guarantee) -> bool:
