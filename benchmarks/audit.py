@@ -35,14 +35,14 @@ from torch import Tensor
 
 from fedstill.audit import lower_bounds as audit
 from fedstill.audit.lower_bounds import AuditResult, Canaries, ManyRunsResult
+from fedstill.base.seeds import Noise, Simulated, stream
 from fedstill.privacy.accounting import epsilon, gaussian_noise
-from fedstill.privacy.events import Gaussian, Pure
 from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend
 from fedstill.privacy.mechanisms import ClassSums, ClippedUpdate, Histogram, NoisySum
 from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior
+from fedstill.privacy.releases import Gaussian, Pure
 from fedstill.privacy.second_moments import SecondMoments, upper
 from fedstill.privacy.solver import solve
-from fedstill.seeds import Noise, Simulated, stream
 
 # an audit of a Gaussian needs runs by 1 / epsilon^2; the code of a mechanism is the same for every epsilon
 EPSILON, LABEL_EPSILON, DELTA, CLASSES = 4.0, 1.0, 1e-5, 10

@@ -25,7 +25,7 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.methods.averaging import mean_weights
 from fedstill.methods.fedavg import Update
-from fedstill.methods.robust import aggregate
+from fedstill.methods.parts.robust import aggregate
 from fedstill.protocol import Client, Federation, Method, Records, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 
@@ -40,7 +40,7 @@ class Attacked(Method):
     """FedAvg by a rule, with hostile clients."""
 
     rule: str = "mean"
-    """``mean``, or a rule of `fedstill.methods.robust`."""
+    """``mean``, or a rule of `fedstill.methods.parts.robust`."""
     attack: str = "none"
     """What the hostile clients do."""
 

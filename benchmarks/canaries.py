@@ -10,8 +10,8 @@ from torch.nn.functional import normalize, one_hot
 from typing_extensions import override
 
 from fedstill.audit.lower_bounds import Canaries
+from fedstill.base.seeds import Noise
 from fedstill.privacy.logistic import Labelled
-from fedstill.seeds import Noise
 
 
 def row_canaries(

@@ -4,7 +4,7 @@ Five models with batch norms, 30 steps of a generator on 128 images, then one pa
 2,560 images. The plain loop writes the algorithm down: for every step each model's pass with hooks on its batch norms
 and one ``backward()`` through all of it, for every batch of the student's each model's pass again. Contenders
 alternate, each in a process of its own: the plain loop, the same with the allocator told to keep its memory
-(`fedstill.train.allocator`), and `fedstill.methods.Dense` with it.
+(`fedstill.base.processes`), and `fedstill.methods.Dense` with it.
 
 Seconds are of the processor. The generator's loss and gradient, and what the student learns by, are compared with the
 plain loop's from the same start.
@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.processes import keep_memory
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import Generation, divergence_loss
+from fedstill.distill.generation import Generation, divergence_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
-from fedstill.methods.datafree import student_loss
 from fedstill.methods.dense import Dense
+from fedstill.methods.parts.datafree import student_loss
 from fedstill.models.generator import UpsampledConv
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.allocator import keep_memory
 
 CLASSES = 10
 

@@ -8,7 +8,7 @@ train mode). Contenders alternate, each in a process of its own:
   once for the logits, real ones with a graph that is then thrown away;
 * ``plain``: the same without what is clearly double. One forward pass gives features and logits, real ones without a
   graph. FedRD has no public code; it is DM's branch for batch norm, with all classes in one forward pass;
-* ``plain, memory kept``: that, with the allocator told to keep its memory (`fedstill.train.allocator`);
+* ``plain, memory kept``: that, with the allocator told to keep its memory (`fedstill.base.processes`);
 * ``fedstill``: `fedstill.distill.distribution_matching.match` with it.
 
 The plain ones run on networks with PyTorch's own pooling. Loss and gradient of FedDM are compared on one and the same
@@ -30,11 +30,11 @@ import torch
 from alternating import seconds_of, show
 from torch import Tensor, nn
 
+from fedstill.base.processes import keep_memory
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.distribution_matching import DistributionMatching, match
-from fedstill.models.convnet import AvgPool2, ConvNet
+from fedstill.models.cnn import AvgPool2, ConvNet
 from fedstill.models.projected import Projected, Task
-from fedstill.seeds import isolated, stream
-from fedstill.train.allocator import keep_memory
 
 REAL, SYNTHETIC, SHAPE = 256, 10, (3, 32, 32)
 SETTINGS = {"feddm": DistributionMatching(), "fedrd": DistributionMatching.published_fedrd()}

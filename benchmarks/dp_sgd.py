@@ -26,10 +26,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.processes import keep_memory
+from fedstill.base.seeds import Simulated, isolated, stream
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
 from fedstill.privacy.per_record import ClippedGradients
-from fedstill.seeds import Simulated, isolated, stream
-from fedstill.train.allocator import keep_memory
 
 LR, CLIP, SIGMA = 0.005, 1.0, 5.0
 Train = Callable[[nn.Module, Tensor, Tensor, int], None]

@@ -29,11 +29,11 @@ def measure(data: str, name: str, count: int, threads: int) -> dict[str, Any]:
     import torch
 
     from fedstill import load_data
-    from fedstill.data import backbones, features
+    from fedstill.data import features
 
     torch.set_num_threads(threads)
     images = load_data(data).train.images[:count]
-    backbone = backbones.load(name, tuple(images.shape[1:]))
+    backbone = features.load_backbone(name, tuple(images.shape[1:]))
     peak, done = own_mb(), threading.Event()
 
     def watch() -> None:

@@ -25,10 +25,10 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from fedstill.base.processes import keep_memory
+from fedstill.base.seeds import stream
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.solver import solve
-from fedstill.seeds import stream
-from fedstill.train.allocator import keep_memory
 
 RECORDS, FEATURES, CLASSES, LATENT = 2500, 512, 10, 64
 Solver = Callable[[Tensor, Tensor, float], Tensor]

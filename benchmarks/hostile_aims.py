@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill import models
+from fedstill.base.records import Records
+from fedstill.base.weights import parameters, state
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.solver import solve, solve_binary
-from fedstill.records import Records
-from fedstill.weights import parameters, state
 
 Values = dict[str, Any]
 

@@ -30,21 +30,22 @@ import torch
 from method_settings import SMALL
 from torch import Tensor
 
-from fedstill import methods, seeds, wire
+from fedstill import methods
 from fedstill.audit import neighbours
 from fedstill.audit.play import Copies, Task, play
-from fedstill.audit.scene import LIKE, joined, random_images
+from fedstill.audit.scenes import LIKE, joined, random_images
+from fedstill.base import seeds
+from fedstill.base.records import Records
 from fedstill.distill.public_map import PublicFeatures, split_public
+from fedstill.engines.client import NO_REPLY
 from fedstill.engines.run_spec import RunSpec
-from fedstill.engines.site import NO_REPLY
 from fedstill.privacy import randomized_response
-from fedstill.privacy.events import Event, Gaussian, Pure
 from fedstill.privacy.ledger import Entry, Ledger
-from fedstill.protocol import client_steps
-from fedstill.records import Records
-from fedstill.sites import setup
-from fedstill.sites.answer import answer
-from fedstill.sites.policy import SitePolicy
+from fedstill.privacy.releases import Event, Gaussian, Pure
+from fedstill.protocol import client_steps, wire
+from fedstill.sites.site import setup
+from fedstill.sites.site.answer import answer
+from fedstill.sites.site.policy import SitePolicy
 
 ROUNDS: dict[str, Any] = {"rounds": 1, "participation": 1.0, "local": {"steps": 1, "batch_size": 64}}
 ROUNDS["local"]["supposed_records"] = 64

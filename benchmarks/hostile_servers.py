@@ -1,10 +1,10 @@
 """What a hostile server learns from a site, and what it costs the site: time, memory and charges, asked and held.
 
-Each question goes through a site's launcher (`fedstill.sites.launcher.Worker`: a process with the policy's limits) to
-two sites whose records differ. ``learned``: "nothing" if both give the same bytes, without a tensor; "the release" if
-they differ and were charged. Only Flower's network is not there. In the rows "node: ..." a server sends one object of
-1 GB to Flower's client of a SuperNode ("before", whose message then costs the launcher what the row "size: ..." says)
-and to the site's (`fedstill.engines.flower.supernode`), over HTTP on this machine.
+Each question goes through a site's launcher (`fedstill.sites.site.launcher.Worker`: a process with the policy's limits)
+to two sites whose records differ. ``learned``: "nothing" if both give the same bytes, without a tensor; "the release"
+if they differ and were charged. Only Flower's network is not there. In the rows "node: ..." a server sends one object
+of 1 GB to Flower's client of a SuperNode ("before", whose message then costs the launcher what the row "size: ..."
+says) and to the site's (`fedstill.engines.flower.supernode`), over HTTP on this machine.
 
 Usage: python benchmarks/hostile_servers.py [WORD IN THE NAME OF A ROW]
 """
@@ -30,16 +30,16 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from small import federation, noise_images, spec_of
 
-from fedstill import wire
 from fedstill.data import sources
-from fedstill.engines.flower.content import TooLarge
+from fedstill.engines.client import NO_REPLY
+from fedstill.engines.flower.messages import TooLarge
 from fedstill.engines.flower.supernode import BoundedClient, Budget
 from fedstill.engines.run_spec import RunSpec
-from fedstill.engines.site import NO_REPLY
 from fedstill.methods import find
-from fedstill.sites import launcher, setup
-from fedstill.sites.ledger import SiteStore
-from fedstill.sites.policy import SitePolicy
+from fedstill.protocol import wire
+from fedstill.sites.site import launcher, setup
+from fedstill.sites.site.charges import SiteStore
+from fedstill.sites.site.policy import SitePolicy
 
 SECONDS, GIGABYTES, QUESTIONS = 20.0, 6.0, 3
 POLICY: dict[str, Any] = {

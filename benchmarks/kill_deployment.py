@@ -34,18 +34,19 @@ import numpy as np
 import record
 import torch
 
-from fedstill import Experiment, Job, files, wire
+from fedstill import Experiment, Job
+from fedstill.base import files
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.experiment.finished import read_job
-from fedstill.experiment.layout import Nobody, lay_out
+from fedstill.experiment.reuse import Nobody, lay_out, read_job
 from fedstill.experiment.run import run
-from fedstill.journal import Journal
 from fedstill.methods import find
-from fedstill.sites import launcher, setup
-from fedstill.sites.ledger import SiteStore
-from fedstill.sites.policy import SitePolicy
+from fedstill.protocol import wire
+from fedstill.runs.journal import Journal
+from fedstill.sites.site import launcher, setup
+from fedstill.sites.site.charges import SiteStore
+from fedstill.sites.site.policy import SitePolicy
 
 SITES = 2
 ROLES = ("node", "launcher", "step", "server")
@@ -128,7 +129,7 @@ def lost(taken: Path) -> None:
 
 
 def program(folder: Path, policy: SitePolicy, request: Path) -> None:
-    """As `fedstill.sites.launcher.main`, with files in the place of Flower; it ends with its node."""
+    """As `fedstill.sites.site.launcher.main`, with files in the place of Flower; it ends with its node."""
     parent = os.getppid()
     with launcher.Worker(policy) as worker:
         (folder / "pids" / f"step.{worker._process.pid}").touch()

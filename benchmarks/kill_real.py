@@ -44,10 +44,10 @@ from kill_deployment import ROLES, alive
 from fedstill import Experiment
 from fedstill.experiment.run import run
 from fedstill.experiment.task import share_out
-from fedstill.journal import Journal
-from fedstill.sites import log, verify
-from fedstill.sites.ledger import read_charges
+from fedstill.runs.journal import Journal
 from fedstill.sites.loopback import Loopback, loopback
+from fedstill.sites.site import log
+from fedstill.sites.site.charges import read_charges
 
 SITES = 4
 RESULTS = Path(__file__).parent / "results" / "kill-real.json"
@@ -278,7 +278,7 @@ def check(study: Study, name: str, kind: str) -> dict[str, Any]:
     own = json.loads((out / "config.json").read_text())["run"]
     charges, releases = [], []
     for client, state in enumerate(study.states):
-        verdict = verify.verify(state)
+        verdict = log.verify(state)
         assert verdict.is_whole, f"site {client}: {verdict.problems}"
         every = read_charges(state / "ledger")
         lines = log.read(state)

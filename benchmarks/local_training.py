@@ -28,19 +28,19 @@ from small import federation
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.processes import keep_memory
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.data import sources
-from fedstill.data.shards import Shards
-from fedstill.engines.inprocess import Workers
+from fedstill.data.sources import Shards
+from fedstill.engines.client import Site
 from fedstill.engines.run_spec import RunSpec
-from fedstill.engines.site import Site
+from fedstill.engines.transport import Workers
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.fedavg import FedAvg
 from fedstill.models import build
 from fedstill.protocol import load as load_weights
 from fedstill.protocol import state
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.allocator import keep_memory
 from fedstill.train.sgd import SGD
 
 LR, MOMENTUM, BATCH = 0.01, 0.9, 50

@@ -3,7 +3,7 @@
 Ten classes with 128 real and 10 synthetic images each, ConvNet-3. The plain loop is DC's: one ``autograd.grad`` over
 all parameters for each class's real batch, one with a graph for its synthetic images, one backward pass for the sum,
 on a ConvNet with PyTorch's own pooling. Three contenders alternate, each in a process of its own: the plain loop, the
-same with the allocator told to keep its memory (`fedstill.train.allocator`), and `fedstill.distill`'s step with it.
+same with the allocator told to keep its memory (`fedstill.base.processes`), and `fedstill.distill`'s step with it.
 
 Loss and image gradient are compared with the plain loop's on one and the same network: PyTorch's pooling adds its four
 pixels in another order, and a ReLU that flips over that moves a gradient by more than rounding.
@@ -22,10 +22,10 @@ from alternating import compared, seconds_of, show
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.processes import keep_memory
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.gradient_matching import match
-from fedstill.models.convnet import AvgPool2, ConvNet
-from fedstill.seeds import isolated, stream
-from fedstill.train.allocator import keep_memory
+from fedstill.models.cnn import AvgPool2, ConvNet
 
 CLASSES, REAL, SYNTHETIC = 10, 128, 10
 Step = Callable[[nn.Module, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]

@@ -19,15 +19,15 @@ import torch
 from scipy.linalg.blas import dsyrk
 from typing_extensions import override
 
-from fedstill import schema, wire
+from fedstill import schema
+from fedstill.base.processes import keep_memory
+from fedstill.base.seeds import Simulated, stream
 from fedstill.methods.afl import AFL
-from fedstill.methods.moments import Sums
-from fedstill.methods.totals import add_up
+from fedstill.methods.parts.feature_sums import add_up
+from fedstill.methods.parts.moments import Sums
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.second_moments import SecondMoments, entries
-from fedstill.protocol import Released
-from fedstill.seeds import Simulated, stream
-from fedstill.train.allocator import keep_memory
+from fedstill.protocol import Released, wire
 
 CLASSES = 10
 

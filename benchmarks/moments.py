@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from fedstill import methods, models
+from fedstill.base.records import Records
+from fedstill.base.seeds import Simulated, isolated, stream
 from fedstill.data import public as public_data
 from fedstill.data.sources import load_data
 from fedstill.distill.public_map import PublicMap
-from fedstill.methods.moments import MomentSums, Sums
-from fedstill.methods.totals import Total, add_up
+from fedstill.methods.parts.feature_sums import Total, add_up
+from fedstill.methods.parts.moments import MomentSums, Sums
 from fedstill.models.patches import Patches
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.second_moments import Moments, SecondMoments
 from fedstill.protocol import Released
-from fedstill.records import Records
-from fedstill.seeds import Simulated, isolated, stream
 
 DELTA = 1e-5
 Rows = tuple[Tensor, Tensor]

@@ -32,7 +32,7 @@ def keep(place: Path | str, table: Sequence[Any], **facts: Any) -> None:
 
 def weights_digest(folder: Path) -> str:
     """SHA-256 of the names, types, shapes and bytes of a run's final weights."""
-    from fedstill import wire
+    from fedstill.protocol import wire
 
     weights, _ = wire.unpack((folder / "model.safetensors").read_bytes())
     total = hashlib.sha256()

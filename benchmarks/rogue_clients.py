@@ -22,14 +22,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from garbage import KINDS
 from small import federation, site, spec_of, weights
 
-from fedstill import wire
 from fedstill.data import sources
 from fedstill.engines.flower import apps
-from fedstill.engines.flower.content import content, take_bytes
+from fedstill.engines.flower.messages import content, take_bytes
 from fedstill.engines.server import ServerFederation
 from fedstill.evaluate import evaluate
 from fedstill.methods.fedavg import FedAvg
-from fedstill.sites.roster import LimitedRecords
+from fedstill.protocol import wire
+from fedstill.sites.server.serve import LimitedRecords
 from fedstill.train.sgd import SGD
 
 CLIENTS, ROGUE, STRANGER = 4, 2, 9

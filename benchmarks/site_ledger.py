@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from fedstill import files
-from fedstill.privacy.events import Event, Gaussian, Pure
+from fedstill.base import files
 from fedstill.privacy.ledger import Entry, Ledger, Part
-from fedstill.sites import log, verify
-from fedstill.sites.chain import Chain
-from fedstill.sites.ledger import Charge, SiteStore, create_ledger, open_ledger, read_charges, standing
+from fedstill.privacy.releases import Event, Gaussian, Pure
+from fedstill.sites.site import log
+from fedstill.sites.site.chain import Chain
+from fedstill.sites.site.charges import Charge, SiteStore, create_ledger, open_ledger, read_charges, standing
 
 BUDGET, DELTA, RUNS = 8.0, 1e-5, 100
 RECORDS = 5000
@@ -126,7 +126,7 @@ def measure(kind: str, number: int, *, logged: bool) -> dict[str, Any]:
         }
         if logged:
             megabytes = round(sum(place.stat().st_size for place in state.glob("log*.jsonl")) / 1e6, 2)
-            found |= {"megabytes_log": megabytes, "verify": seconds(lambda: verify.verify(state), 1)}
+            found |= {"megabytes_log": megabytes, "verify": seconds(lambda: log.verify(state), 1)}
         return found
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import record
 from adaptive import BUDGETS, STARTS, continuations, true_epsilon
 
-from fedstill.privacy.composition import admits
-from fedstill.privacy.events import Event, Gaussian, Pure
+from fedstill.privacy.accounting import admits
+from fedstill.privacy.releases import Event, Gaussian, Pure
 
 MORE: list[list[Event]] = [
     *([Pure(epsilon=e)] * n for e in (0.01, 0.02, 0.05, 0.1) for n in (2, 8)),

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from fedstill import schema, wire
-from fedstill.train.allocator import keep_memory
+from fedstill import schema
+from fedstill.base.processes import keep_memory
+from fedstill.protocol import wire
 
 BYTES = 100 * 10**6
 FIELDS = schema.schema_of({"weights": schema.State})

@@ -21,13 +21,12 @@ import torch
 
 import fedstill
 from fedstill import attacks, load_data, methods
+from fedstill.base.settings import Settings
 from fedstill.cli import COMMANDS, main
-from fedstill.cli.catalogue import facts
-from fedstill.cli.declared import declared
+from fedstill.cli.declared import declared, facts
 from fedstill.cli.flags import parse_compare, parse_run
 from fedstill.cli.parser import Section, flags_text, parse
 from fedstill.experiment.config import Experiment
-from fedstill.settings import Settings
 from fedstill.train.augment import _OPERATIONS
 
 QUICK = ["--data", "digits", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
@@ -503,7 +502,7 @@ def test_help_shows_the_settings_that_a_method_has(name: str) -> None:
 
 
 def test_help_reads_every_other_settings_class_too() -> None:
-    for place in (*attacks.ATTACKS.values(), "fedstill.report.plan:Plan", "fedstill.sites.policy:SitePolicy"):
+    for place in (*attacks.ATTACKS.values(), "fedstill.report.plan:Plan", "fedstill.sites.site.policy:SitePolicy"):
         shown, real = declared(place), resolve_name(place)
         assert {n: f.description for n, f in shown.model_fields.items()} == {
             n: f.description for n, f in real.model_fields.items()
@@ -705,7 +704,7 @@ def test_a_switch_with_a_value_is_named_without_a_dash_too_many(capsys: pytest.C
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_deployment_check_that_is_ended_cleans_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its server and sites ran on."""
-    from fedstill.sites import check
+    from fedstill.sites import trial
 
     ended = []
 
@@ -717,7 +716,7 @@ def test_a_deployment_check_that_is_ended_cleans_up(name: str, monkeypatch: pyte
         finally:
             ended.append(name)
 
-    monkeypatch.setattr(check, "check", endless)
+    monkeypatch.setattr(trial, "check", endless)
     before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
     try:
         with pytest.raises(SystemExit) as stop:

@@ -14,12 +14,11 @@ from report_pages import write_run
 
 from fedstill import read_run
 from fedstill.cli import main
-from fedstill.journal import Refusal
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import export
-from fedstill.runs.contents import Summary
-from fedstill.runs.folder import RunFolder
-from fedstill.sites import submit
+from fedstill.runs.folder import RunFolder, Summary
+from fedstill.runs.journal import Refusal
+from fedstill.sites.server import submit
 
 QUICK = ["--data", "digits", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
 
@@ -201,7 +200,7 @@ def test_a_server_s_run_prints_its_summary(
         return run
 
     monkeypatch.setattr(submit, "run", submitted)
-    monkeypatch.setattr(sys.modules["fedstill.cli.server"], "_open", lambda words: None)
+    monkeypatch.setattr(sys.modules["fedstill.cli.server_commands"], "_open", lambda words: None)
     found = said("server", "run", str(tmp_path), "run.yaml", "--out", str(run))
     assert (found["accuracy"], found["folder"]) == (0.9, str(run))
 

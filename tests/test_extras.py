@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstill import extras
+from fedstill.base import errors
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_each_way_of_installing_has_its_command(
             assert name == "direct_url.json"
             return None if noted is None else json.dumps(noted)
 
-    monkeypatch.setattr(extras, "distribution", lambda _: Installed())
-    assert extras.install("flower") == command
+    monkeypatch.setattr(errors, "distribution", lambda _: Installed())
+    assert errors.install("flower") == command
 
 
 def test_a_checkout_on_the_path_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "distribution", missing)
-    assert extras.install("flower") == "pip install '.[flower]' in a checkout of fedstill"
+    monkeypatch.setattr(errors, "distribution", missing)
+    assert errors.install("flower") == "pip install '.[flower]' in a checkout of fedstill"

@@ -11,32 +11,19 @@ import pytest
 
 import fedstill
 from fedstill import methods
+from fedstill.base.settings import Settings
 from fedstill.protocol import Method, Step
-from fedstill.settings import Settings
 
 ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
-    {
-        "errors",
-        "locks",
-        "processes",
-        "lookup",
-        "extras",
-        "seeds",
-        "ticks",
-        "records",
-        "files",
-        "settings",
-        "weights",
-        "evaluate",
-    },
-    {"privacy"},
-    {"schema", "wire"},
+    {"base", "ticks"},
+    {"evaluate", "privacy"},
+    {"schema"},
+    {"protocol"},
     {"data", "models"},
     {"train"},
     {"distill"},
-    {"steps", "federation", "protocol", "journal", "journal_files"},
     {"runs"},
     {"methods"},
     {"engines"},
@@ -49,7 +36,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # what a method file may use: no engine, no experiment, no source of data, no Flower
-FORBIDDEN_IN_METHODS = {"engines", "experiment", "report", "sites", "attacks", "audit", "data", "cli", "journal"}
+FORBIDDEN_IN_METHODS = {"engines", "experiment", "report", "sites", "attacks", "audit", "data", "cli", "runs"}
 
 
 def imported(path: Path) -> set[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill import files
-from fedstill.journal import Journal, Refusal
+from fedstill.base import files
+from fedstill.runs.journal import Journal, Refusal
 
 
 def test_replies_refusals_and_bytes_survive_a_restart(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from small import Probe
 
 from fedstill import Experiment, FedAvg, InputError, Job, Real, RunRecord, Watcher, load_data, run
-from fedstill.engines.site import Site
+from fedstill.engines.client import Site
 from fedstill.experiment import reuse
 from fedstill.protocol import Method
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedstill.experiment.cell import Cell
-from fedstill.journal import Refusal
+from fedstill.experiment.progress import Cell
 from fedstill.report import picture
+from fedstill.runs.journal import Refusal
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

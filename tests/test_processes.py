@@ -12,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from looks import look
 
-from fedstill import processes
+from fedstill.base import processes
 
 pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process imports anew")
@@ -72,7 +72,7 @@ def test_a_killed_template_is_replaced() -> None:
 
 INTERRUPTED = """
 import sys, time
-from fedstill import processes
+from fedstill.base import processes
 if __name__ == "__main__":
     print("begins", flush=True)
     processes.start(time.sleep, 100)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedstill import methods, wire
+from fedstill import methods
 from fedstill.data.sources import DataSet
 from fedstill.engines.client import RequestResults
 from fedstill.protocol import (
@@ -27,6 +27,7 @@ from fedstill.protocol import (
     returns_run_model,
     shared_part,
     step,
+    wire,
 )
 
 HOOKS = {

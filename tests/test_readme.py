@@ -172,7 +172,7 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         main([*words[1:], *flags(name)])
         return
     if words[1] == "sweep":
-        monkeypatch.setattr("fedstill.processes.pool", lambda *_: ThreadPoolExecutor(1))
+        monkeypatch.setattr("fedstill.base.processes.pool", lambda *_: ThreadPoolExecutor(1))
         words[2] = str(small_sweep(ROOT / words[2], tmp_path))
     if "examples/" in command:
         words = [word.replace("examples/", f"{ROOT}/examples/") for word in words]

@@ -18,8 +18,8 @@ def converted(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_images_of_stl10s_file_stand_upright_in_colour(tmp_path: Path) -> None:
+    from fedstill.base.records import Normalisation
     from fedstill.data import public
-    from fedstill.records import Normalisation
 
     images = np.zeros((1003, 3, 96, 96), np.uint8)  # rows before columns, as an image is read
     images[:, 0, :48] = 200  # red above

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from fedstill import seeds
+from fedstill.base import seeds
 
 
 def test_same_name_same_numbers_another_name_others() -> None:

@@ -10,7 +10,8 @@ from jaxtyping import Float32, UInt8
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedstill import schema, wire
+from fedstill import schema
+from fedstill.protocol import wire
 from fedstill.schema import Labels, Parameters, Public, Refused, State
 
 MODEL = {"conv.weight": torch.randn(2, 1, 3, 3), "steps": torch.tensor(3), "half": torch.ones(2, dtype=torch.float16)}

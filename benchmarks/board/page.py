@@ -12,7 +12,7 @@ from scipy.stats import t
 
 from fedstill.report import pareto
 from fedstill.report.guarantees import round_up
-from fedstill.report.words import human_bytes
+from fedstill.report.record import human_bytes
 
 Row = dict[str, Any]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -279,7 +279,7 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
     for place in places():
         drawn = picture(rows, place) if place[1] in plan.SPLITS[:2] else None
         if drawn is not None:
-            found |= {picture_name(place): svg for cost, svg in pareto.figures(drawn).items() if cost == "bytes"}
+            found |= {picture_name(place): svg for cost, svg in pareto.cost_figures(drawn).items() if cost == "bytes"}
     return found
 
 

@@ -16,14 +16,14 @@ from typing_extensions import override
 
 from fedstill.attacks.membership import Membership, membership
 from fedstill.cli import flags
-from fedstill.cli.common import line_of
+from fedstill.cli.output import line_of
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job as Run
 from fedstill.experiment.run import run
-from fedstill.journal import Refusal
 from fedstill.report.record import read_run
+from fedstill.runs.journal import Refusal
 
 sys.path.append(str(Path(__file__).parents[1]))
 from record import weights_digest

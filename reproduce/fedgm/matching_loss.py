@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedstill.base.records import Records
+from fedstill.base.seeds import derive, isolated, stream
 from fedstill.data.partition import split
 from fedstill.data.sources import load_data
 from fedstill.distill.gradient_matching import match
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.models import build
-from fedstill.records import Records
-from fedstill.seeds import derive, isolated, stream
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from record import keep

@@ -10,7 +10,7 @@ import time
 import torch
 
 from fedstill import models
-from fedstill.records import Normalisation, Records
+from fedstill.base.records import Normalisation, Records
 from fedstill.train.sgd import SGD
 
 BATCHES = 100

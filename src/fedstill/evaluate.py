@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedstill.records import Records, Trainable
-from fedstill.weights import content_digest
+from fedstill.base.records import Records, Trainable
+from fedstill.base.weights import content_digest
 
 
 def predictions(model: nn.Module, records: Trainable, batch_size: int = 256) -> Int64[Tensor, " n"]:

@@ -12,23 +12,21 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
+from fedstill.base.errors import front_door
+from fedstill.base.lookup import suggestion
+from fedstill.base.settings import sentence
 from fedstill.data.sources import DataSet, place_of
 from fedstill.engines.transport import Watcher, Watchers
-from fedstill.errors import front_door
 from fedstill.experiment import reuse
 from fedstill.experiment import run as engine
-from fedstill.experiment.config import Experiment
-from fedstill.experiment.finished import read_job
+from fedstill.experiment.config import Experiment, TrackerName
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import Nobody
 from fedstill.experiment.progress import watch
-from fedstill.lookup import suggestion
+from fedstill.experiment.reuse import Nobody, read_job
 from fedstill.protocol import Method
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
-from fedstill.settings import sentence
-from fedstill.tracking.follow import followed
-from fedstill.tracking.names import TrackerName
+from fedstill.tracking import followed
 
 
 @front_door

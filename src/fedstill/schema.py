@@ -34,8 +34,8 @@ from jaxtyping import AbstractArray, Integer
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedstill.errors import FedstillError
-from fedstill.privacy.released import Released
+from fedstill.base.errors import FedstillError
+from fedstill.privacy.releases import Released
 
 
 class Refused(FedstillError, ValueError):

@@ -7,9 +7,9 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.images import Nearest, compare, matched_samples, nearest, recognised, share_of
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
 from fedstill.train.sgd import SGD
 
 

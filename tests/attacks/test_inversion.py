@@ -16,12 +16,11 @@ from fedstill.attacks.inversion import (
     labels_of,
 )
 from fedstill.attacks.labels import descent
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.protocol import state
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.loop import Diverged
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Diverged
 
 SMOOTH = "convnet:width=16,depth=2,activation=swish,norm=none,pooling=none"
 ATTACK = GradientInversion(steps=400)

@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 from fedstill import models
 from fedstill.attacks import labels
 from fedstill.attacks.labels import LastLayer, descent, last_layer, leak
+from fedstill.base.records import Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.protocol import state
-from fedstill.records import Records
-from fedstill.seeds import isolated, stream
 from fedstill.train.sgd import SGD
 
 CLASSES = 10

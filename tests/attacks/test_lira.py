@@ -7,7 +7,7 @@ import torch
 from scipy.stats import binomtest, norm
 
 from fedstill.attacks import lira
-from fedstill.seeds import stream
+from fedstill.base.seeds import stream
 
 
 def test_scores_are_the_log_odds_of_the_label() -> None:

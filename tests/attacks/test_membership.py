@@ -11,21 +11,20 @@ import pytest
 import torch
 from doubles import Killed
 
-from fedstill import files, wire
 from fedstill.attacks import membership as attack
-from fedstill.attacks import report as attack_report
-from fedstill.attacks import scoring
+from fedstill.attacks import results as attack_report
 from fedstill.attacks.membership import Membership, membership, membership_design, place_of
+from fedstill.base import files
 from fedstill.cli import main
 from fedstill.engines import server
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
+from fedstill.experiment.reuse import leave_out, read_job
 from fedstill.experiment.run import run
 from fedstill.experiment.task import share_out
-from fedstill.experiment.withdraw import leave_out
 from fedstill.methods import find
+from fedstill.protocol import wire
 from fedstill.report.record import find_runs
 from fedstill.runs.folder import RunFolder
 
@@ -41,7 +40,7 @@ FOUR = Membership(shadows=4)
 
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "_ROWS", 200)
+    monkeypatch.setattr(attack, "_ROWS", 200)
 
 
 def finished(out: Path, name: str = "fedavg", settings: dict[str, Any] | None = None, **changes: Any) -> Path:
@@ -78,7 +77,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         tmp_path_factory.mktemp("overfitted") / "run", settings=OVERFITTED, clients=1, model="convnet:width=16,depth=2"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "_ROWS", 200)
+        patch.setattr(attack, "_ROWS", 200)
         yield folder, membership(folder, Membership(shadows=16), command="fedstill attack <run>")
 
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-from fedstill.attacks import report
-from fedstill.cli.common import terminal
+from fedstill.attacks import results
+from fedstill.cli.output import terminal
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.methods.fedavg import FedAvg
 
 
-def results() -> dict[str, Any]:
+def example() -> dict[str, Any]:
     def form(auc: float, tpr: float) -> dict[str, Any]:
         rate = {"tpr": tpr, "low": 0.0, "high": 0.5, "bound": None, "refuted": None}
         return {"auc": auc, "rates": [{"fpr": fpr, **rate} for fpr in (0.001, 0.01)]}
@@ -30,20 +30,20 @@ def results() -> dict[str, Any]:
 
 
 def test_the_headline_is_the_stronger_attack() -> None:
-    found = report._finding(results())
+    found = results._finding(example())
     assert "rate 8.0 %" in found and "(offline form)" in found and "AUC 0.675 (offline form" in found
-    mixed = results()
+    mixed = example()
     mixed["likelihood_ratio"]["online"]["rates"][-1]["tpr"] = 0.2
-    assert "20.0 %" in report._finding(mixed) and "AUC 0.675 (offline form" in report._finding(mixed)
+    assert "20.0 %" in results._finding(mixed) and "AUC 0.675 (offline form" in results._finding(mixed)
 
 
 def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) -> None:
     curves = {
         form: (torch.linspace(0, 1, 9).double(), torch.linspace(0, 1, 9).double()) for form in ("online", "offline")
     }
-    text = report.page(Job(Experiment(data="digits"), FedAvg(), tmp_path), results(), curves)
+    text = results.page(Job(Experiment(data="digits"), FedAvg(), tmp_path), example(), curves)
     assert "0.57/0.97" not in text and ">non-member<" in text and "three largest classes" in text
-    figure = report._figure(results(), curves)
+    figure = results._figure(example(), curves)
     assert figure.layout.xaxis.dtick == figure.layout.yaxis.dtick == 1
-    for part in report.show(results()):
+    for part in results.show(example()):
         terminal().print(part)

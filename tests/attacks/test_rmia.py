@@ -7,7 +7,7 @@ from torch import Tensor
 from fedstill.attacks import lira, rmia
 from fedstill.attacks.membership import membership_design
 from fedstill.attacks.rmia import Rmia
-from fedstill.seeds import stream
+from fedstill.base.seeds import stream
 
 
 def worlds(shadows: int, n: int = 60, m: int = 40) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 
 from fedstill import models
 from fedstill.attacks.saved import named
+from fedstill.base.seeds import isolated
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
-from fedstill.seeds import isolated
 
 SMOOTH = "convnet:width=16,depth=2,activation=swish,norm=none,pooling=none"
 SHAPE = ["--shape", "1", "8", "8"]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fedstill.attacks.shadow import ShadowAttack
-from fedstill.seeds import stream
-from fedstill.train.adam import Adam
+from fedstill.base.seeds import stream
+from fedstill.train.sgd import Adam
 
 QUICK = Adam(lr=0.001, weight_decay=1e-7, batch_size=10, epochs=10)
 

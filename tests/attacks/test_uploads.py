@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedstill.attacks import uploads as attack
 from fedstill.attacks.uploads import Uploads, uploads
+from fedstill.base.weights import parameters
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.experiment.config import Experiment
@@ -20,7 +21,6 @@ from fedstill.experiment.run import run, spec_of
 from fedstill.experiment.task import share_out
 from fedstill.methods import find
 from fedstill.protocol import Labels, Reply, client_steps
-from fedstill.weights import parameters
 
 QUICK = Uploads(inversion={"steps": 20}, judge={"lr": 0.05, "epochs": 25})  # type: ignore[arg-type]
 

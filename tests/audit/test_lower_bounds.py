@@ -9,9 +9,9 @@ from benchmark import load
 from scipy.stats import binom
 
 from fedstill.audit.lower_bounds import Canaries, lower_bound, many_runs, one_run, p_value
+from fedstill.base.seeds import Simulated, numpy_stream, stream
 from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
-from fedstill.seeds import Simulated, numpy_stream, stream
 
 benchmark = load("audit")
 

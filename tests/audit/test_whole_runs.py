@@ -11,15 +11,15 @@ import faults
 import pytest
 from scipy.stats import binom
 
-from fedstill import lookup, methods
+from fedstill import methods
 from fedstill.audit import scenes, whole_runs
-from fedstill.audit.finding import EXCEEDED, Finding
-from fedstill.audit.lower_bounds import fitted, from_scores
+from fedstill.audit.lower_bounds import EXCEEDED, Finding, fitted, from_scores
 from fedstill.audit.scenes import SCENES
 from fedstill.audit.whole_runs import AuditSettings, audit
+from fedstill.base import lookup
+from fedstill.base.seeds import numpy_stream
 from fedstill.cli import main
 from fedstill.privacy import accounting
-from fedstill.seeds import numpy_stream
 
 
 def found(name: str, place: Path, patch: pytest.MonkeyPatch, **more: Any) -> Finding:

@@ -13,13 +13,13 @@ from PIL import Image
 from torch import nn
 
 from fedstill import methods
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import stream
 from fedstill.data import public, sources
 from fedstill.engines.run_spec import PublicSample
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import stream
 
 TASK = Normalisation((0.5,), (0.25,))
 COLOUR = Normalisation((0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
@@ -136,7 +136,7 @@ def test_noise_is_the_same_for_every_caller(
 @pytest.mark.slow
 def test_noise_in_another_process_is_the_same() -> None:
     code = (
-        "import hashlib; from fedstill.data import public; from fedstill.records import Normalisation as N; "
+        "import hashlib; from fedstill.data import public; from fedstill.base.records import Normalisation as N; "
         "print(hashlib.sha256(public.load('noise=50', (3, 8, 8), N((.5,), (.25,))).images.numpy().tobytes())"
         ".hexdigest())"
     )

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill.base.records import Normalisation
 from fedstill.cli import main
-from fedstill.data import resize, sources
+from fedstill.data import decode, sources
 from fedstill.data.public import load as load_public
-from fedstill.records import Normalisation
 
 SIDES = {"wide": (90, 40), "tall": (31, 77), "square": (50, 50), "small": (9, 12)}
 
@@ -51,7 +51,7 @@ def folder(root: Path, images: dict[str, Image.Image], ending: str = "png") -> P
 @pytest.mark.parametrize("size", [1, 24, 64])
 def test_a_picture_is_the_centre_square_by_pillow(shape: tuple[int, int], size: int) -> None:
     image = photograph(*shape)
-    found = resize.fitted(image, size, "it")
+    found = decode.fitted(image, size, "it")
     assert found.shape == (size, size, 3)
     assert found.dtype == np.uint8
     assert np.array_equal(found, expected(image, size))
@@ -59,20 +59,20 @@ def test_a_picture_is_the_centre_square_by_pillow(shape: tuple[int, int], size: 
 
 def test_one_pixel_is_the_mean_of_a_small_picture() -> None:
     image = photograph(16, 16)
-    plain = resize.fitted(image, 2, "it").astype(float).mean((0, 1))
+    plain = decode.fitted(image, 2, "it").astype(float).mean((0, 1))
     assert np.abs(plain - np.asarray(image).mean((0, 1))).max() < 3  # the filter overlaps the quarters
 
 
 def test_sixteen_bits_are_divided_by_257_after_resizing() -> None:
     deep = (np.arange(40 * 40).reshape(40, 40) * 40).astype(np.uint16)
-    found = resize.fitted(Image.fromarray(deep), 40, "it")
+    found = decode.fitted(Image.fromarray(deep), 40, "it")
     assert np.array_equal(found[:, :, 0], np.rint(deep / 257).astype(np.uint8))
-    half = resize.fitted(Image.fromarray(deep), 20, "it")[:, :, 0].astype(float)
+    half = decode.fitted(Image.fromarray(deep), 20, "it")[:, :, 0].astype(float)
     means = deep.reshape(20, 2, 20, 2).mean((1, 3)) / 257
     assert np.abs(half - means)[1:-1, 1:-1].max() <= 1
     stored = io.BytesIO()
     Image.fromarray(deep).save(stored, "PNG")
-    assert np.array_equal(resize.fitted(Image.open(stored), 40, "it"), found)
+    assert np.array_equal(decode.fitted(Image.open(stored), 40, "it"), found)
 
 
 def deep_png(pixels: np.ndarray[Any, Any]) -> bytes:
@@ -146,27 +146,27 @@ def test_real_valued_pixels_are_refused_without_the_advice_of_a_size(tmp_path: P
 
 def test_what_has_no_known_range_is_refused() -> None:
     with pytest.raises(ValueError, match="^it has real-valued pixels"):
-        resize.fitted(Image.fromarray(np.zeros((4, 4), np.float32)), 2, "it")
+        decode.fitted(Image.fromarray(np.zeros((4, 4), np.float32)), 2, "it")
     with pytest.raises(ValueError, match="values from 0 to 70000, but 16 bits go from 0 to 65535"):
-        resize.fitted(Image.fromarray(np.array([[0, 70000]], np.int32)), 2, "it")
+        decode.fitted(Image.fromarray(np.array([[0, 70000]], np.int32)), 2, "it")
 
 
 def test_transparent_pixels_show_white_and_opaque_ones_themselves() -> None:
     pixels = np.zeros((10, 10, 4), np.uint8)
     pixels[:, 5:] = (200, 100, 0, 255)
-    found = resize.fitted(Image.fromarray(pixels), 10, "it")
+    found = decode.fitted(Image.fromarray(pixels), 10, "it")
     assert (found[:, :5] == 255).all()
     assert (found[:, 5:] == (200, 100, 0)).all()
     half = Image.fromarray(np.full((4, 4, 4), (100, 100, 100, 128), np.uint8))
-    assert np.abs(resize.fitted(half, 4, "it").astype(int) - (100 * 128 + 255 * 127) / 255).max() <= 1
+    assert np.abs(decode.fitted(half, 4, "it").astype(int) - (100 * 128 + 255 * 127) / 255).max() <= 1
     gray = Image.fromarray(np.stack([np.full((4, 4), 10), np.zeros((4, 4))], -1).astype(np.uint8), "LA")
-    assert resize.fitted(gray, 4, "it").shape == (4, 4, 1)
-    assert (resize.fitted(gray, 4, "it") == 255).all()
+    assert decode.fitted(gray, 4, "it").shape == (4, 4, 1)
+    assert (decode.fitted(gray, 4, "it") == 255).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr", "HSV"])
 def test_every_mode_is_gray_or_rgb(mode: str) -> None:
-    found = resize.fitted(photograph(30, 20).convert(mode), 8, "it")
+    found = decode.fitted(photograph(30, 20).convert(mode), 8, "it")
     assert found.shape == (8, 8, 1 if mode in ("1", "L") else 3)
 
 
@@ -176,7 +176,7 @@ def test_a_photograph_stands_as_its_camera_says() -> None:
     exif[0x0112] = 6  # turn by 90 degrees
     stored = io.BytesIO()
     image.save(stored, "PNG", exif=exif)
-    assert np.array_equal(resize.fitted(Image.open(stored), 20, "it"), np.rot90(resize.fitted(image, 20, "it"), -1))
+    assert np.array_equal(decode.fitted(Image.open(stored), 20, "it"), np.rot90(decode.fitted(image, 20, "it"), -1))
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg"])
@@ -196,7 +196,7 @@ def test_a_folder_of_unequal_photographs_is_read_with_a_size_only(tmp_path: Path
 def test_each_size_is_decoded_once_and_always_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, cache = folder(tmp_path / "photos", {str(i): photograph(20 + i, 30, i) for i in range(5)}), tmp_path / "cache"
     first = {size: sources.load(str(root), size=size, cache_dir=cache) for size in (8, 16)}
-    monkeypatch.setattr(resize, "fitted", None)  # a second decoding would fail
+    monkeypatch.setattr(decode, "fitted", None)  # a second decoding would fail
     for size, data in first.items():
         again = sources.load(str(root), size=size, cache_dir=cache)
         assert again.fingerprint == data.fingerprint

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from fedstill.data import KNOWN, load, places, sources
-from fedstill.data.npz import read_npz
+from fedstill.data.readers import read_npz
 
 
 def pictures(n=12, height=6, width=5, channels=3, seed=0):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.data import backbones, features, vector_file
-from fedstill.data.vector_file import VectorFile
+from fedstill.data import features
+from fedstill.data.features import VectorFile
 
 GROUPS = [[0, 2], [1, 3]]
 IMAGES = torch.randint(256, (700, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -25,8 +25,8 @@ def stopped(after):
 
 @pytest.mark.slow
 def test_a_stopped_computation_goes_on_with_equal_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(vector_file, "SECONDS", 0)
-    backbone = backbones.load("scattering", (1, 8, 8))
+    monkeypatch.setattr(features, "SECONDS", 0)
+    backbone = features.load_backbone("scattering", (1, 8, 8))
     whole = features.rows_of(backbone, IMAGES)
     seen, stop = stopped(2)
     with pytest.raises(KeyboardInterrupt):

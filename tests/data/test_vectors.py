@@ -13,12 +13,12 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from fedstill import Experiment, FedAvg, Job, run
+from fedstill.base.records import Normalisation
 from fedstill.cli import main
 from fedstill.data import from_torch, load, public, sources
 from fedstill.data.decode import from_table
-from fedstill.data.npz import read_npz
+from fedstill.data.readers import read_npz
 from fedstill.experiment.task import share_out
-from fedstill.records import Normalisation
 
 COLUMNS = {
     "size": [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, 10.5],

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
-from fedstill.distill.co_boosting import (
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
+from fedstill.distill.boosting import (
     HardGeneration,
     Reweighting,
     adversarial_loss,
@@ -19,8 +21,6 @@ from fedstill.distill.co_boosting import (
 )
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers, weighted
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
 
 LIKE = Records(torch.empty(0, 1, 8, 8, dtype=torch.uint8), torch.empty(0).long(), 3, Normalisation((0.4,), (0.2,)))
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-14}  # float64, a few sums in another order

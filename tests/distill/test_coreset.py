@@ -5,10 +5,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import stream
 from fedstill.data.sources import DataSet
 from fedstill.distill.coreset import Coreset, centres, shares
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import stream
 
 
 def two_classes(digits: DataSet) -> Records:

@@ -11,6 +11,9 @@ from small import run
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
+from fedstill.base.weights import flattened
 from fedstill.distill.cvae import (
     decoded,
     latent_divergence,
@@ -21,12 +24,9 @@ from fedstill.distill.cvae import (
     truncated_normal,
     with_class,
 )
-from fedstill.distill.flat import flattened
 from fedstill.methods.fedcvae import FedCVAE
-from fedstill.models.cvae import CVAE, Decoder
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.adam import Adam
+from fedstill.models.autoencoders import CVAE, Decoder
+from fedstill.train.sgd import Adam
 
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}  # float64, sums in another order
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.records import Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.distillates import (
     Autoencoding,
     CoreSet,
@@ -19,10 +21,8 @@ from fedstill.distill.distillates import (
     decoded,
     distillate_loss,
 )
-from fedstill.models.autoencoder import Autoencoder
-from fedstill.records import Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.adam import Adam
+from fedstill.models.autoencoders import Autoencoder
+from fedstill.train.sgd import Adam
 
 
 def network(seed: int) -> nn.Module:

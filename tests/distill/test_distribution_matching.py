@@ -8,6 +8,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedstill.base.records import Examples, Records
+from fedstill.base.seeds import derive, isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.distill import distribution_matching
 from fedstill.distill.distribution_matching import (
@@ -18,10 +20,8 @@ from fedstill.distill.distribution_matching import (
     sphere_around,
 )
 from fedstill.models import build
-from fedstill.models.convnet import ConvNet
+from fedstill.models.cnn import ConvNet
 from fedstill.models.projected import Projected, Task
-from fedstill.records import Examples, Records
-from fedstill.seeds import derive, isolated, stream
 from fedstill.train.augment import Transform
 
 FEDDM = DistributionMatching(steps=5, batch_size=16)

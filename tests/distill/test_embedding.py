@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedstill import methods, models, wire
+from fedstill import methods, models
+from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.distill.embedding import ImageFitting, embed, unit_features
 from fedstill.engines.server import ServerFederation
-from fedstill.models.convnet import ConvNet
-from fedstill.protocol import Method, Records, client_steps
-from fedstill.seeds import isolated, stream
+from fedstill.models.cnn import ConvNet
+from fedstill.protocol import Method, Records, client_steps, wire
 
 
 @cache

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstill.base.records import Examples, Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.ensemble import Distillation, Ensemble
-from fedstill.records import Examples, Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.loop import Diverged
+from fedstill.train.sgd import Diverged
 
 N, CLASSES = 12, 3
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from fedstill.distill.formation import check_divides, fold, unfold, unfolded
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import stream
+from fedstill.distill.pool import check_divides, fold, unfold, unfolded
 from fedstill.distill.synthesis import GradientMatching
 from fedstill.methods.fedgm_labels import FedGMLabels
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import stream
 
 
 def test_each_quarter_is_one_image_row_by_row() -> None:

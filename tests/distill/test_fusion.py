@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from fedstill import models
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.fusion import (
     FusedModel,
     PrototypeNetwork,
@@ -17,7 +18,6 @@ from fedstill.distill.fusion import (
     supervised_contrast,
 )
 from fedstill.protocol import state
-from fedstill.seeds import isolated, stream
 
 LABELS = torch.tensor([0, 1, 1, 2])
 

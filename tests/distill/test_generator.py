@@ -10,24 +10,25 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
-from fedstill.distill.dafl import (
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
+from fedstill.distill.ensemble import distillation_loss
+from fedstill.distill.generation import (
     DAFL,
+    Generation,
     activation_loss,
+    augmented,
+    divergence_loss,
     entropy_loss,
     one_hot_loss,
     pixels_of,
 )
-from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.generator import Generation, augmented, divergence_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import evaluate
 from fedstill.models.generator import DAFLGenerator, Generator, UpsampledConv
 from fedstill.protocol import load
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.loop import Diverged
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Diverged
 
 SHAPE, CLASSES = (1, 8, 8), 3
 LIKE = Records(torch.empty(0, *SHAPE, dtype=torch.uint8), torch.empty(0).long(), CLASSES, Normalisation((0.4,), (0.2,)))

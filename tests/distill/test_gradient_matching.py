@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill.gradient_matching import Distance, gradient_distance, match, matched_parameters, real_gradient
-from fedstill.models.convnet import ConvNet
-from fedstill.seeds import isolated, stream
+from fedstill.models.cnn import ConvNet
 
 KINDS: list[Distance] = ["grouped", "mse", "cos"]
 SHAPES = [(3, 2, 3, 3), (3,), (4, 12), (4,)]  # a convolution and a linear layer with their biases

@@ -7,11 +7,11 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from fedstill.base.records import Examples, Records
+from fedstill.base.seeds import stream
 from fedstill.data.sources import DataSet
 from fedstill.distill import kip
 from fedstill.distill.kip import KIP, inducing_points, ntk, predict
-from fedstill.records import Examples, Records
-from fedstill.seeds import stream
 
 W, B = math.sqrt(2), 0.1
 SMALL = KIP(steps=20, batch_size=20)

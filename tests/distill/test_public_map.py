@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstill import wire
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import stream
 from fedstill.distill import public_map
 from fedstill.distill.public_map import PublicMap
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import stream
+from fedstill.protocol import wire
 
 
 class Wide(nn.Module):

@@ -6,10 +6,10 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
+from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
-from fedstill.distill.representatives import choose, representatives
+from fedstill.distill.coreset import choose, representatives
 from fedstill.models import build
-from fedstill.seeds import isolated, stream
 
 
 def blobs(count: int, each: int, spread: float = 0.05) -> tuple[Tensor, Tensor]:

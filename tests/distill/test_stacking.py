@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
-from fedstill.distill.flat import flattened, load_flat
+from fedstill.base.seeds import isolated, stream
+from fedstill.base.weights import flattened, load_flat
 from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.protocol import state
-from fedstill.seeds import isolated, stream
 
 
 def network(seed: int) -> nn.Module:

@@ -6,14 +6,14 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.records import Records
+from fedstill.base.seeds import derive, isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.distill import synthesis
-from fedstill.distill.formation import unfold
 from fedstill.distill.gradient_matching import match
+from fedstill.distill.pool import unfold
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.models import build
-from fedstill.records import Records
-from fedstill.seeds import derive, isolated, stream
 
 SMALL = GradientMatching(nets=3, batch_size=16, choose="representatives", pool=64)
 

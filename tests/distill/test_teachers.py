@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedstill import models
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.distill import teachers as module
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import mode_of
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
 
 SHAPE, CLASSES = (1, 8, 8), 4
 SPECS = [

@@ -10,13 +10,12 @@ from census import Census
 from releases import entry
 from small import world
 
-from fedstill import wire
-from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Inline
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import BudgetExceeded, open_ledger
+from fedstill.privacy.releases import Gaussian, Pure, Unbounded
+from fedstill.protocol import wire
 
 EVENT = Gaussian(noise_multiplier=2.0)
 DELTA = 1e-5

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.data.sources import DataSet
 from fedstill.engines import client_evaluation
+from fedstill.engines.client import last_state
 from fedstill.engines.client_evaluation import EvaluationResult
-from fedstill.engines.client_state import last_state
 from fedstill.evaluate import confusion, evaluate
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
@@ -30,12 +30,11 @@ from fedstill.methods.fedrd import FedRD
 from fedstill.methods.fedrep import FedRep
 from fedstill.models import build
 from fedstill.protocol import Client, Method, Reply, Shared, client_steps, load, own_part, shared_part, state, step
+from fedstill.protocol.wire import unpack
+from fedstill.report.groups import group
 from fedstill.report.record import read_run
 from fedstill.report.sections import clients
-from fedstill.report.tasks import group
-from fedstill.train.adam import Adam
-from fedstill.train.sgd import SGD
-from fedstill.wire import unpack
+from fedstill.train.sgd import SGD, Adam
 
 TASK: dict[str, Any] = {"data": "digits", "clients": 4, "model": "convnet:width=8,depth=2", "workers": 0}
 LOCAL = {"lr": 0.05, "batch_size": 32}

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.engines.client_state import StateFiles
-from fedstill.files import Damaged
+from fedstill.base.files import Damaged
+from fedstill.engines.client import StateFiles
 
 
 def state_of(number: int) -> dict[str, torch.Tensor]:

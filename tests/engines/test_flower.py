@@ -22,16 +22,19 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from garbage import CLIENT, KINDS, Vandal, check_told, is_sentence, releases  # noqa: E402
 from small import Addressed, Probe, SeveralSites, federation, run, site, weights  # noqa: E402
 
-from fedstill import extras  # noqa: E402
+from fedstill.base import errors  # noqa: E402
 from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.content import content, take_bytes  # noqa: E402
-from fedstill.engines.flower.grid import GridTransport  # noqa: E402
-from fedstill.engines.flower.pulls import Pulls  # noqa: E402
+from fedstill.engines.flower.messages import (  # noqa: E402
+    GridTransport,  # noqa: E402
+    Pulls,  # noqa: E402
+    content,
+    take_bytes,
+)
 from fedstill.engines.flower.simulation import Simulation  # noqa: E402
-from fedstill.engines.inprocess import Inline  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
-from fedstill.sites import serve  # noqa: E402
+from fedstill.engines.transport import Inline  # noqa: E402
+from fedstill.sites.server import serve  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
 
@@ -449,7 +452,7 @@ def test_clients_that_raise_sleep_or_die_are_left_out(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fedstill.engines.flower.grid._SHARED", 60.0
+        "fedstill.engines.flower.messages._SHARED", 60.0
     )  # seconds, so that clients are quick however busy the machine is
     wrong = {"well": {}, "raise": {1: "raise"}, "die": {2: "die"}}
     sites = {name: site(Probe(misbehave=how), digits.train, tmp_path / name / "clients") for name, how in wrong.items()}
@@ -495,13 +498,13 @@ def test_without_flower_there_is_a_sentence(
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'flwr'", name="flwr")
 
-    monkeypatch.setattr("fedstill.experiment.simulation.importlib.import_module", missing)
+    monkeypatch.setattr("fedstill.experiment.run.importlib.import_module", missing)
     words = "run real --data digits --clients 2 --model convnet:width=8,depth=2 --engine flower --out".split()
     with pytest.raises(SystemExit) as stopped:
         main([*words, str(tmp_path / "a")])
     assert stopped.value.code == 2
     assert not (tmp_path / "a").exists()
-    assert extras.install("flower") in capsys.readouterr().err
+    assert errors.install("flower") in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------------------------- garbage

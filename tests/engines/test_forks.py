@@ -20,7 +20,7 @@ PROGRAM = """
 import os, random, sys, time
 from pathlib import Path
 from fedstill.engines.flower.forks import fork_for_each
-from fedstill.engines.flower.parent import end_with_parent
+from fedstill.engines.flower.supernode import end_with_parent
 parent, seen = os.getpid(), []
 def work(what, place):
     assert not seen and sys.stdin.read() == "", "something of another message is here"
@@ -36,7 +36,7 @@ fork_for_each(work, int(sys.argv[1]))
 
 NOISE = """
 import sys
-from fedstill import seeds
+from fedstill.base import seeds
 from fedstill.engines.flower.forks import fork_for_each
 def work(place):
     noise = seeds.Entropy()

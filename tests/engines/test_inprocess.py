@@ -16,9 +16,9 @@ import pytest
 from doubles import Killed
 from small import Probe, run, site, slow_to_start
 
-from fedstill.engines import inprocess
-from fedstill.engines.inprocess import Workers
+from fedstill.engines import transport
 from fedstill.engines.server import TooFewReplies
+from fedstill.engines.transport import Workers
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_client_that_takes_too_long_is_left_out_and_the_run_goes_on(
     def patient(pipes: list[Connection], seconds: float | None) -> list[Any]:
         return connection.wait(pipes, None if len(pipes) > 1 else seconds)
 
-    monkeypatch.setattr(inprocess, "wait", patient)
+    monkeypatch.setattr(transport, "wait", patient)
     method = Probe(misbehave={2: "sleep"}, rounds=1)
     _, federation = run(method, digits, tmp_path, workers=2, timeout=0.5, min_clients=3)
     (refusal,) = federation.journal.refusals()
@@ -82,7 +82,7 @@ import sys, time
 from pathlib import Path
 from small import Probe, site
 from fedstill.data import sources
-from fedstill.engines.inprocess import Workers
+from fedstill.engines.transport import Workers
 if __name__ == "__main__":
     workers = Workers(site(Probe(misbehave={0: "sleep"}), sources.load("digits").train, Path(sys.argv[1])), 1)
     list(workers.exchange(b"", [1], lambda _: None))

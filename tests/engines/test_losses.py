@@ -9,14 +9,13 @@ import pytest
 from typing_extensions import override
 
 import fedstill
-from fedstill import wire
 from fedstill.cli import main
-from fedstill.engines.losses import Losing
-from fedstill.engines.transport import Arrival, Transport
-from fedstill.experiment import extend
-from fedstill.experiment.finished import read_job
+from fedstill.engines.transport import Arrival, Losing, Transport
+from fedstill.experiment import reuse
+from fedstill.experiment.reuse import read_job
 from fedstill.experiment.run import run as run_job
-from fedstill.journal import EVALUATIONS
+from fedstill.protocol import wire
+from fedstill.runs.journal import EVALUATIONS
 
 CLIENTS = 200
 
@@ -96,7 +95,7 @@ def test_slow_clients_of_a_finished_run_are_asked_once_more(tmp_path: Path) -> N
     without = run_job(job(tmp_path / "run", slow=0.4))
     assert len(without["refused"]) == 2
     later = read_job(tmp_path / "run", tmp_path / "later", "")
-    extend.begin(tmp_path / "run", later)
+    reuse.begin(tmp_path / "run", later)
     summary = run_job(later)
     assert summary["refused"] == [] and summary["accuracy"] == whole["accuracy"]
     models = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "later", "run")]

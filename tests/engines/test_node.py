@@ -68,7 +68,7 @@ def test_a_supernode_in_process_isolation_starts_no_program() -> None:
 
 STUBBORN = """
 import os, signal, sys, time
-from fedstill.engines.flower.parent import end_with_parent
+from fedstill.engines.flower.supernode import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a SuperNode whose server is away
 if sys.argv[2] == "late":  # it was killed while this program imported
     print(os.getpid(), flush=True)

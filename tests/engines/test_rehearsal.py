@@ -5,9 +5,9 @@ from typing import Any
 
 from releases import entry
 
-from fedstill import wire
-from fedstill.engines.rehearsal import Clock, Rehearsal
-from fedstill.privacy.events import Gaussian
+from fedstill.experiment.estimate import Clock, Rehearsal
+from fedstill.privacy.releases import Gaussian
+from fedstill.protocol import wire
 
 SIZES = [500, 0, 90, 110, 20]
 
@@ -56,7 +56,7 @@ def test_without_releases_one_client_is_asked_alone() -> None:
 
 def test_the_clock_counts_a_block_as_often_as_it_is_repeated(monkeypatch: Any) -> None:
     now = 100.0
-    monkeypatch.setattr("fedstill.engines.rehearsal.time.perf_counter", lambda: now)
+    monkeypatch.setattr("fedstill.experiment.estimate.time.perf_counter", lambda: now)
     clock = Clock()
     with clock.times(1):
         now += 1.0

@@ -15,12 +15,11 @@ from jaxtyping import Float64
 from small import run, world
 from torch import Tensor
 
-from fedstill import schema, wire
-from fedstill.engines.inprocess import Inline
+from fedstill import schema
 from fedstill.engines.reply_checks import listed
 from fedstill.engines.server import TooFewReplies
-from fedstill.engines.transport import Arrival
-from fedstill.protocol import Public, Released, Reply
+from fedstill.engines.transport import Arrival, Inline
+from fedstill.protocol import Public, Released, Reply, wire
 
 
 def test_what_was_released_makes_the_guarantee(digits: Any, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from small import spec_of
 
 from fedstill import methods, schema
+from fedstill.base.records import Normalisation, Records
 from fedstill.data.sources import DataSet
 from fedstill.engines.run_spec import RunSpec
-from fedstill.records import Normalisation, Records
 
 RUN = "0123456789abcdef" * 2
 FIRST = (

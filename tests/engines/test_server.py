@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from rogue import Rogue
 from small import Probe, federation, run, site, spec_of, weights, world
 
-from fedstill import files, wire
-from fedstill.engines import checkpoint
-from fedstill.engines.inprocess import Inline
+from fedstill.base import files
+from fedstill.engines import server
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.engines.transport import Arrival, Watcher
-from fedstill.journal import Journal
+from fedstill.engines.transport import Arrival, Inline, Watcher
 from fedstill.methods.dense import Dense
 from fedstill.methods.fedavg import FedAvg
+from fedstill.protocol import wire
+from fedstill.runs.journal import Journal
 
 
 class Canned:
@@ -367,7 +367,7 @@ def test_a_negative_variance_is_refused(digits: Any, tmp_path: Path) -> None:
 
 
 def test_epochs_go_on_in_a_later_round(digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY", 0)
+    monkeypatch.setattr(server, "SAVE_EVERY", 0)
 
     def work(fed: ServerFederation, dies: bool) -> Iterator[tuple[int, int]]:
         model = fed.new_model()

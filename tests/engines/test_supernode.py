@@ -27,7 +27,7 @@ from flwr.supernode import fleet_http_connection, start_client_internal  # noqa:
 from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
 
 from fedstill.engines.flower import supernode  # noqa: E402
-from fedstill.engines.flower.content import PIECE, content, take_bytes  # noqa: E402
+from fedstill.engines.flower.messages import PIECE, content, take_bytes  # noqa: E402
 from fedstill.engines.flower.supernode import Budget, Connection, Limits  # noqa: E402
 
 LIMIT, RUN = 3 * PIECE, 7

@@ -12,10 +12,8 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill import ticks
-from fedstill.engines.inprocess import Workers
-from fedstill.engines.losses import Losing
-from fedstill.engines.transport import Watcher, Watchers
-from fedstill.experiment.lines import Lines
+from fedstill.engines.transport import Losing, Watcher, Watchers, Workers
+from fedstill.experiment.progress import Lines
 from fedstill.methods.fedd3 import FedD3
 from fedstill.methods.feddf import FedDF
 from fedstill.methods.feddm import FedDM

@@ -9,7 +9,7 @@ import pytest
 
 from fedstill import Experiment, FedAvg, Job, methods, run
 from fedstill.experiment import checks
-from fedstill.experiment.dry_run import estimate
+from fedstill.experiment.estimate import estimate
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import share_out
 from fedstill.models import build

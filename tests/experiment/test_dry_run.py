@@ -9,7 +9,7 @@ from method_settings import SMALL
 
 import fedstill
 from fedstill.cli import main
-from fedstill.experiment.dry_run import Estimate, estimate
+from fedstill.experiment.estimate import Estimate, estimate
 from fedstill.methods import find
 
 TASK: dict[str, Any] = {"data": "digits", "clients": 4, "limit": 600, "model": "convnet:width=8,depth=2", "workers": 0}

@@ -8,15 +8,14 @@ import pytest
 
 import fedstill
 from fedstill.cli import main
-from fedstill.experiment import extend, reuse
+from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
+from fedstill.experiment.reuse import leave_out, read_job
 from fedstill.experiment.run import run
-from fedstill.experiment.withdraw import leave_out
 from fedstill.methods import find
+from fedstill.protocol.wire import unpack
 from fedstill.train.sgd import SGD
-from fedstill.wire import unpack
 
 MODELS = {"rounds": 1, "local": {"lr": 0.05}}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
@@ -41,7 +40,7 @@ def job(out: Path, name: str = "late:LateModels", **changes: Any) -> Job:
 
 def extended(finished: Path, out: Path) -> dict[str, Any]:
     again = read_job(finished, out, "")
-    extend.begin(finished, again)
+    reuse.begin(finished, again)
     return run(again)
 
 
@@ -88,7 +87,7 @@ def test_an_extension_that_died_goes_on(away: Path, tmp_path: Path, monkeypatch:
     (away / "2").touch()
     run(job(tmp_path / "run"))
     with monkeypatch.context() as patch:
-        patch.setattr("fedstill.files.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("fedstill.base.files.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             extended(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -101,7 +100,7 @@ def test_only_what_can_be_extended_is(away: Path, tmp_path: Path) -> None:
     def refusal(finished: Path, **changes: Any) -> str:
         with pytest.raises(ValueError, match=r"\S") as caught:
             again = read_job(finished, tmp_path / "out", "")
-            extend.begin(finished, again.replace(experiment=again.experiment.model_copy(update=changes)))
+            reuse.begin(finished, again.replace(experiment=again.experiment.model_copy(update=changes)))
         return str(caught.value)
 
     run(job(tmp_path / "whole"))
@@ -133,7 +132,7 @@ def test_real_sites_are_asked_by_flower(away: Path, tmp_path: Path, capsys: pyte
     assert f'\'extend="{finished}" out="{finished}-extended"\'' in capsys.readouterr().err
     again = read_job(finished, tmp_path / "out", "")
     more = again.replace(experiment=again.experiment.model_copy(update={"clients": 6}))
-    extend.begin(finished, more)
+    reuse.begin(finished, more)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["experiment"]["clients"] == 6
 
 
@@ -276,7 +275,7 @@ def test_a_folder_without_one_client_is_not_taken_for_one_without_another(away: 
     run(job(slow))
     left_out(slow, 0, tmp_path / "fewer")
     with pytest.raises(ValueError, match="fewer has another run"):  # of the same replies
-        extend.begin(slow, read_job(slow, tmp_path / "fewer", ""))
+        reuse.begin(slow, read_job(slow, tmp_path / "fewer", ""))
 
 
 def test_an_extension_may_need_the_slow_clients(tmp_path: Path) -> None:
@@ -289,7 +288,7 @@ def test_an_extension_may_need_the_slow_clients(tmp_path: Path) -> None:
     every = again.replace(experiment=again.experiment.model_copy(update={"min_clients": 4}))
     with pytest.raises(ValueError, match="leaves 2 of 4 clients, but --min-clients is 4"):
         run(every)
-    extend.begin(tmp_path / "run", every)
+    reuse.begin(tmp_path / "run", every)
     assert run(every)["refused"] == []
 
 

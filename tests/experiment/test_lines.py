@@ -12,14 +12,13 @@ from rich.console import Console
 
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import lines
+from fedstill.experiment import progress
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
-from fedstill.experiment.lines import Lines
-from fedstill.experiment.progress import Bars, watch
+from fedstill.experiment.progress import Bars, Lines, watch
 from fedstill.experiment.run import run
-from fedstill.journal import Refusal
 from fedstill.methods import find
+from fedstill.runs.journal import Refusal
 
 QUICK = "--data digits --clients 2 --limit 100 --model convnet:width=8,depth=2 --workers 0".split()
 TIME = r"\d+:\d\d"
@@ -73,13 +72,13 @@ def test_a_long_step_of_one_client_says_every_while_that_it_is_at_work() -> None
     assert any("x: step distil, 1 of 1 clients replied; 0:" in line for line in said)
     time.sleep(0.1)
     assert len(said) == number  # nothing after the end
-    assert lines.EVERY <= 30
+    assert progress.EVERY <= 30
 
 
 def test_time_left_follows_the_pace_of_this_start(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     now = 1000.0
-    monkeypatch.setattr("fedstill.experiment.lines.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedstill.experiment.progress.time.monotonic", lambda: now)
     watcher = Lines(said.append, "x")
     watcher.resumed(done=7, total=10)
     watcher.asked("update", 10, 2)
@@ -104,7 +103,7 @@ def test_time_left_follows_the_pace_of_this_start(monkeypatch: pytest.MonkeyPatc
 def test_time_left_leaves_out_the_first_part_and_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     now = 1000.0
-    monkeypatch.setattr("fedstill.experiment.lines.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedstill.experiment.progress.time.monotonic", lambda: now)
     watcher = Lines(said.append, "x")
     watcher.asked("distil", 10, 0)
     for seconds in (30, 2, 2):  # the first waits for its process

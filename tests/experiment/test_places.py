@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedstill import lookup
+from fedstill.base import lookup
 from fedstill.cli import main
 from fedstill.experiment.config import Experiment, difference, digest
-from fedstill.experiment.job import Job
-from fedstill.experiment.places import default_folder
+from fedstill.experiment.job import Job, default_folder
 from fedstill.experiment.run import run
 from fedstill.methods import find
 from fedstill.runs.folder import RunFolder

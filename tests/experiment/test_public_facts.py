@@ -16,7 +16,7 @@ from fedstill.experiment.overlap import twins
 from fedstill.experiment.task import share_out
 from fedstill.privacy import guarantee
 from fedstill.report import guarantees
-from fedstill.sites.policy import SitePolicy
+from fedstill.sites.site.policy import SitePolicy
 
 
 def write(place: Path, white: bool = False, seed: int = 0) -> Path:

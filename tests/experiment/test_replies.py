@@ -10,12 +10,12 @@ import pytest
 import fedstill
 from fedstill import methods
 from fedstill.cli import main
-from fedstill.engines.site import Site
+from fedstill.engines.client import Site
 from fedstill.experiment import reuse
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
+from fedstill.experiment.reuse import leave_out
 from fedstill.experiment.run import run
-from fedstill.experiment.withdraw import leave_out
 from fedstill.runs.folder import RunFolder
 
 TASK = {"data": "digits", "clients": 2, "limit": 80, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -211,16 +211,16 @@ def test_a_private_reply_is_not_released_again(tmp_path: Path) -> None:
 
 OWN = """
 from fedstill.methods.feddf import FedDF
-from fedstill.methods import uploads
+from fedstill.methods.parts import model_uploads
 from fedstill.protocol import step
-from fedstill.methods.uploads import Upload
+from fedstill.methods.parts.model_uploads import Upload
 
 FACTOR = 0.0
 
 class {name}(FedDF):
     @step
     def train(self, client) -> Upload:
-        reply = uploads.local_upload(client, client.new_model(), self)
+        reply = model_uploads.local_upload(client, client.new_model(), self)
         weights = {{k: FACTOR * w for k, w in reply.weights.items()}}
         return Upload(architecture=reply.architecture, weights=weights, num_records=reply.num_records)
 """

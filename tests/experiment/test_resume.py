@@ -10,13 +10,13 @@ import pytest
 import small
 from rich.console import Console
 
+from fedstill.base.records import Records
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.progress import watch
 from fedstill.experiment.run import Job, run
 from fedstill.methods import find
-from fedstill.records import Records
 
 
 class Stopped(Exception):

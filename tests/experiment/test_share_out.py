@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedstill import Experiment
+from fedstill.base.records import Records
 from fedstill.experiment.task import client_data, share_out
-from fedstill.records import Records
 
 
 def counts(*parts: Records) -> Counter[bytes]:

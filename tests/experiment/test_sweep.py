@@ -14,13 +14,13 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
-from fedstill import processes
+from fedstill.base import processes
 from fedstill.cli import main
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import search, sweep, sweep_runs
-from fedstill.experiment.sweep_file import Sweep, read_sweep
+from fedstill.experiment import sweep
+from fedstill.experiment.sweep import Sweep, read_sweep
 from fedstill.report import tuning
-from fedstill.runs.lock import Taken
+from fedstill.runs.folder import Taken
 
 FEDAVG = {"rounds": 1, "try": {"local.lr": [0.01, 0.1]}}
 ONE = {"data": "digits", "methods": {"fedavg": FEDAVG}}
@@ -100,10 +100,10 @@ def test_every_method_gets_the_same_number_of_tries(tmp_path: Path) -> None:
     assert (made["mu"], made["local"]["lr"], made["rounds"]) == (1, 0.2, 1)
 
 
-def searched(score: Callable[[search.Point], float | None], tries: int) -> list[search.Point]:
-    space = {"lr": search.Range(low=1e-4, high=1, log=True), "steps": search.Range(low=1, high=9, whole=True)}
-    asked = search.optuna({**space, "kind": [None, [1, 2]]}, tries, 4)
-    points, found = next(asked), list[search.Point]()
+def searched(score: Callable[[sweep.Point], float | None], tries: int) -> list[sweep.Point]:
+    space = {"lr": sweep.Range(low=1e-4, high=1, log=True), "steps": sweep.Range(low=1, high=9, whole=True)}
+    asked = sweep.optuna({**space, "kind": [None, [1, 2]]}, tries, 4)
+    points, found = next(asked), list[sweep.Point]()
     while True:
         found += points
         try:
@@ -115,7 +115,7 @@ def searched(score: Callable[[search.Point], float | None], tries: int) -> list[
 def test_optuna_searches_and_comes_to_the_same_points() -> None:
     pytest.importorskip("optuna", reason="optuna is not installed: pip install 'fedstill[sweeps]'")
 
-    def near(point: search.Point) -> float:
+    def near(point: sweep.Point) -> float:
         return -(np.log10(point["lr"] / 0.03) ** 2)
 
     points = searched(near, 30)
@@ -212,14 +212,14 @@ def test_a_failed_point_is_named_and_the_others_count(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "pool", Local)
-    run = sweep_runs.run
+    run = sweep.run
 
     def diverging(job: Any) -> Any:
         if job.method.local.lr == 1e-4:
             raise ValueError("the weights are not finite")
         return run(job)
 
-    monkeypatch.setattr(sweep_runs, "run", diverging)
+    monkeypatch.setattr(sweep, "run", diverging)
     methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}
     outcome = sweep.run_sweep(task(False, methods=methods), tmp_path / "out", watcher=Watcher())
     failed, worked = outcome.tries["fedavg"]
@@ -230,14 +230,14 @@ def test_a_failed_point_is_named_and_the_others_count(
     def impossible(job: Any) -> Any:
         raise ValueError("there are fewer records than clients")
 
-    monkeypatch.setattr(sweep_runs, "run", impossible)
+    monkeypatch.setattr(sweep, "run", impossible)
     methods = {"fedavg": {"rounds": 2, "try": {"local.lr": [0.1, 0.2, 0.3]}}}
     watcher = Watcher()
     monkeypatch.setattr(watcher, "noted", notes.append)
     with pytest.raises(ValueError, match="no run of the sweep worked"):
         sweep.run_sweep(task(False, methods=methods), tmp_path / "impossible", watcher=watcher)
     assert len(notes) == 1  # not one for each try
-    monkeypatch.setattr(sweep_runs, "run", diverging)
+    monkeypatch.setattr(sweep, "run", diverging)
     with pytest.raises(ValueError, match="no run of the sweep worked; fedavg: "):
         methods = {"fedavg": {"rounds": 2, "local": {"lr": 1e-4}}}
         sweep.run_sweep(task(False, methods=methods), tmp_path / "bad", watcher=Watcher())
@@ -247,14 +247,14 @@ def test_any_error_of_a_try_is_its_own_and_the_test_set_waits_for_it(
     task: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "pool", Local)
-    run, broken = sweep_runs.run, [True]
+    run, broken = sweep.run, [True]
 
     def breaking(job: Any) -> Any:
         if job.method.local.lr == 0.3 and broken:
             raise RuntimeError("out of memory\nand more")
         return run(job)
 
-    monkeypatch.setattr(sweep_runs, "run", breaking)
+    monkeypatch.setattr(sweep, "run", breaking)
     methods, out = {"fedavg": {"rounds": 2, "try": {"local.lr": [1e-4, 0.3]}}}, tmp_path / "out"
     outcome = sweep.run_sweep(task(False, methods=methods), out, watcher=Watcher())
     assert [one.failure for one in outcome.tries["fedavg"]] == ["", "RuntimeError: out of memory"]

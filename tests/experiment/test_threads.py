@@ -9,8 +9,9 @@ import pytest
 import torch
 from benchmark import load
 
-from fedstill import Experiment, FedAvg, Job, run, seeds
-from fedstill.engines.site import _threads
+from fedstill import Experiment, FedAvg, Job, run
+from fedstill.base import seeds
+from fedstill.engines.client import _threads
 
 
 @pytest.mark.slow

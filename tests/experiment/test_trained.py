@@ -11,7 +11,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.methods import find
-from fedstill.wire import pack, unpack
+from fedstill.protocol.wire import pack, unpack
 
 TASK = {"data": "digits", "clients": 2, "model": "convnet:width=4,depth=2", "workers": 0, "public": "noise=50"}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}

@@ -10,12 +10,11 @@ import pytest
 from fedstill import load_model
 from fedstill.attacks.membership import Membership, membership
 from fedstill.attacks.uploads import Uploads, uploads
+from fedstill.base.lookup import source_digests
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.finished import read_job
 from fedstill.experiment.job import Job
+from fedstill.experiment.reuse import leave_out, read_job
 from fedstill.experiment.run import run
-from fedstill.experiment.withdraw import leave_out
-from fedstill.lookup import source_digests
 from fedstill.methods import find
 from fedstill.report.publish import publish
 

@@ -12,10 +12,10 @@ import torch
 from method_settings import SMALL
 
 from fedstill import DataSet, Experiment, Job, load_model, methods, run
+from fedstill.base.records import Records
 from fedstill.data import from_torch
 from fedstill.experiment.task import share_out
 from fedstill.protocol import returns_run_model
-from fedstill.records import Records
 
 MODEL = "mlp:hidden=16,layers=1"
 ONLY_IMAGES = (

@@ -10,7 +10,8 @@ import torch
 from small import STEEPEST, descended, holding, kept, loss_on, near, of_sizes, run
 from torch import Tensor, nn
 
-from fedstill.engines.client_state import last_state
+from fedstill.base.records import Records
+from fedstill.engines.client import last_state
 from fedstill.methods.averaging import gradient_weight, mean_weights, weighted_mean
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fednova import FedNova
@@ -19,7 +20,6 @@ from fedstill.methods.fedrep import FedRep
 from fedstill.methods.ldp_fedavg import LDPFedAvg
 from fedstill.methods.scaffold import Scaffold
 from fedstill.protocol import Method, load, parameters, state
-from fedstill.records import Records
 from fedstill.train.sgd import SGD
 
 LOCAL = SGD(lr=0.05, momentum=0.9, batch_size=32)

@@ -14,12 +14,12 @@ from small import run, world
 from torch import Tensor
 
 from fedstill.data.sources import DataSet
-from fedstill.engines.client import SiteClient
-from fedstill.engines.client_state import last_state
+from fedstill.engines.client import SiteClient, last_state
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.methods import fedgm_labels, label_sets
+from fedstill.methods import fedgm_labels
 from fedstill.methods.fedgm_labels import FedGMLabels
-from fedstill.methods.label_sets import RandomisedSet
+from fedstill.methods.parts import label_sets
+from fedstill.methods.parts.label_sets import RandomisedSet
 from fedstill.privacy.randomized_response import RRWithPrior
 from fedstill.protocol import Records, Released, state
 

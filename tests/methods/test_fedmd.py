@@ -10,12 +10,12 @@ from small import noise_images, run
 from torch import nn
 
 from fedstill import models
-from fedstill.engines.client_state import last_state
+from fedstill.base.records import Records
+from fedstill.base.seeds import isolated, stream
+from fedstill.engines.client import last_state
 from fedstill.methods.fedmd import FedMD, Scores, mean_logits, score_distance
-from fedstill.records import Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.adam import Adam
-from fedstill.train.transfer import learn_public_classes
+from fedstill.train.extractor import learn_public_classes
+from fedstill.train.sgd import Adam
 
 METHOD: dict[str, Any] = {"local": Adam(epochs=1), "transfer": Adam(epochs=1), "revisit": Adam(epochs=1), "images": 40}
 

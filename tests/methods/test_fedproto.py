@@ -10,9 +10,10 @@ from small import run
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fedstill import models, seeds
+from fedstill import models
+from fedstill.base import seeds
 from fedstill.data.sources import DataSet
-from fedstill.engines.client_state import last_state
+from fedstill.engines.client import last_state
 from fedstill.methods.fedproto import FedProto, Prototypes, global_prototypes
 from fedstill.train.sgd import SGD
 

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from fedstill.data.sources import DataSet
 from fedstill.distill import distribution_matching
 from fedstill.distill.distribution_matching import DistributionMatching
-from fedstill.engines.client_state import last_state
+from fedstill.engines.client import last_state
 from fedstill.methods.fedrd import FedRD
 from fedstill.protocol import Method, load, shared_part
-from fedstill.train.adam import Adam
+from fedstill.train.sgd import Adam
 
 MATCHING: Any = {"steps": 1, "batch_size": 16, "logits": False, "batch_statistics": True}
 

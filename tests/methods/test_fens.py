@@ -9,8 +9,7 @@ from small import holding, kept, of_sizes, run
 from torch import nn
 
 from fedstill.distill.stacking import StackedModel
-from fedstill.engines.client import SiteClient
-from fedstill.engines.client_state import last_state
+from fedstill.engines.client import SiteClient, last_state
 from fedstill.methods.fens import FENS
 from fedstill.protocol import state
 from fedstill.train.sgd import SGD

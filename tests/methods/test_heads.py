@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from fedstill import methods, models, wire
+from fedstill import methods, models
+from fedstill.base.seeds import stream
 from fedstill.data.sources import DataSet
 from fedstill.distill.ensemble import Distillation
 from fedstill.distill.public_map import PublicFeatures, PublicMap, split_public
-from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.methods.heads import PrivateHeads, mean_head, public_features
-from fedstill.models.head import HeadModel
+from fedstill.engines.transport import Inline
+from fedstill.methods.parts.private_heads import PrivateHeads, mean_head, public_features
+from fedstill.models.heads import HeadModel
 from fedstill.privacy.accounting import gaussian_noise
 from fedstill.privacy.logistic import logits
-from fedstill.protocol import Method, Records, load, state
-from fedstill.seeds import stream
+from fedstill.protocol import Method, Records, load, state, wire
 from fedstill.train.extractor import Extractor
 
 CLIENTS = 3

@@ -8,7 +8,7 @@ import pytest
 from rogue import MAX, Change, counting, none, of, reasons, times
 
 from fedstill.data.sources import DataSet
-from fedstill.engines import outliers
+from fedstill.engines import reply_checks
 from fedstill.engines.client_evaluation import ConfusionReply
 from fedstill.methods.fedavg import Update
 
@@ -51,5 +51,5 @@ def test_large_but_possible_numbers_are_used(name: str, factor: float, digits: D
 def test_replies_of_whole_numbers_have_no_sizes() -> None:
     """So the sizes of the last weights are kept over an evaluation, for the sentence on a model that is not finite."""
     replies: Any = SimpleNamespace(clients=[0, 1])
-    assert outliers.sizes_of(replies, ConfusionReply.schema, {0: 0.0, 1: 0.0}) == {}
-    assert outliers.sizes_of(replies, Update.schema, {0: 3.0, 1: 0.0}) == {0: 3.0, 1: 0.0}
+    assert reply_checks.sizes_of(replies, ConfusionReply.schema, {0: 0.0, 1: 0.0}) == {}
+    assert reply_checks.sizes_of(replies, Update.schema, {0: 3.0, 1: 0.0}) == {0: 3.0, 1: 0.0}

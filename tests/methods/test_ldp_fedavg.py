@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from noise import looks_like
 from small import run
 
-from fedstill import seeds
+from fedstill.base import seeds
 from fedstill.data.sources import DataSet
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.ldp_fedavg import LDPFedAvg
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Gaussian
 from fedstill.privacy.mechanisms import ClippedUpdate
+from fedstill.privacy.releases import Gaussian
 from fedstill.protocol import parameters
 
 LOCAL: dict[str, Any] = {"lr": 0.05, "batch_size": 32}

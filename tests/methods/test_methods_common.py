@@ -16,14 +16,14 @@ from method_settings import SMALL
 from small import Addressed, SeveralSites, Shuffled, federation, noise_images, site, weights, world
 from torch import nn
 
-from fedstill import methods, wire
+from fedstill import methods
+from fedstill.base.records import Records
 from fedstill.data.sources import DataSet
-from fedstill.engines import checkpoint
-from fedstill.engines.inprocess import Inline, Workers
+from fedstill.engines import server
 from fedstill.engines.server import ServerFederation
+from fedstill.engines.transport import Inline, Workers
 from fedstill.experiment.config import Experiment
-from fedstill.protocol import Method, Settings, returns_run_model, state
-from fedstill.records import Records
+from fedstill.protocol import Method, Settings, returns_run_model, state, wire
 
 PRIVATE = {
     "fedgm-labels": "label",
@@ -293,7 +293,7 @@ def test_a_server_killed_behind_an_epoch_goes_on_with_the_next(
                 raise Killed
             yield epoch
 
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(server, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(ServerFederation, "epochs", mortal)
     with pytest.raises(Killed):
         run(make(name), digits, tmp_path)

@@ -16,17 +16,17 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from fedstill import Experiment, Job, run
+from fedstill.base.seeds import Simulated, stream
 from fedstill.data import from_torch
 from fedstill.data.sources import DataSet
 from fedstill.distill.mixtures import Mixture, coloured
-from fedstill.methods.class_mixtures import Mixtures
 from fedstill.methods.fedpft import FedPFT
+from fedstill.methods.parts.feature_sums import Total
+from fedstill.methods.parts.gaussians import Mixtures
 from fedstill.methods.safle import SAFLe
-from fedstill.methods.totals import Total
-from fedstill.models.buckets import Bucketed
+from fedstill.models.heads import Bucketed
 from fedstill.privacy.class_gaussians import COUNTS
 from fedstill.privacy.second_moments import SecondMoments, unpacked
-from fedstill.seeds import Simulated, stream
 
 TINY: dict[str, Any] = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}, "epsilon": None}
 

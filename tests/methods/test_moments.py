@@ -16,20 +16,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import methods, models
+from fedstill.base.seeds import Simulated, stream
 from fedstill.data.sources import DataSet
 from fedstill.distill.public_map import PublicMap
-from fedstill.engines.client_state import last_state
+from fedstill.engines.client import last_state
 from fedstill.methods.afl import AFL
 from fedstill.methods.fedcgs import FedCGS
 from fedstill.methods.fedcgs_p import FedCGSP
-from fedstill.methods.fisher import FisherMix
-from fedstill.methods.gaussian import classes_of
 from fedstill.methods.gh_ofl import GHOFL
-from fedstill.methods.moments import DTYPES, Sums
-from fedstill.methods.totals import Total, add_up, cleaned
+from fedstill.methods.parts.feature_sums import Total, add_up, cleaned
+from fedstill.methods.parts.gaussians import FisherMix, classes_of
+from fedstill.methods.parts.moments import DTYPES, Sums
 from fedstill.privacy.second_moments import SecondMoments
 from fedstill.protocol import Records, Released, load
-from fedstill.seeds import Simulated, stream
 
 TINY = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}, "epsilon": None, "precision": "double"}
 CLASSES, DIMS, BIAS = 5, 12, 0.1

@@ -16,11 +16,12 @@ from method_settings import SMALL
 from neighbours import compare, hear
 from small import noise_images
 
-from fedstill import methods, seeds
+from fedstill import methods
 from fedstill.audit.neighbours import Heard
+from fedstill.base import seeds
+from fedstill.base.records import Records
 from fedstill.privacy import mechanisms
 from fedstill.protocol import client_steps
-from fedstill.records import Records
 
 ALL = {"rounds": 2, "participation": 1.0, "local": {"steps": 2, "batch_size": 64, "supposed_records": 64, "lr": 0.05}}
 """Every record in every batch, so that all that one record may do happens in every step."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import methods
+from fedstill.base.records import Examples
+from fedstill.base.seeds import stream
 from fedstill.cli import main
 from fedstill.data import load
 from fedstill.data.sources import DataSet
@@ -18,10 +20,7 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.methods.fedmd import FedMD, Scores, mean_logits
-from fedstill.records import Examples
-from fedstill.seeds import stream
-from fedstill.train.adam import Adam
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Adam
 
 TASK = {"data": "digits", "clients": 3, "limit": 300, "workers": 0, "model": "convnet:width=8,depth=1"}
 PUBLIC = {"public": "noise=64", "mean": (0.5,), "std": (0.25,), "num_classes": 10}

@@ -10,17 +10,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from fedstill.data.sources import DataSet
-from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import ServerFederation
+from fedstill.engines.transport import Inline
 from fedstill.methods import find
 from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.fedkadp import FedKADP, taught_loss
 from fedstill.methods.fedkd import mutual_loss
-from fedstill.methods.private_rounds import PrivateRounds, claimed
+from fedstill.methods.parts.private_rounds import PrivateRounds, claimed
 from fedstill.privacy import accounting
-from fedstill.privacy.batch_clipping import BatchClippedSGD
-from fedstill.privacy.events import Gaussian
+from fedstill.privacy.dp_sgd import BatchClippedSGD
 from fedstill.privacy.ledger import covers, total_epsilon
+from fedstill.privacy.releases import Gaussian
 from fedstill.protocol import parameters
 from fedstill.train.feedback import PublicLoss
 
@@ -295,7 +295,7 @@ def test_an_adaptation_that_fails_says_nothing(
     digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedstill.methods.fedrd_records import FedRDRecords
-    from fedstill.train.loop import Diverged
+    from fedstill.train.sgd import Diverged
 
     failed = []
 

@@ -14,13 +14,13 @@ from small import kept, run, world
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.engines.inprocess import Inline
 from fedstill.engines.server import TooFewReplies
-from fedstill.methods import robust
+from fedstill.engines.transport import Inline
 from fedstill.methods.averaging import mean_weights
 from fedstill.methods.fedavg import Update
 from fedstill.methods.fedavg_robust import FedAvgRobust
-from fedstill.methods.robust import aggregate, fewest, geometric_median, krum, squared_distances
+from fedstill.methods.parts import robust
+from fedstill.methods.parts.robust import aggregate, fewest, geometric_median, krum, squared_distances
 from fedstill.protocol import Client, Federation, Method, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 

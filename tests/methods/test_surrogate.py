@@ -8,15 +8,15 @@ import pytest
 import torch
 from small import MODEL, STEEPEST, descended, holding, kept, loss_on, near, of_sizes, run, world
 
+from fedstill.base.records import Records
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import ServerFederation
 from fedstill.methods import fedgm
 from fedstill.methods.feddm import FedDM
 from fedstill.methods.fedgm import FedGM
+from fedstill.methods.parts.surrogate import union
 from fedstill.methods.real import Real
-from fedstill.methods.surrogate import union
 from fedstill.protocol import Method, client_steps
-from fedstill.records import Records
 
 QUICK: dict[str, Any] = {"training": {"epochs": 2}}
 MATCHING: dict[str, Any] = {"nets": 2, "batch_size": 16}

@@ -26,13 +26,13 @@ from small import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedstill import wire
+from fedstill.base.records import Examples, Records
 from fedstill.data.sources import DataSet
 from fedstill.distill.ensemble import Distillation
-from fedstill.distill.generator import Generation
+from fedstill.distill.generation import Generation
 from fedstill.distill.pool import Pool
-from fedstill.engines import checkpoint, server
-from fedstill.engines.inprocess import Inline
+from fedstill.engines import server
+from fedstill.engines.transport import Inline
 from fedstill.evaluate import evaluate, outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
@@ -42,11 +42,9 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
 from fedstill.methods.dense_published import DensePublished
 from fedstill.methods.feddf import FedDF
-from fedstill.protocol import Method, Step, load, state
-from fedstill.records import Examples, Records
+from fedstill.protocol import Method, Step, load, state, wire
 from fedstill.train.augment import VIEWS
-from fedstill.train.loop import Diverged
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Diverged
 
 LOCAL = SGD(lr=0.05, batch_size=32)
 KINDS = ("convnet:width=8,depth=2", "convnet:width=4,depth=1")
@@ -61,7 +59,7 @@ def dense(**changes: Any) -> Dense:
 def test_a_server_that_dies_between_two_epochs_goes_on_behind_the_last(
     after: int, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(server, "SAVE_EVERY", 0.0)
     expected, _ = small.run(dense(), digits, tmp_path / "whole")
     learnt: list[int] = []
     examples = Pool.examples
@@ -85,7 +83,7 @@ def test_a_server_that_dies_between_two_epochs_goes_on_behind_the_last(
 def test_epochs_of_a_finished_stage_are_not_done_again(
     digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(server, "SAVE_EVERY", 0.0)
     expected, _ = small.run(dense(), digits, tmp_path)
 
     def never(*_: Any) -> None:

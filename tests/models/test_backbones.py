@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.base.seeds import isolated
 from fedstill.evaluate import mode_of
-from fedstill.seeds import isolated
 
 CIFAR, MNIST, DIGITS = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 SPECS = ["resnet8:width=8", "mobilenetv2s", "shufflenet"]

@@ -10,9 +10,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import avg_pool2d, max_pool2d
 
 from fedstill import models
-from fedstill.models.convnet import AvgPool2
-from fedstill.models.pooling import max_pool2
-from fedstill.seeds import isolated
+from fedstill.base.seeds import isolated
+from fedstill.models.cnn import AvgPool2, max_pool2
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
@@ -246,7 +245,7 @@ def test_max_pool2_does_not_hide_nan() -> None:
 
 
 def test_max_pool2_under_vmap_gives_the_gradient_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstill.models.pooling._SMALL", 0)
+    monkeypatch.setattr("fedstill.models.cnn._SMALL", 0)
     model = models.build("lenet", (1, 16, 16), 3)
     weights = dict(model.named_parameters())
     x = tied(4, 1, 16, 16)

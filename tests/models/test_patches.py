@@ -10,10 +10,10 @@ from small import noise_images
 from torch import Tensor
 
 from fedstill import models
+from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
 from fedstill.models.patches import Patches
 from fedstill.protocol import Records, state
-from fedstill.seeds import isolated, stream
 from fedstill.train.extractor import Extractor
 
 

@@ -9,14 +9,14 @@ import tiny_backbones
 import torch
 from PIL import Image
 
-from fedstill import seeds
-from fedstill.data import backbones, features
+from fedstill.base import seeds
+from fedstill.base.records import Normalisation
+from fedstill.data import features
 from fedstill.data import public as public_data
 from fedstill.data.features import rows_of
-from fedstill.models import pretrained
+from fedstill.models import backbones
+from fedstill.models.backbones import Preprocessing
 from fedstill.models.patches import Patches
-from fedstill.models.preprocessing import Preprocessing
-from fedstill.records import Normalisation
 
 slow = pytest.mark.slow  # transformers takes seconds to import
 
@@ -95,7 +95,7 @@ def test_an_unknown_filter_is_refused(tmp_path):
 def test_a_saved_model_gives_the_vectors_of_transformers(tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     folder = tiny_backbones.save_images(kind, tmp_path / kind)
-    backbone = pretrained.load(f"hf:{folder}", (1, 8, 8))
+    backbone = backbones.load(f"hf:{folder}", (1, 8, 8))
     images = pictures(70, 1, 8, 8)
     rows = torch.from_numpy(rows_of(backbone, images))
     chosen = transformers.CLIPVisionModel if kind.startswith("clip") else transformers.AutoModel
@@ -112,11 +112,11 @@ def test_a_saved_model_gives_the_vectors_of_transformers(tmp_path, kind):
 def test_a_record_s_vector_has_the_same_bits_whatever_the_others_are(tmp_path, kind):
     pytest.importorskip("transformers")
     if kind == "texts":
-        backbone = pretrained.load(f"hf:{tiny_backbones.save_texts(tmp_path)}", ())
+        backbone = backbones.load(f"hf:{tiny_backbones.save_texts(tmp_path)}", ())
         records, others = (tiny_backbones.reviews(90, seed)[0] for seed in (0, 1))
         mixed = [own if i % 3 else other for i, (own, other) in enumerate(zip(records, others, strict=True))]
     else:
-        backbone = pretrained.load(f"hf:{tiny_backbones.save_images(kind, tmp_path)}", (3, 9, 9))
+        backbone = backbones.load(f"hf:{tiny_backbones.save_images(kind, tmp_path)}", (3, 9, 9))
         records, others = pictures(90, 3, 9, 9), pictures(90, 3, 9, 9, seed=1)
         mixed = torch.where((torch.arange(90) % 3 > 0)[:, None, None, None], records, others)
     rows = rows_of(backbone, records)
@@ -146,10 +146,10 @@ def test_in_bfloat16_vectors_are_those_of_float32_but_for_rounding(tmp_path, kin
     """A GPU computes in bfloat16, which a processor does here too when it is told to."""
     pytest.importorskip("transformers")
     if kind == "texts":
-        backbone = pretrained.load(f"hf:{tiny_backbones.save_texts(tmp_path)}", ())
+        backbone = backbones.load(f"hf:{tiny_backbones.save_texts(tmp_path)}", ())
         records = tiny_backbones.reviews(60)[0]
     else:
-        backbone = pretrained.load(f"hf:{tiny_backbones.save_images(kind, tmp_path)}", (3, 9, 9))
+        backbone = backbones.load(f"hf:{tiny_backbones.save_images(kind, tmp_path)}", (3, 9, 9))
         records = pictures(60, 3, 9, 9)
     whole = rows_of(backbone, records)
     assert features._is_half(backbone, "cuda") and not features._is_half(backbone, "cpu")
@@ -168,7 +168,7 @@ def test_a_text_s_vector_is_the_mean_of_its_tokens(tmp_path):
     transformers = pytest.importorskip("transformers")
     folder = tiny_backbones.save_texts(tmp_path)
     texts, _ = tiny_backbones.reviews(20)
-    rows = torch.from_numpy(rows_of(pretrained.load(f"hf:{folder}", ()), texts))
+    rows = torch.from_numpy(rows_of(backbones.load(f"hf:{folder}", ()), texts))
     net = transformers.AutoModel.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for text, row in zip(texts, rows, strict=True):
@@ -184,13 +184,13 @@ def test_the_digest_follows_weights_preparation_and_tokens_not_the_place(tmp_pat
     same = tiny_backbones.save_images("vit", tmp_path / "same")
     other = tiny_backbones.save_images("vit", tmp_path / "other", seed=1)
     sized = tiny_backbones.save_images("vit", tmp_path / "sized", resample=3)
-    first, *rest = (pretrained.load(f"hf:{folder}", ()).digest for folder in (one, same, other, sized))
+    first, *rest = (backbones.load(f"hf:{folder}", ()).digest for folder in (one, same, other, sized))
     assert rest[0] == first and len({first, *rest}) == 3
     texts = tiny_backbones.save_texts(tmp_path / "texts")
-    before = pretrained.load(f"hf:{texts}", ()).digest
+    before = backbones.load(f"hf:{texts}", ()).digest
     content = (texts / "tokenizer.json").read_text()
     (texts / "tokenizer.json").write_text(content.replace("good", "odd"))
-    assert pretrained.load(f"hf:{texts}", ()).digest != before
+    assert backbones.load(f"hf:{texts}", ()).digest != before
 
 
 @slow
@@ -200,24 +200,24 @@ def test_what_is_not_here_is_one_sentence_with_the_folder_to_fill(tmp_path, monk
     monkeypatch.setenv("FEDSTILL_BACKBONES", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("offline")))
     with pytest.raises(ValueError, match=r"'hf download nobody/nothing --local-dir nobody/nothing' and put the folder"):
-        pretrained.load("hf:nobody/nothing", ())
+        backbones.load("hf:nobody/nothing", ())
     tiny_backbones.save_images("vit", tmp_path / "nobody/nothing")
-    assert pretrained.load("hf:nobody/nothing", ()).takes == "images"
+    assert backbones.load("hf:nobody/nothing", ()).takes == "images"
     whole = safetensors.torch.load_file(tmp_path / "nobody/nothing/model.safetensors")
     del whole["embeddings.cls_token"]
     safetensors.torch.save_file(whole, tmp_path / "nobody/nothing/model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="its weights lack 'embeddings.cls_token'"):
-        pretrained.load("hf:nobody/nothing", ())
+        backbones.load("hf:nobody/nothing", ())
     for broken, message in (("model.safetensors", "can't be loaded from"), ("config.json", "can't be loaded from")):
         (tmp_path / "nobody/nothing" / broken).write_bytes(b"{")
         with pytest.raises(ValueError, match=message) as refused:
-            pretrained.load("hf:nobody/nothing", ())
+            backbones.load("hf:nobody/nothing", ())
         assert "\n" not in str(refused.value)
     (tmp_path / "nobody/nothing/config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="its kind is 'gpt2'; supported are vit, dinov2"):
-        pretrained.load("hf:nobody/nothing", ())
+        backbones.load("hf:nobody/nothing", ())
     with pytest.raises(ValueError, match="there is no folder './none' with a backbone"):
-        pretrained.load("hf:./none", ())
+        backbones.load("hf:./none", ())
 
 
 @slow
@@ -229,7 +229,7 @@ def test_a_backbone_of_the_hub_is_downloaded_where_there_is_a_network():
         HfApi().model_info("hf-internal-testing/tiny-random-ViTModel", timeout=5)
     except Exception:
         pytest.skip("no network")
-    backbone = pretrained.load("hf:hf-internal-testing/tiny-random-ViTModel", ())
+    backbone = backbones.load("hf:hf-internal-testing/tiny-random-ViTModel", ())
     assert np.isfinite(rows_of(backbone, pictures(2, 3, 30, 30))).all()
 
 
@@ -240,11 +240,11 @@ def test_own_functions_and_scattering_are_backbones_too(tmp_path, monkeypatch):
         "\n\ndef number():\n    return 3\n\n\ndef nan():\n    return nn.Threshold(300.0, float('nan'))\n"
     )
     images = pictures(20, 3, 8, 8)
-    backbone = pretrained.load("own_backbone:net", (3, 8, 8))
+    backbone = backbones.load("own_backbone:net", (3, 8, 8))
     rows = rows_of(backbone, images)
     assert np.allclose(rows, backbone.net(images / 255).numpy(), atol=1e-6)
     assert np.array_equal(rows_of(backbone, images[3:4]), rows[3:4])
-    one, other = (pretrained.load("scattering", (3, side, side)) for side in (8, 16))
+    one, other = (backbones.load("scattering", (3, side, side)) for side in (8, 16))
     assert rows_of(one, images).shape[1] == 3 * 81 * 4 and one.digest != other.digest
     for name, message in (
         ("own_backbone:number", "is a int; the function must return a torch.nn.Module"),
@@ -252,25 +252,25 @@ def test_own_functions_and_scattering_are_backbones_too(tmp_path, monkeypatch):
         ("resnet18", "there is no backbone 'resnet18'; name a model of transformers as hf:owner/name"),
     ):
         with pytest.raises(ValueError, match=message):
-            pretrained.load(name, (3, 8, 8))
+            backbones.load(name, (3, 8, 8))
     with pytest.raises(ValueError, match="gives record 0 a vector that is not finite"):
-        rows_of(pretrained.load("own_backbone:nan", (3, 8, 8)), images)
+        rows_of(backbones.load("own_backbone:nan", (3, 8, 8)), images)
     with pytest.raises(ValueError, match="takes images, but the records are texts"):
         rows_of(backbone, ["a text"])
     with pytest.raises(ValueError, match="takes images, but the records are texts"):
-        pretrained.load("scattering", ())
+        backbones.load("scattering", ())
     with pytest.raises(ValueError, match="the records are vectors already; leave --features out"):
-        pretrained.load("scattering", (12,))
+        backbones.load("scattering", (12,))
 
 
 def test_patches_are_learnt_once_from_public_images(tmp_path, monkeypatch):
     learn, asked = Patches.learn, []
     monkeypatch.setattr(Patches, "learn", lambda net, public, rng: (asked.append(len(public)), learn(net, public, rng)))
     name = "patches:centroids=4,public=noise=60"
-    one, again = (backbones.load(name, (3, 8, 8), cache_dir=tmp_path) for _ in range(2))
+    one, again = (features.load_backbone(name, (3, 8, 8), cache_dir=tmp_path) for _ in range(2))
     assert asked == [60] and one.digest == again.digest and one.takes == "images"
     others = (name.replace("60", "61"), (3, 8, 8)), (name.replace("=4", "=5"), (3, 8, 8)), (name, (1, 8, 8))
-    digests = {backbones.load(*other, cache_dir=tmp_path).digest for other in others}
+    digests = {features.load_backbone(*other, cache_dir=tmp_path).digest for other in others}
     assert len(digests | {one.digest}) == 4
     images = pictures(5, 3, 8, 8)
     public = public_data.load("noise=60", (3, 8, 8), Normalisation((0.5,) * 3, (0.25,) * 3))
@@ -279,6 +279,6 @@ def test_patches_are_learnt_once_from_public_images(tmp_path, monkeypatch):
     learn(net, public, seeds.stream(0, "learn"))
     assert np.allclose(rows_of(again, images), net.features((images / 255 - 0.5) / 0.25).numpy(), atol=1e-5)
     with pytest.raises(ValueError, match="takes images, but the records are texts"):
-        backbones.load(name, ())
+        features.load_backbone(name, ())
     with pytest.raises(ValueError, match="are some of a simulation's own records"):
-        backbones.load("patches:public=held=5", (3, 8, 8), cache_dir=tmp_path)
+        features.load_backbone("patches:public=held=5", (3, 8, 8), cache_dir=tmp_path)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedstill import models
+from fedstill.base.seeds import isolated, stream
 from fedstill.models import projected
 from fedstill.models.projected import Projected, Task
-from fedstill.seeds import isolated, stream
 
 
 def network(shape: tuple[int, int, int] = (3, 16, 8), width: int = 8) -> Projected:

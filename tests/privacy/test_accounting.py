@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import RdpFilter
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
+from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 
 
 def theirs_of(event: Event) -> dp_accounting.DpEvent:

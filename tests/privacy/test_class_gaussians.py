@@ -8,10 +8,10 @@ import torch
 from noise import looks_like
 from torch import Tensor
 
-from fedstill import seeds
+from fedstill.base import seeds
 from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.privacy.class_gaussians import COUNTS, ClassGaussians, PublishedGaussians, claimed_noise
-from fedstill.privacy.events import Unbounded
+from fedstill.privacy.releases import Unbounded
 
 DELTA = 1e-5
 CLAIMED = math.sqrt(2**2 + 6**2)

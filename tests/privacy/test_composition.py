@@ -7,8 +7,8 @@ import pytest
 from adaptive import BUDGETS, STARTS, Outcomes, continuations, largest, most, outcomes, worst
 
 from fedstill.privacy import accounting
-from fedstill.privacy.composition import admits, for_replaced_labels
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
+from fedstill.privacy.accounting import admits, for_replaced_labels
+from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded
 
 
 @pytest.mark.slow

@@ -15,14 +15,14 @@ from scipy.stats import binomtest, chi2
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.audit.gradients import directional_derivatives, gradient_canaries
+from fedstill.audit.canaries import directional_derivatives, gradient_canaries
 from fedstill.audit.lower_bounds import Canaries, one_run
-from fedstill.models.convnet import ConvNet
+from fedstill.base.records import Examples, Trainable
+from fedstill.base.seeds import Entropy, Noise, Simulated, isolated, stream
+from fedstill.models.cnn import ConvNet
 from fedstill.privacy.accounting import epsilon, gaussian_noise
 from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
-from fedstill.privacy.events import Gaussian, Unbounded
-from fedstill.records import Examples, Trainable
-from fedstill.seeds import Entropy, Noise, Simulated, isolated, stream
+from fedstill.privacy.releases import Gaussian, Unbounded
 
 LEVEL = 1e-6
 """How seldom a test may reject what is right."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from releases import ONE, entry
 
-from fedstill import files
+from fedstill.base import files
 from fedstill.privacy import accounting, guarantee
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, covers, open_ledger, total_epsilon
+from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.report import guarantees
 
 

@@ -14,9 +14,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fedstill.base.seeds import Simulated, stream
 from fedstill.privacy import solver
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.privacy.logistic import (
     LEAST_PENALTY,
     BinaryHead,
@@ -26,8 +26,8 @@ from fedstill.privacy.logistic import (
     extend,
     logits,
 )
+from fedstill.privacy.releases import Gaussian, Unbounded
 from fedstill.privacy.solver import NotConverged, solve, solve_binary
-from fedstill.seeds import Simulated, stream
 
 
 def gradient(x: Tensor, labels: Tensor, beta: Tensor, penalty: float) -> Tensor:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from noise import looks_like
 from torch import Tensor
 
-from fedstill import seeds
+from fedstill.base import seeds
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Gaussian, Unbounded
 from fedstill.privacy.logistic import LogisticHead
 from fedstill.privacy.mechanisms import LEAST, MOST, ROUNDING, ClassSums, Histogram, Mechanism, NoisySum, clipped
+from fedstill.privacy.releases import Gaussian, Unbounded
 
 
 def quiet() -> seeds.Noise:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.seeds import isolated, stream
 from fedstill.privacy.per_record import ClippedGradients, check_alone
-from fedstill.seeds import isolated, stream
 
 # small enough for a loop; a name without an entry is built as it is, for 3x32x32
 SMALL: dict[str, tuple[str, tuple[int, int, int]]] = {

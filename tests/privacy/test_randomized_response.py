@@ -15,11 +15,11 @@ from scipy.sparse import csr_array, eye_array, kron
 from scipy.stats import chi2
 from torch import Tensor
 
+from fedstill.base.seeds import Entropy, Noise, Simulated, numpy_stream, stream
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.events import Pure
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior, probabilities, top_k
-from fedstill.seeds import Entropy, Noise, Simulated, numpy_stream, stream
+from fedstill.privacy.releases import Pure
 
 Array = NDArray[np.float64]
 

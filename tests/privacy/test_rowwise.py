@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import Simulated, isolated, stream
+from fedstill.base.weights import state
 from fedstill.distill.embedding import embed
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.privacy import rowwise
 from fedstill.privacy.logistic import LogisticHead
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import Simulated, isolated, stream
-from fedstill.weights import state
 
 MODELS = [
     ("convnet:width=8,depth=2", (1, 8, 8)),

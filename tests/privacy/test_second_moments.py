@@ -10,9 +10,9 @@ from benchmark import load
 from noise import looks_like
 from torch import Tensor
 
-from fedstill import seeds
-from fedstill.privacy.events import Gaussian, Unbounded
+from fedstill.base import seeds
 from fedstill.privacy.mechanisms import ROUNDING
+from fedstill.privacy.releases import Gaussian, Unbounded
 from fedstill.privacy.second_moments import Moments, SecondMoments, entries, unpacked, upper
 
 CLASSES, DIMS, RADIUS, BIAS = 4, 5, 2.0, 0.3

@@ -11,14 +11,13 @@ from releases import entry
 
 import fedstill
 from fedstill.privacy import theorems
-from fedstill.privacy.batch_clipping import UNBOUNDED, BatchClippedSGD
 from fedstill.privacy.class_gaussians import PublishedGaussians
-from fedstill.privacy.dp_sgd import DPSGD
-from fedstill.privacy.events import Unbounded
+from fedstill.privacy.dp_sgd import DPSGD, UNBOUNDED, BatchClippedSGD
 from fedstill.privacy.ledger import Entry
 from fedstill.privacy.logistic import BinaryHead, LogisticHead, PublishedBinaryHead, PublishedLogisticHead
 from fedstill.privacy.mechanisms import ClassSums, ClippedUpdate, Histogram, Mechanism, NoisySum, UnprotectedLabels
 from fedstill.privacy.randomized_response import RandomizedResponse, RRWithPrior
+from fedstill.privacy.releases import Unbounded
 from fedstill.privacy.second_moments import SecondMoments
 from fedstill.privacy.theorems import NO_REASON, NO_THEOREM, THEOREMS, UNKNOWN, own_words
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from scipy.stats import binom, ttest_1samp
 
+from fedstill.base.seeds import numpy_stream
 from fedstill.cli import flags, main
-from fedstill.cli.common import line_of
+from fedstill.cli.output import line_of
 from fedstill.experiment.config import Experiment
-from fedstill.seeds import numpy_stream
 
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "benchmarks" / "board"

@@ -12,7 +12,7 @@ import pytest
 from report_pages import PRIVATE, page, write_run
 
 from fedstill.cli import main
-from fedstill.report import export, pareto, scatter
+from fedstill.report import export, pareto
 from fedstill.report.page import write_page
 from fedstill.report.record import RunRecord, read_run
 
@@ -132,15 +132,15 @@ def test_runs_on_features_are_in_the_picture_of_their_images(tmp_path: Path) -> 
     [(10, 99.5), (89, 90), (99.9, 100), (0, 100), (50, 100), (100, 100), (97.2, 97.3), (99.995, 99.996), (92, 93)],
 )
 def test_high_accuracies_have_an_axis_of_errors_whose_ticks_tell_the_truth(worst: float, best: float) -> None:
-    dots = [scatter.Dot(str(y), "kind", 1.0 + i, y, best=False) for i, y in enumerate((worst, best))]
-    root = ElementTree.fromstring(scatter.svg(dots, "x", "t", str))
+    dots = [pareto.Dot(str(y), "kind", 1.0 + i, y, best=False) for i, y in enumerate((worst, best))]
+    root = ElementTree.fromstring(pareto.svg(dots, "x", "t", str))
     assert "accuracy, % (log of the error)" in {str(text.text) for text in root.iter(f"{SVG}text")}
     places = {
         str(mark[-1].text).split(":")[0]: float(str(mark.get("transform")).split()[1].split(")")[0]) + 7
         for mark in root.iter(f"{SVG}g")
         if mark.get("class") == "dot"
     }
-    assert all(scatter._TOP - 1 <= y <= scatter._HEIGHT - scatter._BOTTOM + 1 for y in places.values())
+    assert all(pareto._TOP - 1 <= y <= pareto._HEIGHT - pareto._BOTTOM + 1 for y in places.values())
     ticks = {
         float(str(text.text)): float(str(text.get("y"))) - 4
         for text in root.iter(f"{SVG}text")
@@ -159,8 +159,8 @@ def test_high_accuracies_have_an_axis_of_errors_whose_ticks_tell_the_truth(worst
 
 def test_names_on_the_front_do_not_cover_each_other() -> None:
     places = [(3.0, 96.0), (4.7, 97.3), (8.0, 97.4), (8.2, 97.5), (11.0, 97.6)]
-    dots = [scatter.Dot(f"method-{i}", "kind", x, y, best=True) for i, (x, y) in enumerate(places)]
-    root = ElementTree.fromstring(scatter.svg(dots, "x", "t", str))
+    dots = [pareto.Dot(f"method-{i}", "kind", x, y, best=True) for i, (x, y) in enumerate(places)]
+    root = ElementTree.fromstring(pareto.svg(dots, "x", "t", str))
     texts = [text for text in root.iter(f"{SVG}text") if str(text.text).startswith("method-")]
     boxes = [(float(str(t.get("x"))), float(str(t.get("y")))) for t in texts]
     assert len(boxes) == 5
@@ -170,8 +170,8 @@ def test_names_on_the_front_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize("xs", [[5.0], [1.0, 1e9], [0.0, 10.0, math.inf], [0.0, 0.0], [math.inf, 1.0], [3.0, 3.1, 3.2]])
 def test_every_dot_and_name_lies_in_the_figure(xs: list[float]) -> None:
-    dots = [scatter.Dot(f"<b>& {i}", "kind", x, 10.0 * i, best=True) for i, x in enumerate(xs)]
-    root = ElementTree.fromstring(scatter.svg(dots, "bytes & more", "a <title>", lambda value: f"{value:g}"))
+    dots = [pareto.Dot(f"<b>& {i}", "kind", x, 10.0 * i, best=True) for i, x in enumerate(xs)]
+    root = ElementTree.fromstring(pareto.svg(dots, "bytes & more", "a <title>", lambda value: f"{value:g}"))
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     drawn = [g for g in root.iter(f"{SVG}g") if g.get("class") == "dot"]
     assert len(drawn) == len(dots)
@@ -187,20 +187,20 @@ def test_every_dot_and_name_lies_in_the_figure(xs: list[float]) -> None:
 @pytest.mark.parametrize("number", [1, 18, 19, 28, 29, 56])
 def test_every_kind_has_a_line_of_its_own_in_the_legend(number: int) -> None:
     kinds = [f"method-{i:02d}" for i in range(number)]
-    dots = [scatter.Dot(f"{kind} here", kind, 1.0 + i, 50.0, best=False) for i, kind in enumerate(kinds)]
-    root = ElementTree.fromstring(scatter.svg(dots, "bytes", "task", str))
+    dots = [pareto.Dot(f"{kind} here", kind, 1.0 + i, 50.0, best=False) for i, kind in enumerate(kinds)]
+    root = ElementTree.fromstring(pareto.svg(dots, "bytes", "task", str))
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     lines = {str(t.text): (float(str(t.get("x"))), float(str(t.get("y")))) for t in root.iter(f"{SVG}text")
              if t.get("class") == "kind"}  # fmt: skip
     assert sorted(lines) == kinds
     places = list(lines.values())
-    assert all(scatter._WIDTH - scatter._RIGHT < x < width - 80 and y < height for x, y in places)
+    assert all(pareto._WIDTH - pareto._RIGHT < x < width - 80 and y < height for x, y in places)
     assert all(abs(y - b) >= 13 or abs(x - a) >= 100 for i, (x, y) in enumerate(places) for a, b in places[:i])
 
 
 def test_the_front_is_a_staircase_and_cheaper_dots_are_further_left() -> None:
-    dots = [scatter.Dot(str(i), "kind", 10.0**i, 10.0 * i, best=i != 1) for i in range(4)]
-    root = ElementTree.fromstring(scatter.svg(dots, "x", "t", lambda value: f"{value:g}"))
+    dots = [pareto.Dot(str(i), "kind", 10.0**i, 10.0 * i, best=i != 1) for i in range(4)]
+    root = ElementTree.fromstring(pareto.svg(dots, "x", "t", lambda value: f"{value:g}"))
     (path,) = [p for p in root.iter(f"{SVG}path") if p.get("class") == "front"]
     assert str(path.get("d")).count("H") == 2  # from the first of three points to the last
     places = [str(g.get("transform")) for g in root.iter(f"{SVG}g") if g.get("class") == "dot"]

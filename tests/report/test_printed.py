@@ -11,9 +11,9 @@ import pytest
 from report_pages import add_parts, write_run
 
 from fedstill.cli import main
-from fedstill.report import captions, export, figures, holdings, plots, printed
+from fedstill.report import export, figures, printed
+from fedstill.report.groups import group
 from fedstill.report.record import RunRecord, read_run
-from fedstill.report.tasks import group
 
 mpl = pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'fedstill[figures]'")
 from matplotlib.figure import Figure  # noqa: E402
@@ -84,7 +84,7 @@ def test_captions_say_data_split_clients_seeds_and_commit(records: list[RunRecor
     source = "Data: digits (partition iid, 2 clients); model convnet; seeds 0, 1; fedstill 0.1.0; commit 0123456789"
     source += "+changes; working folder at commit ffffffffff."
     (task,) = group(records)
-    assert captions.source(task) == source
+    assert export.source(task) == source
     for one in printed.chosen(records):
         expected = source.replace("seeds 0, 1", "seed 0") if one.name in ("partition", "bubbles") else source
         assert expected in one.caption, one.name
@@ -96,18 +96,18 @@ def test_captions_say_data_split_clients_seeds_and_commit(records: list[RunRecor
 def test_a_printed_figure_has_the_page_s_numbers(records: list[RunRecord]) -> None:
     (task,) = group(records)
     look = figures.styles(row.name for row in task.rows)
-    plot = plots.accuracy_per_round(task.rows, look)
+    plot = figures.accuracy_per_round(task.rows, look)
     lines = [line.get_xydata() for line in figure_of(printed.Printed("rounds", plot, "")).axes[0].lines]
     expected = [np.stack([t.x, t.y], axis=1) for t in plot.data if t.name]  # bands have no name
     assert len(lines) == len(expected) == 3
     assert all(np.allclose(a, b) for a, b in zip(lines, expected, strict=True))
-    heat = figure_of(printed.Printed("partition", holdings.records_per_client(records[0]), "")).axes[0]
+    heat = figure_of(printed.Printed("partition", figures.records_per_client(records[0]), "")).axes[0]
     (mesh,) = heat.collections
     assert np.array_equal(np.ma.filled(mesh.get_array(), 0).reshape(2, 2), records[0].counts.T)
 
 
 def test_the_area_of_a_bubble_is_the_number_of_records(records: list[RunRecord]) -> None:
-    plot = holdings.bubbles(records[0])
+    plot = figures.bubbles(records[0])
     (trace,) = plot.data
     held = {(int(k), int(c)): int(n) for k, c, n in zip(trace.x, trace.y, trace.marker.size, strict=True)}
     counts = records[0].counts
@@ -116,7 +116,7 @@ def test_the_area_of_a_bubble_is_the_number_of_records(records: list[RunRecord])
     (dots,) = figure_of(printed.Printed("bubbles", plot, "")).axes[0].collections
     assert dots.get_sizes()[1] / dots.get_sizes()[0] == pytest.approx(held[1, 0] / held[0, 0])
     many = RunRecord(Path(), "", {}, {}, class_names=("a",), counts=np.ones((51, 1), np.int64))
-    assert holdings.bubbles(many) is None and holdings.records_per_client(many) is not None
+    assert figures.bubbles(many) is None and figures.records_per_client(many) is not None
 
 
 @pytest.mark.slow

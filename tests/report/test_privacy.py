@@ -14,11 +14,11 @@ from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import share_out
 from fedstill.methods.fedavg_p import FedAvgP
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Event, Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import Entry
-from fedstill.report import simulated_heads
+from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded
+from fedstill.report import plan
 from fedstill.report.plan import Plan, reference
-from fedstill.report.privacy import cost_words
+from fedstill.report.spending import cost_words
 from fedstill.train.extractor import Extractor
 
 QUICK = ["--data", "digits", "--clients", "3", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]
@@ -173,7 +173,7 @@ def test_the_simulation_is_the_run_s_accuracy_on_the_same_validation_records(
     epsilon: float | None, tolerance: float, tmp_path: Path
 ) -> None:
     experiment = Experiment(**TASK, validation=0.2, workers=0)  # type: ignore[arg-type]
-    (simulated,) = simulated_heads.accuracies(experiment, share_out(experiment, None), [epsilon], EXTRACTOR)
+    (simulated,) = plan.accuracies(experiment, share_out(experiment, None), [epsilon], EXTRACTOR)
     method = FedAvgP(epsilon=epsilon, extractor=EXTRACTOR)
     ran = run(Job(experiment, method, tmp_path / "run"))["accuracy"]
     # without noise one of 288 records at most, by the last bits; draws of this noise scatter by 0.015

@@ -15,13 +15,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill import RunRecord, load_data, run, seeds
+from fedstill import RunRecord, load_data, run
+from fedstill.base import seeds
+from fedstill.base.records import AS_THEY_ARE, Normalisation
 from fedstill.cli import main
-from fedstill.data import backbones, resize
+from fedstill.data import decode, features
 from fedstill.experiment.trained import Trained
 from fedstill.models.build import build
-from fedstill.records import AS_THEY_ARE, Normalisation
-from fedstill.report import program
+from fedstill.report import publish
 from fedstill.report import publish as publishing
 
 TASK = {"data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -82,7 +83,7 @@ def test_a_program_takes_any_number_of_records(spec: str, shape: tuple[int, ...]
         if buffer.is_floating_point() and not buffer.any():
             buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(1)))
     model = Trained(network, shape, tuple("0123456789"), Normalisation((0.5,), (0.25,)))
-    program.write(model, shape, tmp_path / "model.pt2")
+    publish.write(model, shape, tmp_path / "model.pt2")
     records = torch.rand(33, *shape, generator=torch.Generator().manual_seed(2))
     found = torch.export.load(tmp_path / "model.pt2").module()(records)
     expected = model(records)
@@ -100,13 +101,13 @@ def test_a_program_begins_with_the_pretrained_backbone(kind: str, size: tuple[in
     folder = tiny_backbones.save_images(kind, tmp_path / kind)
     name, shape = f"hf:{folder}", (1, *size)
     torch.manual_seed(0)
-    digest = backbones.load(name, shape).digest
+    digest = features.load_backbone(name, shape).digest
     model = Trained(nn.Linear(16, 3), (16,), ("a", "b", "c"), AS_THEY_ARE, (name, digest))
     onnx = tmp_path / "model.onnx" if size == (16, 16) else None
     if onnx is None:
         with pytest.raises(ValueError, match="which ONNX rounds in another way; .* --shape 1 16 16"):
-            program.write(model, shape, tmp_path / "model.pt2", tmp_path / "model.onnx")
-    program.write(model, shape, tmp_path / "model.pt2", onnx)
+            publish.write(model, shape, tmp_path / "model.pt2", tmp_path / "model.onnx")
+    publish.write(model, shape, tmp_path / "model.pt2", onnx)
     images = torch.randint(256, (33, *shape), generator=torch.Generator().manual_seed(2))
     expected = model(images.byte())
     assert expected.std(0).min() > 1e-3
@@ -174,10 +175,10 @@ def test_images_of_a_shape_that_is_given_need_no_data(
 def test_a_model_of_texts_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     encoder = f"hf:{tiny_backbones.save_texts(tmp_path / 'encoder')}"
-    features = (encoder, backbones.load(encoder, ()).digest)
-    model = Trained(nn.Linear(32, 2), (32,), ("a", "b"), AS_THEY_ARE, features)
+    named = (encoder, features.load_backbone(encoder, ()).digest)
+    model = Trained(nn.Linear(32, 2), (32,), ("a", "b"), AS_THEY_ARE, named)
     with pytest.raises(ValueError, match="takes texts; a tokenizer is no program"):
-        program.write(model, (), tmp_path / "model.pt2")
+        publish.write(model, (), tmp_path / "model.pt2")
 
 
 def test_a_shape_is_for_a_run_on_features(finished: RunRecord, tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
     names: dict[str, Any] = {}
     exec(code.removeprefix("python"), names)
     assert names["images"].shape == (1, channels, 32, 32)
-    pixels = torch.from_numpy(resize.fitted(picture, 32, "it").transpose(2, 0, 1)[None].copy())
+    pixels = torch.from_numpy(decode.fitted(picture, 32, "it").transpose(2, 0, 1)[None].copy())
     assert torch.equal(names["images"], pixels / 255)
 
 

@@ -15,11 +15,10 @@ import pytest
 from report_pages import NONE, PRIVATE, Outline, add_parts, only_task, page, write_run
 from rich.console import Console
 
-from fedstill.report import export, figures, findings, guarantees, holdings, html, plots, tables
+from fedstill.report import export, figures, guarantees, html, sections, tables
+from fedstill.report.groups import group
 from fedstill.report.page import write_report
-from fedstill.report.record import RunRecord, find_runs, read_run
-from fedstill.report.tasks import group
-from fedstill.report.words import human_bytes
+from fedstill.report.record import RunRecord, find_runs, human_bytes, read_run
 
 
 def drawn(draw: Any, records: list[RunRecord]) -> Any:
@@ -332,16 +331,16 @@ def test_the_finding_names_the_best_the_smallest_exchange_and_doubt(tmp_path: Pa
     best = {"label": "fedavg", "bytes_up_per_client": 50_000, "bytes_down_per_client": 50_000, "rounds": 20}
     silent = write_run(tmp_path / "local", label="local", accuracy=0.5, bytes_up_per_client=0, bytes_down_per_client=0)
     records += [read_run(write_run(tmp_path / f"a{s}", seed=s, accuracy=0.95 + s / 1000, **best)) for s in range(2)]
-    text = findings.finding(only_task([*records, read_run(silent)]))
+    text = sections.finding(only_task([*records, read_run(silent)]))
     assert (
         "fedavg is the most accurate of 3 methods: 95.05 ± 0.07 % with 50.0 kB up and 50.0 kB down per client" in text
     )
     assert "its lead over fedgm is within the spread over seeds" in text
     assert "fedgm exchanges least: 4.00 kB both ways, 25 times less, for 93.00 ± 3.61 %" in text
     expected = "On digits (partition iid, 2 clients), fedgm reaches 90.00 % with 1.00 kB up and 3.00 kB down per client"
-    assert findings.finding(only_task(records[:1])) == f"{expected} in 1 round."
+    assert sections.finding(only_task(records[:1])) == f"{expected} in 1 round."
     nearly = write_run(tmp_path / "nearly", label="near", accuracy=0.5, bytes_down_per_client=2990)
-    text = findings.finding(only_task([*records[:1], read_run(nearly)]))
+    text = sections.finding(only_task([*records[:1], read_run(nearly)]))
     assert text.endswith(". near exchanges least: 3.99 kB both ways for 50.00 %.")
 
 
@@ -352,7 +351,7 @@ def test_a_method_looks_the_same_in_every_figure(tmp_path: Path) -> None:
     labels = ("fedgm", "fedavg", "dense")
     records = [read_run(add_parts(write_run(tmp_path / label, label=label))) for label in labels]
     looks: dict[str, set[tuple[str, str]]] = {}
-    for draw in (plots.accuracy_against_bytes, plots.accuracy_per_round, plots.per_class_accuracy):
+    for draw in (figures.accuracy_against_bytes, figures.accuracy_per_round, figures.per_class_accuracy):
         for trace in drawn(draw, records).data:
             if trace.name:
                 looks.setdefault(trace.name, set()).add((trace.marker.color, trace.marker.symbol))
@@ -364,7 +363,7 @@ def test_a_method_looks_the_same_in_every_figure(tmp_path: Path) -> None:
 def test_accuracy_against_bytes_draws_the_path_and_the_spread(tmp_path: Path) -> None:
     folders = [add_parts(write_run(tmp_path / f"{s}", seed=s, accuracy=0.8 + s / 50)) for s in range(2)]
     silent = write_run(tmp_path / "local", label="local", accuracy=0.5, bytes_up_per_client=0, bytes_down_per_client=0)
-    figure = drawn(plots.accuracy_against_bytes, [read_run(folder) for folder in (*folders, silent)])
+    figure = drawn(figures.accuracy_against_bytes, [read_run(folder) for folder in (*folders, silent)])
     moving, level = (trace for trace in figure.data if trace.visible is not False)
     # 4000 bytes per client in all; after round 1, half of the run's 8000 bytes.
     assert list(moving.x) == [2000, 4000]
@@ -379,7 +378,7 @@ def test_one_figure_has_bytes_both_ways_up_and_down_with_a_switch(tmp_path: Path
     folder = add_parts(write_run(tmp_path / "run", **bytes_))
     lines = [{"round": 1, "accuracy": 0.5, "bytes_up": 500, "bytes_down": 3000}, {"round": 2, "accuracy": 0.8}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = drawn(plots.accuracy_against_bytes, [read_run(folder)])
+    figure = drawn(figures.accuracy_against_bytes, [read_run(folder)])
     shown = {trace.meta: (list(trace.x), trace.visible) for trace in figure.data}
     assert shown == {
         "up and down": ([1750, 4000], None),
@@ -405,13 +404,13 @@ def test_other_numbers_of_the_rounds_have_a_panel_each(tmp_path: Path) -> None:
         lines = [{"round": r, "accuracy": 0.5, "noise": 5.0 - r - seed, "<b>metric": 10.0 * r} for r in (1, 2)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = [read_run(folder) for folder in folders]
-    figure = drawn(plots.course, records)
+    figure = drawn(figures.course, records)
     assert [list(trace.y) for trace in figure.data] == [[10, 20], [3.5, 2.5]]  # means over seeds
     assert figure.layout.yaxis.title.text == "&lt;b&gt;metric"
     assert figure.layout.yaxis2.title.text == "noise"
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
     (folders[0] / "metrics.jsonl").write_text("")
-    assert drawn(plots.course, [read_run(folders[0])]) is None
+    assert drawn(figures.course, [read_run(folders[0])]) is None
 
 
 def test_a_thousand_clients_and_classes_without_records_can_be_drawn(tmp_path: Path) -> None:
@@ -420,7 +419,7 @@ def test_a_thousand_clients_and_classes_without_records_can_be_drawn(tmp_path: P
     names = [str(c) for c in range(10)]
     (folder / "partition.json").write_text(json.dumps({"class_names": names, "counts": counts.tolist()}))
     record = read_run(folder)
-    heat = holdings.records_per_client(record).data[0]
+    heat = figures.records_per_client(record).data[0]
     assert heat.z.shape == (10, 1000)
     shown = np.nan_to_num(heat.z).T
     assert np.array_equal(shown, counts[np.asarray(heat.customdata)[0]])
@@ -429,15 +428,15 @@ def test_a_thousand_clients_and_classes_without_records_can_be_drawn(tmp_path: P
     assert (heat.zmin, heat.zmax) == (0, 2)  # both, or plotly starts the colours at the smallest value
     assert "1000 clients" in page([record], tmp_path)
     (folder / "evaluation.json").write_text(json.dumps({"confusion": np.diag([0, *range(1, 10)]).tolist()}))
-    recall = drawn(plots.per_class_accuracy, [read_run(folder)]).data[0].y
+    recall = drawn(figures.per_class_accuracy, [read_run(folder)]).data[0].y
     assert np.isnan(recall[0]) and list(recall[1:]) == [100.0] * 9
 
 
 def test_confusion_is_in_percent_of_the_true_class(tmp_path: Path) -> None:
     records = [read_run(add_parts(write_run(tmp_path / f"{s}", seed=s))) for s in range(2)]
-    z = plots.confusion(only_task(records).rows[0]).data[0].z
+    z = figures.confusion(only_task(records).rows[0]).data[0].z
     assert np.nan_to_num(z).tolist() == [[75, 25], [0, 100]]
-    assert list(drawn(plots.per_class_accuracy, records).data[0].y) == [75, 100]
+    assert list(drawn(figures.per_class_accuracy, records).data[0].y) == [75, 100]
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -479,10 +478,10 @@ def test_whatever_a_user_named_is_text(tmp_path: Path) -> None:
     assert not [a for _, attributes in outline.tags for a in attributes if a.startswith("on")]
     assert outline.words.count(evil) >= 8
     # plotly reads HTML in its texts, too.
-    for draw in (plots.accuracy_against_bytes, plots.accuracy_per_round, plots.per_class_accuracy):
+    for draw in (figures.accuracy_against_bytes, figures.accuracy_per_round, figures.per_class_accuracy):
         assert {trace.name for trace in drawn(draw, records).data if trace.name} == {escape(evil)}
-    assert "<" not in str(plots.confusion(only_task(records).rows[0]).data[0].customdata) + str(
-        holdings.records_per_client(records[0]).data[0].text
+    assert "<" not in str(figures.confusion(only_task(records).rows[0]).data[0].customdata) + str(
+        figures.records_per_client(records[0]).data[0].text
     )
 
 

@@ -16,11 +16,10 @@ from report_pages import PRIVATE, Outline, add_parts, only_task, page, write_run
 from rich.console import Console
 
 from fedstill.cli import main
-from fedstill.journal import WITHDRAWN
-from fedstill.report import classes, export, figures, findings, plots, settings, sweeps, tables
-from fedstill.report.record import RunRecord, find_runs, read_run
-from fedstill.report.tasks import group
-from fedstill.report.words import plain
+from fedstill.report import export, figures, groups, sections, tables
+from fedstill.report.groups import group
+from fedstill.report.record import RunRecord, find_runs, plain, read_run
+from fedstill.runs.journal import WITHDRAWN
 
 
 def sweep_runs(
@@ -37,9 +36,9 @@ def sweep_runs(
     return [read_run(run) for run in runs]
 
 
-def look(records: list[RunRecord]) -> plots.Look:
+def look(records: list[RunRecord]) -> figures.Look:
     names = [row.name for task in group(records) for row in task.rows]
-    return figures.styles(dict.fromkeys([*names, *(name for s in sweeps.find(group(records)) for name in s.series)]))
+    return figures.styles(dict.fromkeys([*names, *(name for s in groups.find(group(records)) for name in s.series)]))
 
 
 # ---------------------------------------------------------------------------------------------------------- the tasks
@@ -54,8 +53,8 @@ def test_methods_are_ranked_within_a_task_only(tmp_path: Path) -> None:
     records = [read_run(run) for run in (easy, *hard)]
     digits, letters = group(records)
     assert [row.label for row in letters.rows] == ["fedgm", "fedavg"]
-    assert "fedgm is the most accurate of 2 methods" in findings.finding(letters)
-    assert findings.finding(digits).startswith("On digits (partition iid, 2 clients), real reaches 99.00 %")
+    assert "fedgm is the most accurate of 2 methods" in sections.finding(letters)
+    assert sections.finding(digits).startswith("On digits (partition iid, 2 clients), real reaches 99.00 %")
     words = Outline(page(records, tmp_path)).words
     assert "most accurate of 3" not in words and "3 runs on 2 tasks" in words
     assert "fedgm is the most accurate of 2 methods: 80.00" in words
@@ -70,7 +69,7 @@ def test_equal_accuracies_have_no_winner(tmp_path: Path) -> None:
     for label, accuracy in (("fedavg", 0.5), ("fedgm", 0.8), ("real", 0.8)):
         write_run(tmp_path / label, label=label, accuracy=accuracy)
     (task,) = group([read_run(tmp_path / label) for label in ("fedavg", "fedgm", "real")])
-    words = findings.finding(task)
+    words = sections.finding(task)
     assert "fedgm and real are equally accurate, the best of 3 methods: 80.00 %." in words
     assert "most accurate" not in words
 
@@ -142,7 +141,7 @@ def test_rows_that_differ_in_rounds_alone_have_names_of_their_own(tmp_path: Path
     runs = [write_run(tmp_path / f"{n}", rounds=n, setting={"rounds": n}, accuracy=0.3 * n) for n in (1, 2, 3)]
     task = only_task([read_run(add_parts(run)) for run in runs])
     assert task.columns == [] and [row.name for row in task.rows] == [f"fedgm (method.rounds {n})" for n in (3, 2, 1)]
-    figure = plots.accuracy_against_bytes_of(task.rows, figures.styles([row.name for row in task.rows]), "up")
+    figure = figures.accuracy_against_bytes_of(task.rows, figures.styles([row.name for row in task.rows]), "up")
     assert figure is not None and len(figure.data) == 3
 
 
@@ -178,13 +177,13 @@ def test_the_page_says_which_methods_have_default_settings(tmp_path: Path) -> No
         write_run(tmp_path / "b", label="short", method="fedavg", rounds=3, setting=tuned),
         write_run(tmp_path / "c", label="mine", method="package.module:Mine", setting={"x": 1}),
     ]
-    text = findings.tuning(only_task([read_run(run) for run in runs]))
+    text = sections.tuning_sentence(only_task([read_run(run) for run in runs]))
     assert text == "Default settings: fedavg. Changed: short (rounds = 3)."  # "mine" is a stranger's: not imported
     swept = []
     for i in range(20):  # a sweep does not name each of its values again
         setting = plain | {"participation": i / 20, "weighting": "x" * 80}
         swept.append(write_run(tmp_path / f"s{i}", label="swept", method="fedavg", rounds=20, setting=setting))
-    text = findings.tuning(only_task([read_run(run) for run in swept]))
+    text = sections.tuning_sentence(only_task([read_run(run) for run in swept]))
     assert text == f"Changed: swept (weighting = {'x' * 39}…)."
 
 
@@ -193,10 +192,10 @@ def test_the_page_says_which_methods_have_default_settings(tmp_path: Path) -> No
 
 def test_a_sweep_over_alpha_is_a_line_for_each_method_on_a_log_axis(tmp_path: Path) -> None:
     records = sweep_runs(tmp_path)
-    (sweep,) = sweeps.find(group(records))
+    (sweep,) = groups.find(group(records))
     assert (sweep.keys, sweep.values) == (("partition",), (["dirichlet:0.1", "dirichlet:0.5", "dirichlet:5"],))
     assert sweep.axis == ("partition: dirichlet", [0.1, 0.5, 5.0])
-    figure = plots.over_setting(sweep, look(records))
+    figure = figures.over_setting(sweep, look(records))
     assert figure.layout.xaxis.type == "log"
     lines = {trace.name: trace for trace in figure.data if trace.name and trace.showlegend is not False}
     assert list(lines["fedavg"].x) == [0.1, 0.5, 5.0]
@@ -214,8 +213,8 @@ def test_a_sweep_over_alpha_is_a_line_for_each_method_on_a_log_axis(tmp_path: Pa
 def test_the_lines_of_a_sweep_differ_in_colour(tmp_path: Path) -> None:
     records = sweep_runs(tmp_path)
     tasks = group(records)
-    found = sweeps.find(tasks)
-    names = sweeps.names(found, tasks)
+    found = groups.find(tasks)
+    names = groups.names(found, tasks)
     first = [name for sweep in found for name in (*sweep.series, *sweep.levels)]
     assert names[: len({*first})] == list(dict.fromkeys(first))
     assert {row.name for task in tasks for row in task.rows} <= {*names} and len(names) == len({*names})
@@ -229,7 +228,7 @@ def test_the_tries_of_a_sweep_and_its_final_runs_are_not_points_of_one_line(tmp_
         config["experiment"]["validation"] = validation
         (run / "config.json").write_text(json.dumps(config))
         runs.append(read_run(run))
-    (sweep,) = sweeps.find(group(runs))
+    (sweep,) = groups.find(group(runs))
     assert (sweep.keys, sweep.values) == (("lr",), (["0.03", "0.1", "0.3"],))
     assert sorted(run.folder.name for run in sweep.runs) == ["0", "1", "2"]
     text = page(runs, tmp_path)
@@ -239,8 +238,8 @@ def test_the_tries_of_a_sweep_and_its_final_runs_are_not_points_of_one_line(tmp_
 
 def test_a_sweep_over_names_is_a_matrix_without_a_plot(tmp_path: Path) -> None:
     records = sweep_runs(tmp_path, ("iid", "classes:2"))
-    (sweep,) = sweeps.find(group(records))
-    assert sweep.axis is None and plots.over_setting(sweep, look(records)) is None
+    (sweep,) = groups.find(group(records))
+    assert sweep.axis is None and figures.over_setting(sweep, look(records)) is None
     text = page(records, tmp_path)
     assert 'id="figure-sweep' not in text and '<th scope="col">classes:2</th>' in text
 
@@ -250,9 +249,9 @@ def test_a_sweep_within_a_decade_has_a_linear_axis_and_other_methods_are_levels(
         write_run(tmp_path / f"{n}", label="fedgm", accuracy=0.5 + n / 100, setting={"ipc": n}) for n in (1, 2, 5)
     ] + [write_run(tmp_path / "avg", label="fedavg", method="fedavg", accuracy=0.4)]
     records = [read_run(run) for run in runs]
-    (sweep,) = sweeps.find(group(records))
+    (sweep,) = groups.find(group(records))
     assert (sweep.keys, list(sweep.levels)) == (("ipc",), ["fedavg"])
-    figure = plots.over_setting(sweep, look(records))
+    figure = figures.over_setting(sweep, look(records))
     assert figure.layout.xaxis.type == "linear"
     assert [set(trace.y) for trace in figure.data if trace.name == "fedavg"] == [{40.0}]
     assert [row.name for row in only_task(records).rows][0] == "fedgm (ipc 5)"
@@ -260,9 +259,9 @@ def test_a_sweep_within_a_decade_has_a_linear_axis_and_other_methods_are_levels(
 
 def test_labels_that_stand_for_values_are_one_line(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{n}", label=f"gm{n}", setting={"ipc": n}) for n in (1, 10, 50)]
-    (sweep,) = sweeps.find(group([read_run(run) for run in runs]))
+    (sweep,) = groups.find(group([read_run(run) for run in runs]))
     assert list(sweep.series) == ["fedgm"] and sweep.values == (["1", "10", "50"],)
-    assert sweeps.find(group([read_run(run) for run in runs[:2]])) == []  # two versions are a comparison
+    assert groups.find(group([read_run(run) for run in runs[:2]])) == []  # two versions are a comparison
 
 
 def test_the_options_of_a_model_are_settings_of_their_own(tmp_path: Path) -> None:
@@ -273,7 +272,7 @@ def test_the_options_of_a_model_are_settings_of_their_own(tmp_path: Path) -> Non
         config["experiment"]["model"] = f"convnet:width={width},depth=2"
         (run / "config.json").write_text(json.dumps(config))
         runs.append(read_run(run))
-    (sweep,) = sweeps.find(group(runs))
+    (sweep,) = groups.find(group(runs))
     assert (sweep.keys, sweep.axis) == (("model.width",), ("model.width", [8.0, 32.0]))
 
 
@@ -284,7 +283,7 @@ def test_two_settings_are_a_matrix_for_each_method(tmp_path: Path) -> None:
         for k in (2, 10)
     ]
     records = [read_run(run) for run in runs]
-    (sweep,) = sweeps.find(group(records))
+    (sweep,) = groups.find(group(records))
     assert (sweep.keys, sweep.values) == (("partition", "clients"), (["dirichlet:0.1", "dirichlet:1"], ["2", "10"]))
     text = page(records, tmp_path)
     assert "<h2>Accuracy by partition and clients</h2>" in text and "<h3>fedgm</h3>" in text
@@ -292,7 +291,7 @@ def test_two_settings_are_a_matrix_for_each_method(tmp_path: Path) -> None:
     row = text.partition('<th scope="row">dirichlet:1</th>')[2].partition("</tr>")[0]
     assert row == '<td style="--share:0.101">2.00</td><td style="--share:0.55">10.00</td>'
     three = write_run(tmp_path / "data", partition="dirichlet:1", clients=10, data="letters", accuracy=0.1)
-    assert sweeps.find(group([*records, read_run(three)])) == []  # three settings are no matrix
+    assert groups.find(group([*records, read_run(three)])) == []  # three settings are no matrix
 
 
 # ------------------------------------------------------------------------------------------------------------ exports
@@ -437,7 +436,7 @@ def test_classes_have_recall_balanced_accuracy_and_a_confusion_matrix_with_numbe
     records = [read_run(add_parts(write_run(tmp_path / "a")))]
     text = page(records, tmp_path)
     outline = Outline(text)
-    assert classes.balanced_accuracy(records[0]) == pytest.approx(0.875)
+    assert tables.balanced_accuracy(records[0]) == pytest.approx(0.875)
     assert "balanced accuracy" in outline.words and "87.5" in outline.words
     assert '<tr><th scope="row">cat</th><td style="--share:0.413">3</td><td style="--share:0.138">1</td></tr>' in text
     (tmp_path / "a" / "evaluation.json").write_text(json.dumps({"confusion": np.eye(21, dtype=int).tolist()}))
@@ -494,13 +493,11 @@ def test_the_terminal_has_a_table_for_each_task(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_of_settings(values: list[Any], expected: Any) -> None:
-    assert settings.numbers(values) == expected
+    assert groups.numeric(values) == expected
 
 
 def test_options_of_a_model_are_told_from_other_words() -> None:
-    apart = settings.options_apart(
-        {"model": "convnet:width=8,norm=batch", "partition": "dirichlet:0.1", "own": "a.b:c"}
-    )
+    apart = groups.options_apart({"model": "convnet:width=8,norm=batch", "partition": "dirichlet:0.1", "own": "a.b:c"})
     assert apart == {
         "model": "convnet",
         "model.width": "8",

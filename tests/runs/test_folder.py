@@ -10,8 +10,8 @@ import torch
 
 import fedstill
 from fedstill import read_run
-from fedstill.files import Damaged, NewerFormat
-from fedstill.records import Normalisation, Records
+from fedstill.base.files import Damaged, NewerFormat
+from fedstill.base.records import Normalisation, Records
 from fedstill.report import guarantees
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.listing import entry

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.sites import bundle
+from fedstill.sites.site import launcher
 
-OWN = bundle.APP.read_text()
+OWN = launcher.APP.read_text()
 
 
 def packed(**files: str | bytes) -> bytes:
@@ -22,7 +22,7 @@ def packed(**files: str | bytes) -> bytes:
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_our_own_is_ours_as_flower_packs_it() -> None:
     flwr = pytest.importorskip("flwr.cli.build", reason="flwr is not installed")
-    assert bundle.foreign(flwr.build_fab_from_disk(bundle.APP.parent)) is None
+    assert launcher.foreign(flwr.build_fab_from_disk(launcher.APP.parent)) is None
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_our_own_is_ours_as_flower_packs_it() -> None:
     ],
 )
 def test_all_others_are_foreign(content: bytes, reason: str) -> None:
-    found = bundle.foreign(content)
+    found = launcher.foreign(content)
     assert found is not None
     assert reason in found
 
@@ -52,10 +52,10 @@ def test_all_others_are_foreign(content: bytes, reason: str) -> None:
 def test_a_zip_bomb_is_not_blown_up() -> None:
     bomb = packed(pyproject_dot_toml=OWN + "#" * 200_000_000)
     assert len(bomb) < 300_000
-    assert "has more than" in str(bundle.foreign(bomb))
+    assert "has more than" in str(launcher.foreign(bomb))
 
 
 def test_the_app_folder_is_what_is_checked(tmp_path: Path) -> None:
-    from fedstill.sites import server
+    from fedstill.sites.server import service
 
-    assert (server.init(tmp_path, {"host": "localhost"}).app / "pyproject.toml").read_text() == OWN
+    assert (service.init(tmp_path, {"host": "localhost"}).app / "pyproject.toml").read_text() == OWN

@@ -8,10 +8,10 @@ import torch
 from real_sites import make_site
 
 from fedstill import methods
+from fedstill.base.records import Normalisation, Records
 from fedstill.data.sources import DataSet
 from fedstill.engines.run_spec import RunSpec
-from fedstill.records import Normalisation, Records
-from fedstill.sites.consent import proposal, words
+from fedstill.sites.site.decisions import proposal, words
 
 
 def lines_for(tmp_path: Path, digits: DataSet, names: tuple[str, ...], **settings: Any) -> list[str]:

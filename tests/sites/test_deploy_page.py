@@ -10,8 +10,8 @@ import walk
 import fedstill
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
-from fedstill.cli.server import COMMANDS as SERVER  # noqa: E402
-from fedstill.cli.site import COMMANDS, SERVICE  # noqa: E402
+from fedstill.cli.server_commands import COMMANDS as SERVER  # noqa: E402
+from fedstill.cli.site_commands import COMMANDS  # noqa: E402
 from fedstill.sites.loopback import free_port  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -22,7 +22,7 @@ MOST = 9
 def test_the_page_names_commands_that_there_are() -> None:
     text = PAGE.read_text()
     found = [command for block in walk.all_blocks(text) for command in walk.commands(block.text) if not block.language]
-    groups = {"server": SERVER, "site": {*SERVICE, *COMMANDS}}
+    groups = {"server": SERVER, "site": {*COMMANDS}}
     named = [words for words in map(str.split, found) if words[:1] == ["fedstill"] and words[1] in groups]
     assert len(named) >= 9
     assert [words for words in named if words[2] not in groups[words[1]]] == []

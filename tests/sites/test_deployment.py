@@ -25,9 +25,9 @@ from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run  # noqa: E402
 from fedstill.experiment.task import share_out  # noqa: E402
-from fedstill.sites import setup  # noqa: E402
-from fedstill.sites.ledger import create_ledger  # noqa: E402
 from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
+from fedstill.sites.site import setup  # noqa: E402
+from fedstill.sites.site.charges import create_ledger  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

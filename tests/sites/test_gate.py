@@ -19,8 +19,8 @@ from starlette.requests import Request  # noqa: E402
 from starlette.responses import Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
-from fedstill.sites import gate, server, service  # noqa: E402
 from fedstill.sites.loopback import free_port  # noqa: E402
+from fedstill.sites.server import gate, service  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def doors(
     """What is inside, the port of a door to it, and the authority."""
     folder = tmp_path_factory.mktemp("gate")
     ports = {"port": free_port(), "inner_port": free_port()}
-    made = server.init(folder / "server", {"host": "localhost", "bind": "127.0.0.1", "proxy": request.param, **ports})
+    made = service.init(folder / "server", {"host": "localhost", "bind": "127.0.0.1", "proxy": request.param, **ports})
     places = made.certificates
     inside = Inside()
     every = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"]
@@ -123,7 +123,7 @@ def doors(
         program.wait()
 
 
-def start_nginx(nginx: str, made: server.Server, folder: Path) -> subprocess.Popen[bytes]:
+def start_nginx(nginx: str, made: service.Server, folder: Path) -> subprocess.Popen[bytes]:
     own = "".join(f"{name}_temp_path {folder}/{name};\n" for name in
                   ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))  # fmt: skip
     (folder / "nginx.conf").write_text(
@@ -197,7 +197,7 @@ def test_a_client_without_tls_gets_nothing(doors: Doors) -> None:
 
 def test_a_superlink_that_is_away_is_a_bad_gateway(tmp_path: Path) -> None:
     ports = {"port": free_port(), "inner_port": free_port()}
-    places = server.init(tmp_path / "server", {"host": "localhost", **ports}).certificates
+    places = service.init(tmp_path / "server", {"host": "localhost", **ports}).certificates
     door = gate.server(
         gate.app(f"https://127.0.0.1:{ports['inner_port']}", places.authority),
         bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,

@@ -13,10 +13,10 @@ from real_sites import federation, make_site
 
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
-from fedstill.sites import log, verify
-from fedstill.sites.answer import answer
-from fedstill.sites.ledger import read_charges
-from fedstill.sites.policy import SitePolicy
+from fedstill.sites.site import log
+from fedstill.sites.site.answer import answer
+from fedstill.sites.site.charges import read_charges
+from fedstill.sites.site.policy import SitePolicy
 
 pytestmark = pytest.mark.slow
 KILLS = 20
@@ -80,7 +80,7 @@ def test_killed_at_twenty_moments_and_asked_again(site: SitePolicy, digits: Data
                 seconds = time.monotonic() - begun  # moments spread over what an answer takes here
             if out.exists():
                 replies.add(out.read_text())
-            assert verify.verify(site.state).problems == []
+            assert log.verify(site.state).problems == []
         assert len(replies) == 1
         finished += 1
     charges = read_charges(site.ledger)
@@ -101,4 +101,4 @@ def test_the_same_question_twice_at_once_is_one_release(site: SitePolicy, digits
             os.waitpid(process, 0)
         assert len({out.read_text() for out in outs}) == 1
         assert len(read_charges(site.ledger)) == number + 1
-    assert verify.verify(site.state).problems == []
+    assert log.verify(site.state).problems == []

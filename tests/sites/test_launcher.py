@@ -17,11 +17,11 @@ from flwr.app import Context, Message, RecordDict  # noqa: E402
 from flwr.app.metadata import Metadata  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
+from fedstill.engines.client import NO_REPLY  # noqa: E402
 from fedstill.engines.flower.apps import SPEC  # noqa: E402
-from fedstill.engines.flower.content import content  # noqa: E402
-from fedstill.engines.site import NO_REPLY  # noqa: E402
-from fedstill.sites import launcher  # noqa: E402
-from fedstill.sites.policy import SitePolicy  # noqa: E402
+from fedstill.engines.flower.messages import content  # noqa: E402
+from fedstill.sites.site import launcher  # noqa: E402
+from fedstill.sites.site.policy import SitePolicy  # noqa: E402
 
 
 @pytest.fixture

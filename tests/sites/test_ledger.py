@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from releases import ONE, entry
 
-from fedstill import files
+from fedstill.base import files
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Gaussian, Pure, Unbounded
 from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, Part
-from fedstill.sites.ledger import HEAD, KEY, LINES, LOCK, create_ledger, open_ledger
+from fedstill.privacy.releases import Gaussian, Pure, Unbounded
+from fedstill.sites.site.charges import HEAD, KEY, LINES, LOCK, create_ledger, open_ledger
 
 DELTA = 1e-5
 
@@ -452,9 +452,9 @@ def test_a_charge_is_on_the_disk_when_it_returns(folder: Path, monkeypatch: pyte
 CHARGE_ALL = """
 import sys
 from pathlib import Path
-from fedstill.privacy.events import Gaussian
+from fedstill.privacy.releases import Gaussian
 from fedstill.privacy.ledger import BudgetExceeded, Entry
-from fedstill.sites.ledger import open_ledger
+from fedstill.sites.site.charges import open_ledger
 
 folder, run, noise = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 for index in range(100):

@@ -22,8 +22,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill
 
 import fedstill  # noqa: E402
 from fedstill.data.sources import DataSet  # noqa: E402
-from fedstill.sites import roster, server, service  # noqa: E402
 from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
+from fedstill.sites.server import roster, service  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -233,7 +233,7 @@ def test_a_plain_user_with_records_that_can_only_be_read() -> None:
         records = root / "data.npz"
         np.savez(records, x_train=np.zeros((60, 8, 8, 1), np.uint8), y_train=np.arange(60) % 2)
         records.chmod(0o444)
-        invite = server.init(root / "server", {"host": "localhost"}).invite(0, None)
+        invite = service.init(root / "server", {"host": "localhost"}).invite(0, None)
         shown = root / "site-0.toml"
         shown.write_bytes(invite.read_bytes())
         environment = {

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from releases import entry
 
-from fedstill import files
-from fedstill.files import NewerFormat
-from fedstill.privacy.events import Gaussian
-from fedstill.sites import chain, log, verify
-from fedstill.sites.chain import Chain
-from fedstill.sites.ledger import HEAD, create_ledger, open_ledger, read_charges
-from fedstill.sites.policy import SitePolicy
+from fedstill.base import files
+from fedstill.base.files import NewerFormat
+from fedstill.privacy.releases import Gaussian
+from fedstill.sites.site import chain, log
+from fedstill.sites.site.chain import Chain
+from fedstill.sites.site.charges import HEAD, create_ledger, open_ledger, read_charges
+from fedstill.sites.site.policy import SitePolicy
 
 PARTS = ("log.key", "log.jsonl", "log.head")
 
@@ -73,7 +73,7 @@ def test_a_file_of_another_shape_is_a_sentence(name: str, text: bytes, sample: P
     else:
         with pytest.raises(files.Damaged):
             log.append(sample, {"what": "asked", "detail": ""})
-    assert not verify.verify(sample).is_whole
+    assert not log.verify(sample).is_whole
 
 
 def test_lines_that_lack_or_move_or_come_twice_are_noticed(sample: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_state_of_an_earlier_version_loses_no_charge(crashed: bool, state: Pat
     log.append(state, {**REAL, "what": "asked", "request": "1"})
     assert [line["what"] for line in log.read(state)] == ["asked", "answered", "begun", "asked"]
     assert [len(read_charges(state / "ledger")), log.read(state)[2]["ledger"]] == [4, 4]
-    assert verify.verify(state).problems == []
+    assert log.verify(state).problems == []
 
 
 def test_a_damaged_log_is_put_aside_and_the_new_one_says_so(sample: Path) -> None:
@@ -238,7 +238,7 @@ def test_files_of_a_newer_version_are_refused_in_one_sentence(sample: Path, monk
 WRITE = """
 import sys
 from pathlib import Path
-from fedstill.sites import log
+from fedstill.sites.site import log
 for number in range(20):
     log.append(Path(sys.argv[1]), {"what": "asked", "detail": sys.argv[2]})
 """
@@ -283,7 +283,7 @@ class Play:
             log.append(self.state, {**facts, **answer})
 
     def problems(self) -> list[str]:
-        return verify.verify(self.state).problems
+        return log.verify(self.state).problems
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_what_killed_processes_leave_is_no_problem(play: Play) -> None:
         play.ask("b", upto)
     play.ask("c", "ledger")
     log.append(play.state, {"what": "failed", "request": "c"})  # the line of the process that survived
-    found = verify.verify(play.state)
+    found = log.verify(play.state)
     assert found.problems == []
     assert found.counts == {"releases": 2, "lines": 11, "questions": 6, "answers": 2, "charges": 4}
     assert len([note for note in found.notes if "in the ledger and not in the log" in note]) == 2
@@ -357,10 +357,10 @@ def test_charges_of_an_earlier_version_are_none_of_the_log_s(state: Path) -> Non
     open_ledger(state / "ledger", "run", delta=1e-5, budget=9.0).charge(entry())
     log.append(state, {**REAL, "what": "asked", "request": "b"})
     assert log.read(state)[0]["ledger"] == 1
-    assert verify.verify(state).problems == []
-    assert "the chain of the log begins after charge 1" in verify.verify(state).notes[0]
+    assert log.verify(state).problems == []
+    assert "the chain of the log begins after charge 1" in log.verify(state).notes[0]
     (state / "ledger" / HEAD).unlink()
-    (problem,) = verify.verify(state).problems
+    (problem,) = log.verify(state).problems
     assert f"{HEAD} can't be read" in problem
 
 

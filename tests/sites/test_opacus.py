@@ -10,9 +10,9 @@ import torch
 
 from fedstill.cli import main
 from fedstill.privacy import accounting
-from fedstill.sites import log, verify
-from fedstill.sites.ledger import create_ledger, open_ledger
-from fedstill.sites.opacus import read
+from fedstill.sites.site import log
+from fedstill.sites.site.charges import create_ledger, open_ledger
+from fedstill.sites.site.opacus import read
 
 # opacus 1.6.0, delta 1e-5: epsilon by its PRVAccountant and by its RDPAccountant
 KNOWN = [
@@ -172,10 +172,10 @@ def test_an_import_that_was_killed_is_a_note_and_goes_on(site: Path, monkeypatch
         patch.setattr(log, "charged", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             imported(site)
-    found = verify.verify(site.parent / "state")
+    found = log.verify(site.parent / "state")
     assert found.problems == [] and "charge 1" in found.notes[0] and "imported" in found.notes[0]
     imported(site)
-    found = verify.verify(site.parent / "state")
+    found = log.verify(site.parent / "state")
     assert found.problems == [] and found.counts["charges"] == 2
 
 

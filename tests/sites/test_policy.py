@@ -15,28 +15,29 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from real_sites import RUN, Direct, federation, make_site, spec_of, write_data
 
-from fedstill import methods, models, wire
+from fedstill import methods, models
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import stream
+from fedstill.base.weights import state
 from fedstill.data import public
 from fedstill.data.features import rows_of
 from fedstill.data.sources import DataSet
 from fedstill.distill.public_map import PublicFeatures
+from fedstill.engines.client import NO_REPLY
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation, TooFewReplies
-from fedstill.engines.site import NO_REPLY
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.methods.fedavg_p import FedAvgP
-from fedstill.methods.heads import HeadTraining
-from fedstill.models import pretrained
-from fedstill.records import Normalisation, Records
+from fedstill.methods.parts.private_heads import HeadTraining
+from fedstill.models import backbones
+from fedstill.protocol import wire
 from fedstill.schema import Refused
-from fedstill.seeds import stream
-from fedstill.sites import answer as answers
-from fedstill.sites import decisions, setup
-from fedstill.sites.answer import answer
-from fedstill.sites.policy import SitePolicy
-from fedstill.weights import state
+from fedstill.sites.site import answer as answers
+from fedstill.sites.site import decisions, setup
+from fedstill.sites.site.answer import answer
+from fedstill.sites.site.policy import SitePolicy
 
 NAMES = tuple("0123456789")
 INSEPARABLE = 61
@@ -352,7 +353,7 @@ def test_a_backbone_is_used_only_where_the_policy_lists_it_and_its_weights_are_t
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     name = "site_backbone:net"
-    backbone = pretrained.load(name, (1, 8, 8))
+    backbone = backbones.load(name, (1, 8, 8))
     facts = {"shape": [5], "mean": [0.0], "std": [1.0], "model": "linear", "features": name}
     text = {**json.loads(spec_of("real", digits).text()), **facts, "backbone": backbone.digest}
     other = {**text, "backbone": "0" * 64}

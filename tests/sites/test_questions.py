@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from real_sites import make_site, spec_of
 
-from fedstill import files, schema, wire
+from fedstill import schema
+from fedstill.base import files
 from fedstill.data.sources import DataSet
-from fedstill.sites import log, refusals
-from fedstill.sites.answer import answer
-from fedstill.sites.policy import SitePolicy
-from fedstill.sites.questions import DAY, Questions
+from fedstill.protocol import wire
+from fedstill.sites.site import log
+from fedstill.sites.site.answer import DAY, Questions, answer
+from fedstill.sites.site.policy import SitePolicy
 
 
 @pytest.fixture
@@ -147,16 +148,16 @@ def test_a_server_fills_no_disk_with_refusals(digits: DataSet, tmp_path: Path, m
     log.write(site, {}, "failed", "a foreign bundle, say")
     assert log.read(site.state) == lines
     assert abs(sum(place.stat().st_size for place in site.state.glob("*") if place.is_file()) - size) < 10
-    monkeypatch.setattr(refusals, "_day", lambda: "2999-01-01")
+    monkeypatch.setattr(log, "_day", lambda: "2999-01-01")
     assert wire.unpack(answer(site, text, good))[0]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"day": 1}', '{"day": "DAY", "count": 1e999}'])
 def test_a_damaged_count_of_refusals_begins_anew(text: str, policy: SitePolicy) -> None:
     policy.state.mkdir()
-    (policy.state / refusals.COUNT).write_text(text.replace("DAY", refusals._day()))
-    assert not refusals.is_full(policy)
-    assert refusals.count(policy) == 1
+    (policy.state / log.COUNT).write_text(text.replace("DAY", log._day()))
+    assert not log.is_full(policy)
+    assert log.count(policy) == 1
 
 
 def test_the_detail_of_a_line_is_short(policy: SitePolicy) -> None:

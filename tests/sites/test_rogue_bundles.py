@@ -17,9 +17,10 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 
 from fedstill.data.sources import DataSet  # noqa: E402
-from fedstill.sites import bundle, submit  # noqa: E402
 from fedstill.sites.certificates import site_key  # noqa: E402
 from fedstill.sites.loopback import Loopback, free_port, loopback  # noqa: E402
+from fedstill.sites.server import submit  # noqa: E402
+from fedstill.sites.site import launcher
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,7 +80,7 @@ def files_of(kind: str, marks: Path, folder: Path) -> Mapping[str, str]:
 def rogue(kind: str, marks: Path, folder: Path) -> Path:
     """The folder of a rogue bundle."""
     files = files_of(kind, marks, folder)
-    project = tomllib.loads(bundle.APP.read_text())
+    project = tomllib.loads(launcher.APP.read_text())
     project["project"] |= {"name": f"rogue-{KINDS.index(kind)}", "dependencies": ["flwr"]}
     if kind == "dependencies":
         project["project"]["dependencies"] = [f"needed @ file://{folder / 'needed'}"]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fedstill import wire
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.sites import limited_records, roster
+from fedstill.protocol import wire
 from fedstill.sites.certificates import site_key
+from fedstill.sites.server import roster
+from fedstill.sites.server.serve import LimitedRecords
 
 
 class Flwr:
@@ -188,7 +189,7 @@ def test_more_records_than_a_client_may_have_are_refused() -> None:
     )
     replies = [claiming(500), claiming(501), claiming(2**40), claiming(2**40), by_class, b"none", too_large]
     limits = dict.fromkeys((0, 1, 2, 4, 5, 6), 500)
-    arrivals = list(limited_records.LimitedRecords(Canned(replies), limits).exchange(b"", range(7), lambda _: None))
+    arrivals = list(LimitedRecords(Canned(replies), limits).exchange(b"", range(7), lambda _: None))
     assert [arrival.failure is None for arrival in arrivals] == [True, False, False, True, False, True, False]
     assert arrivals[1].failure == "it claims 501 records; its limit is 500 (max_records)"
     assert arrivals[1].reply == replies[1]  # it crossed, so its bytes count

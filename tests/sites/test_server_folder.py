@@ -16,16 +16,16 @@ import pytest
 from cryptography import x509
 
 from fedstill.cli import main
-from fedstill.sites import invitation, roster, server, service, submit
 from fedstill.sites.certificates import site_key
-from fedstill.sites.policy import SitePolicy
-from fedstill.sites.server import FAILED, Server
-from fedstill.sites.submit import RunFlags
+from fedstill.sites.server import roster, service, submit
+from fedstill.sites.server.service import FAILED, Server
+from fedstill.sites.server.submit import RunFlags
+from fedstill.sites.site.policy import SitePolicy
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Server:
-    return server.init(tmp_path / "server", {"host": "fl.example.org"})
+    return service.init(tmp_path / "server", {"host": "fl.example.org"})
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -71,9 +71,9 @@ def test_a_wrong_flag_makes_no_server(
 
 
 def test_an_address_of_ipv6_has_brackets_where_a_port_follows(tmp_path: Path) -> None:
-    made = server.init(tmp_path / "six", {"host": "2001:DB8::1", "bind": "::"})
+    made = service.init(tmp_path / "six", {"host": "2001:DB8::1", "bind": "::"})
     assert made.address == "[2001:db8::1]:9443"
-    assert invitation.read(made.invite(0, None)).address == made.address
+    assert roster.read_invitation(made.invite(0, None)).address == made.address
     assert "listen [::]:9443 ssl" in (made.folder / "nginx.conf").read_text()
 
 
@@ -161,20 +161,20 @@ def trusts(authority: str, made: Server) -> bool:
 
 def test_a_new_authority_cuts_no_site_off(made: Server) -> None:
     def invited() -> str:
-        return invitation.read(made.invite(0, None)).authority
+        return roster.read_invitation(made.invite(0, None)).authority
 
     first = invited()
     assert trusts(first, made)
-    server.renew(made, authority=False)
+    service.renew(made, authority=False)
     assert trusts(first, made) and invited() == first
-    server.renew(made, authority=True)
+    service.renew(made, authority=True)
     both = invited()
     assert trusts(first, made) and trusts(both, made)  # sites of before, and those that have joined again
-    server.renew(made, authority=False)
+    service.renew(made, authority=False)
     last = invited()
     assert not trusts(first, made) and trusts(both, made) and trusts(last, made)
     assert len(x509.load_pem_x509_certificates(last.encode())) == 1
-    other = server.init(made.folder.parent / "other", {"host": "fl.example.org"})
+    other = service.init(made.folder.parent / "other", {"host": "fl.example.org"})
     assert not trusts(last, other)
 
 
@@ -183,10 +183,10 @@ def test_a_renewal_without_the_authority_s_key_is_a_sentence(made: Server) -> No
     before = made.certificates.certificate.read_bytes()
     key.rename(key.with_suffix(".away"))
     with pytest.raises(ValueError, match="bring the authority's key back"):
-        server.renew(made, authority=False)
+        service.renew(made, authority=False)
     shutil.copy(made.certificates.key, key)
     with pytest.raises(ValueError, match="is not the key of the last certificate"):
-        server.renew(made, authority=False)
+        service.renew(made, authority=False)
     assert made.certificates.certificate.read_bytes() == before
 
 
@@ -336,7 +336,7 @@ def test_files_of_a_newer_format_are_refused_in_one_sentence(made: Server, tmp_p
     reads: list[tuple[Path, Callable[[], object]]] = [
         (made.folder / "server.toml", lambda: Server(made.folder)),
         (made.roster, lambda: roster.read(made.roster)),
-        (invite, lambda: invitation.read(invite)),
+        (invite, lambda: roster.read_invitation(invite)),
         (policy, lambda: SitePolicy.read(policy)),
     ]
     for place, read in reads:

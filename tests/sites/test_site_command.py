@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from real_sites import federation, make_site, spec_of
 
-from fedstill import wire
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
-from fedstill.sites import decisions, log, sent, verify
-from fedstill.sites.answer import answer
-from fedstill.sites.policy import SitePolicy
+from fedstill.protocol import wire
+from fedstill.sites.site import answer, decisions, log
+from fedstill.sites.site.policy import SitePolicy
 
 PRIVATE = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 4.0}
 Run = Callable[..., bytes]
@@ -83,8 +82,8 @@ def test_every_line_tells_who_asked_what_and_what_left(site: SitePolicy, run: Ru
     assert 0.04 < charged["total"]["record"]["share"] < 0.25
     assert answered["charges"] == [1]
     assert "released" in answered["fields"].values()
-    assert wire.unpack(reply)[0].keys() == sent.read(site.state, answered).tensors.keys()
-    assert verify.verify(site.state).problems == []
+    assert wire.unpack(reply)[0].keys() == answer.read(site.state, answered).tensors.keys()
+    assert log.verify(site.state).problems == []
 
 
 def test_nothing_that_arrives_goes_unlogged(site: SitePolicy, digits: DataSet) -> None:
@@ -96,7 +95,7 @@ def test_nothing_that_arrives_goes_unlogged(site: SitePolicy, digits: DataSet) -
         (text.replace('"epsilon":1.0', '"epsilon":NaN'), good), (text.replace('"seed":0', '"seed":[/red]'), good),
     ]  # fmt: skip
     for content, request in bad:
-        assert "error" in wire.envelope(answer(site, content, request))
+        assert "error" in wire.envelope(answer.answer(site, content, request))
     lines = log.read(site.state)
     assert [line["what"] for line in lines[::2]] == ["asked"] * len(bad)
     assert {line["what"] for line in lines[1::2]} <= {"refused", "failed"}
@@ -127,7 +126,7 @@ def test_what_was_sent_is_shown_again(
 ) -> None:
     site = make_site(tmp_path, digits, methods=["real", "fedavg-p"], budget=4.0, simulated_noise=False)
     request = wire.pack({}, {"step": "select", "exchange": 0, "fields": {}})
-    answer(site, spec_of("real", digits, simulated_noise=False).text(), request)
+    answer.answer(site, spec_of("real", digits, simulated_noise=False).text(), request)
     run(site)
     assert (len(list(site.state.glob("sent/*"))), len(list(site.state.glob("runs/*/*/*.given")))) == (1, 1)
     found = as_json(capsys, "show", folder, 2, "--out", tmp_path / "shown")
@@ -141,16 +140,16 @@ def test_what_was_sent_is_shown_again(
         place.write_bytes(b"other")
     assert "has no copy of reply" in fails(capsys, "show", folder, 2)
     forgetful = site.model_copy(update={"keep_sent_days": 0.0})
-    answer(forgetful, spec_of("real", digits, simulated_noise=False).text(), request)
+    answer.answer(forgetful, spec_of("real", digits, simulated_noise=False).text(), request)
     assert not list(site.state.glob("sent/*"))
 
 
 def test_copies_of_what_was_sent_stay_within_their_room(tmp_path: Path) -> None:
     policy = SitePolicy(client=0, data=tmp_path, state=tmp_path, methods=(), keep_sent_gb=2.5e-6)
     for number in range(4):
-        sent.keep(policy, "run", b"", bytes([number]) * 1000)
+        answer.keep(policy, "run", b"", bytes([number]) * 1000)
     assert len(list(tmp_path.glob("sent/*"))) == 2
-    sent.keep(policy, "run", b"", bytes(3000))
+    answer.keep(policy, "run", b"", bytes(3000))
     assert len(list(tmp_path.glob("sent/*"))) == 2
 
 
@@ -206,9 +205,11 @@ def test_the_words_of_a_server_move_no_cursor(
 ) -> None:
     site = make_site(tmp_path, digits, approval="ask", methods=["real"], own_code=["a:\x1b[2J"])
     text = spec_of("real", digits, public="noise=9\x1b[2J").text()
-    answer(site, text, wire.pack({}, {"step": "select", "exchange": 0, "fields": {}}))
-    answer(site, text, wire.pack({}, {"step": "\x1b[2J", "exchange": "\x1b[2J", "fields": {}}))
-    answer(site, text.replace('"convnet', '"\\u001b[2Jconvnet'), wire.pack({}, {"step": "select", "exchange": 0}))
+    answer.answer(site, text, wire.pack({}, {"step": "select", "exchange": 0, "fields": {}}))
+    answer.answer(site, text, wire.pack({}, {"step": "\x1b[2J", "exchange": "\x1b[2J", "fields": {}}))
+    answer.answer(
+        site, text.replace('"convnet', '"\\u001b[2Jconvnet'), wire.pack({}, {"step": "select", "exchange": 0})
+    )
     (name,) = [line.split()[0] for line in shown(capsys, "approve", folder).splitlines()]
     for words in (["approve", folder, name, "--no"], ["status", folder], ["log", folder], ["ledger", folder]):
         assert "\x1b" not in shown(capsys, *words)

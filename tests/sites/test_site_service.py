@@ -14,17 +14,18 @@ import tiny_backbones
 from PIL import Image
 from releases import entry
 
-from fedstill import files
+from fedstill.base import files
 from fedstill.cli import main
-from fedstill.sites import chain, invitation, log, node, roster, server, setup
-from fedstill.sites.ledger import open_ledger
-from fedstill.sites.policy import SitePolicy
+from fedstill.sites.server import roster, service
+from fedstill.sites.site import chain, launcher, log, setup
+from fedstill.sites.site.charges import open_ledger
+from fedstill.sites.site.policy import SitePolicy
 
 
 @pytest.fixture(scope="module")
 def invite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An invitation of client 3."""
-    made = server.init(tmp_path_factory.mktemp("invite") / "server", {"host": "fl.example.org"})
+    made = service.init(tmp_path_factory.mktemp("invite") / "server", {"host": "fl.example.org"})
     return made.invite(3, None)
 
 
@@ -59,7 +60,7 @@ def test_a_site_is_made_in_one_command(
     site_init(folder, invite, data, *BUDGET)
     text = capsys.readouterr().out
     assert "client 3 of fl.example.org:9443" in text
-    assert invitation.fingerprint(invite) in text
+    assert roster.fingerprint(invite) in text
     assert "with privacy noise, charged to the budget" in text
     assert "all runs together: epsilon 4 at delta 1e-05" in text
     assert "WITHOUT PROTECTION" not in text and "warning" not in text
@@ -71,7 +72,7 @@ def test_a_site_is_made_in_one_command(
     address, options = setup.connection(folder)
     assert address == "fl.example.org:9443"
     assert options[-1] == str(folder / "site.key")
-    assert (folder / "ca.crt").read_text() == invitation.read(invite).authority
+    assert (folder / "ca.crt").read_text() == roster.read_invitation(invite).authority
     assert str(folder) in (folder / "fedstill-site.service").read_text()
 
 
@@ -261,7 +262,7 @@ def test_a_new_key_and_a_new_authority_leave_the_rest(invite: Path, data: Path, 
     assert (folder / "site.key.old").read_bytes() == before["site.key"]
     assert stat.S_IMODE((folder / "site.key.old").stat().st_mode) == 0o600
     second = setup.public_key(folder)
-    made = server.init(tmp_path / "other", {"host": "other.example.org", "port": 1234})
+    made = service.init(tmp_path / "other", {"host": "other.example.org", "port": 1234})
     main(["site", "join", str(folder), "--invite", str(made.invite(3, None))])
     assert setup.connection(folder)[0] == "other.example.org:1234"
     assert setup.public_key(folder) == second
@@ -300,11 +301,11 @@ def test_a_node_without_a_server_or_with_an_open_key_does_not_start(
     setup.join(folder, invite)
     (folder / "site.key").chmod(0o640)
     with pytest.raises(ValueError, match="others than its owner can read"):
-        node.serve(folder)
+        launcher.serve(folder)
 
 
 def test_an_invitation_has_no_secret(tmp_path: Path) -> None:
-    made = server.init(tmp_path / "server", {"host": "fl.example.org"})
+    made = service.init(tmp_path / "server", {"host": "fl.example.org"})
     text = made.invite(0, 500).read_text()
     secrets = [place for place in made.folder.rglob("*") if place.is_file() and place.stat().st_mode & 0o077 == 0]
     assert {place.name for place in secrets} >= {"ca.key", "server.key"}

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedstill.sites import decisions, log, server, units
-from fedstill.sites.policy import SitePolicy
-from fedstill.sites.server import Server
+from fedstill.sites import units
+from fedstill.sites.server import service
+from fedstill.sites.server.service import Server
+from fedstill.sites.site import decisions, log
+from fedstill.sites.site.policy import SitePolicy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Server:
-    return server.init(tmp_path / "server", {"host": "fl.example.org"})
+    return service.init(tmp_path / "server", {"host": "fl.example.org"})
 
 
 @pytest.mark.slow

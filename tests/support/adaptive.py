@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import log_ndtr
 
-from fedstill.privacy.events import Event, Gaussian, Pure
+from fedstill.privacy.releases import Event, Gaussian, Pure
 
 Floats = NDArray[np.float64]
 Rule = Callable[[Sequence[Event]], bool]

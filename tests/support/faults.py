@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedstill.distill import relabelling
+from fedstill.base.seeds import Simulated
 from fedstill.engines.client import SiteClient
-from fedstill.methods import feature_sums, fedgm_records
+from fedstill.methods import fedgm_records
 from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.dp_fl import DPFL
-from fedstill.methods.private_rounds import Trained
+from fedstill.methods.parts import feature_sums, label_sets
+from fedstill.methods.parts.private_rounds import Trained
 from fedstill.privacy import logistic, mechanisms, rowwise, second_moments
 from fedstill.privacy.dp_sgd import DPSGD
 from fedstill.privacy.ledger import Entry
 from fedstill.protocol import Client, Parameters, Public, Released, step
-from fedstill.seeds import Simulated
 
 # --- methods
 
@@ -155,7 +155,7 @@ def private_prior(patch: pytest.MonkeyPatch) -> None:
     def prior(model: Any, records: Any, temperature: float) -> Tensor:
         return torch.eye(records.num_classes)[records.labels] * 0.98 + 0.01
 
-    patch.setattr(relabelling, "predicted_prior", prior)
+    patch.setattr(label_sets, "predicted_prior", prior)
 
 
 def a_tenth_of_lambda(patch: pytest.MonkeyPatch) -> None:

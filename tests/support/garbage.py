@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill import wire
-from fedstill.engines.site import Site
+from fedstill.engines.client import Site
+from fedstill.protocol import wire
 
 Kind = Callable[[bytes], bytes]
 

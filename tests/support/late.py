@@ -6,7 +6,7 @@ from pathlib import Path
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.fedavg import FedAvg, Update
 from fedstill.methods.fedavg_p import FedAvgP
-from fedstill.methods.heads import Head
+from fedstill.methods.parts.private_heads import Head
 from fedstill.protocol import Client, State, step
 
 AWAY = "FEDSTILL_TEST_AWAY"

@@ -8,8 +8,7 @@ import small
 from small import world
 
 from fedstill.audit.neighbours import Heard, difference, listening
-from fedstill.engines.inprocess import Inline
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Inline
 
 
 class Spying(Inline):

@@ -8,14 +8,14 @@ import small
 import torch
 
 from fedstill import methods
+from fedstill.base.records import Records
 from fedstill.data.sources import DataSet
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Arrival
-from fedstill.records import Records
-from fedstill.sites import setup
-from fedstill.sites.answer import answer
-from fedstill.sites.policy import SitePolicy
+from fedstill.sites.site import setup
+from fedstill.sites.site.answer import answer
+from fedstill.sites.site.policy import SitePolicy
 
 RUN = "0123456789abcdef" * 2
 

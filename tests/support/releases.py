@@ -1,8 +1,8 @@
 """Entries of ledgers, for tests."""
 
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Event, Gaussian, Unit
 from fedstill.privacy.ledger import Entry
+from fedstill.privacy.releases import Event, Gaussian, Unit
 
 ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))
 """What one Gaussian release of epsilon 1 costs."""

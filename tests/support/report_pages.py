@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedstill.report import html
+from fedstill.report.groups import Task, group
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord
-from fedstill.report.tasks import Task, group
 
 NONE = {
     "holds": False,

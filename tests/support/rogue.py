@@ -8,10 +8,10 @@ import torch
 from method_settings import SMALL
 from small import noise_images, world
 
-from fedstill import methods, wire
+from fedstill import methods
 from fedstill.data.sources import DataSet
-from fedstill.engines.inprocess import Inline
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Inline
+from fedstill.protocol import wire
 
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Tensors], Tensors]

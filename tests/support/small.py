@@ -16,16 +16,15 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedstill.base.records import Normalisation, Records
 from fedstill.data import public as public_data
-from fedstill.data.shards import Shards
-from fedstill.engines.inprocess import Inline, Workers
-from fedstill.engines.replies import Replies
+from fedstill.data.sources import Shards
+from fedstill.engines.client import Site
+from fedstill.engines.reply_checks import Replies
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
-from fedstill.engines.transport import Arrival
+from fedstill.engines.transport import Arrival, Inline, Workers
 from fedstill.protocol import Client, Federation, Labels, Method, Reply, State, Step, load, state, step
-from fedstill.records import Normalisation, Records
 from fedstill.train.sgd import SGD
 
 MODEL = "convnet:width=8,depth=2"

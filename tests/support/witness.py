@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedstill import wire
+from fedstill.protocol import wire
 
 
 def watch(launcher: ModuleType) -> None:

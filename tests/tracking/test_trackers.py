@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import fedstill
+from fedstill import tracking
 from fedstill.cli import main
-from fedstill.tracking import follow
-from fedstill.tracking.tracker import Client, Start, picture
+from fedstill.tracking import Client, Start, picture
 
 TASK = {"data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0}
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -109,7 +109,7 @@ class Listener(fedstill.Watcher):
 
 def tracked(recorder: Recorder, out: Path, monkeypatch: pytest.MonkeyPatch, rounds: int = 2) -> Listener:
     listener = Listener()
-    monkeypatch.setattr(follow, "client", lambda name: recorder)
+    monkeypatch.setattr(tracking, "client", lambda name: recorder)
     fedstill.run("fedavg", **TASK, rounds=rounds, out=out, track="wandb", watcher=listener)
     return listener
 
@@ -150,7 +150,7 @@ def test_an_interrupted_run_is_closed_as_failed(tmp_path: Path, monkeypatch: pyt
         def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow, "client", lambda name: recorder)
+    monkeypatch.setattr(tracking, "client", lambda name: recorder)
     with pytest.raises(KeyboardInterrupt):
         fedstill.run("fedavg", **TASK, rounds=2, out=tmp_path / "run", track=["wandb"], watcher=Stop())
     assert recorder.calls[-1] == ("close", True)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated
-from fedstill.train.adam import Adam
-from fedstill.train.loop import Diverged
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated
+from fedstill.train.sgd import Adam, Diverged
 
 
 def small_records(n: int = 50) -> Records:

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from fedstill.train.allocator import keep_memory, returning_memory
+from fedstill.base.processes import keep_memory, returning_memory
 
 # By default glibc maps each block of 64 MiB anew and unmaps it when it is freed.
 FAULTS = """
 import ctypes, resource, sys
 from contextlib import ExitStack
-from fedstill.train.allocator import returning_memory, keep_memory
+from fedstill.base.processes import returning_memory, keep_memory
 stack = ExitStack()
 if sys.argv[1] != "default":
     assert keep_memory()

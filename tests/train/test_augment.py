@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from fedstill.seeds import stream
+from fedstill.base.seeds import stream
 from fedstill.train.augment import DSA, FULL_STRATEGY, Transform
 
 NAMES = FULL_STRATEGY.split("_")

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedstill.seeds import stream
-from fedstill.train.cutmix import CutMix
+from fedstill.base.seeds import stream
+from fedstill.train.augment import CutMix
 
 
 def same(x: Tensor, rng: torch.Generator) -> Tensor:

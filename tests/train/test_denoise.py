@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedstill.base.records import Records
+from fedstill.base.seeds import Simulated
 from fedstill.data.sources import DataSet
 from fedstill.privacy.randomized_response import RandomizedResponse, probabilities
-from fedstill.records import Records
-from fedstill.seeds import Simulated
-from fedstill.train import denoise
-from fedstill.train.denoise import Denoising
+from fedstill.train import losses
+from fedstill.train.losses import Denoising
 
 
 def likelihood(labels: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -24,7 +24,7 @@ def likelihood(labels: torch.Tensor, epsilon: float) -> torch.Tensor:
 def test_the_loss_is_the_negative_log_likelihood_of_what_was_given() -> None:
     logits, given = torch.randn(7, 10, dtype=torch.float64), likelihood(torch.arange(7), 1.3)
     expected = -(logits.softmax(1) * given).sum(1).log().mean()
-    assert float(denoise._negative_log_likelihood(logits, torch.empty(0), given.log())) == pytest.approx(
+    assert float(losses._negative_log_likelihood(logits, torch.empty(0), given.log())) == pytest.approx(
         float(expected), rel=1e-12
     )
 

@@ -8,12 +8,11 @@ import torch
 from doubles import Killed
 from torch import Tensor, nn
 
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated
 from fedstill.protocol import load, state
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated
-from fedstill.train.adam import Adam
 from fedstill.train.condensation import CondensedTraining
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Adam
 
 TRAININGS = {
     "sgd": SGD(lr=0.05, weight_decay=0.01, batch_size=16, epochs=4),

@@ -11,9 +11,9 @@ from doubles import Killed
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
 from fedstill.protocol import state
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
 from fedstill.train import contrastive, extractor
 from fedstill.train.contrastive import SimCLR
 from fedstill.train.extractor import Extractor

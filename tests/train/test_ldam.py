@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.train.ldam import LDAM, class_weights, margins
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
+from fedstill.train.losses import LDAM, class_weights, margins
 from fedstill.train.sgd import SGD
 
 NO_INPUTS = torch.empty(0)

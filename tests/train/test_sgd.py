@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated
 from fedstill.evaluate import accuracies, confusion, evaluate, predictions
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated
-from fedstill.train import loop
-from fedstill.train.adam import Adam
-from fedstill.train.loop import Diverged
-from fedstill.train.sgd import SGD, ball_constraint, control_variates, proximal
+from fedstill.train import sgd
+from fedstill.train.sgd import SGD, Adam, Diverged, ball_constraint, control_variates, proximal
 
 
 def small_records(n: int = 50, shape: tuple[int, int, int] = (1, 8, 8), num_classes: int = 3) -> Records:
@@ -82,7 +80,7 @@ def test_frozen_norms_keep_the_statistics_of_the_first_epoch_to_the_bit() -> Non
 def test_large_sets_are_converted_by_batch_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, converted = new_model(), new_model()
     SGD().fit(kept, small_records(), stream())
-    monkeypatch.setattr(loop, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(sgd, "_CACHED_BYTES", 0)
     SGD().fit(converted, small_records(), stream())
     assert torch.equal(flat(kept), flat(converted))
 

@@ -9,9 +9,9 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedstill.seeds import stream
-from fedstill.train import views as changes
-from fedstill.train.views import Views
+from fedstill.base.seeds import stream
+from fedstill.train import augment as changes
+from fedstill.train.augment import Views
 
 STILL = Views(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0, gray=0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from fedstill.settings import Settings
+from fedstill.base.settings import Settings
 
 
 class Attack(Settings, ABC):

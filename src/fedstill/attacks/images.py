@@ -13,9 +13,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from fedstill.attacks.lira import interval
+from fedstill.base.records import Records
 from fedstill.evaluate import outputs, predictions
 from fedstill.models import features
-from fedstill.records import Records
 
 _CHUNK = 1024
 

@@ -22,13 +22,12 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.attacks.images import nearest
 from fedstill.attacks.labels import counts_of, last_layer, shares_of_update, single_label
-from fedstill.distill.descent import adam_step, to_bytes
+from fedstill.base.records import Records
+from fedstill.base.settings import Settings
 from fedstill.distill.inversion import total_variation
+from fedstill.distill.pool import adam_step, to_bytes
 from fedstill.evaluate import mode_of
-from fedstill.records import Records
-from fedstill.settings import Settings
-from fedstill.train.adam import adam_of
-from fedstill.train.loop import Diverged
+from fedstill.train.sgd import Diverged, adam_of
 
 
 @dataclass(frozen=True)

@@ -18,42 +18,122 @@ its clients once, the other clients' replies do not depend on the victim: a worl
 The attack is on the run's model or, if clients have models of their own, on the victim's, as it evaluates it.
 """
 
+import io
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float32, Float64
 from pydantic import NonNegativeInt, ValidationInfo, field_validator
 from rich.console import Console, RenderableType
 from torch import Tensor, nn
 from typing_extensions import override
 
 import fedstill
-from fedstill import files, seeds, wire
-from fedstill.attacks import lira
+from fedstill.attacks import lira, rmia
 from fedstill.attacks.attack import Attack
-from fedstill.attacks.report import page, show
+from fedstill.attacks.results import allowed, page, show
 from fedstill.attacks.rmia import POPULATION, Rmia
-from fedstill.attacks.scoring import Outputs, Victim, accuracy, by_lira, by_rmia, posteriors
 from fedstill.attacks.shadow import ShadowAttack
+from fedstill.base import files, seeds
+from fedstill.base.records import Records
 from fedstill.data import sources
-from fedstill.engines.site import Site
+from fedstill.engines.client import Site
 from fedstill.engines.transport import Watcher
 from fedstill.evaluate import outputs
 from fedstill.experiment import progress
-from fedstill.experiment.finished import check_unchanged, read_simulated
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import lay_out
+from fedstill.experiment.reuse import check_unchanged, lay_out, read_simulated
 from fedstill.experiment.run import run, spec_of
 from fedstill.experiment.task import Task, client_data, share_out
-from fedstill.protocol import shared_part
-from fedstill.records import Records
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.protocol import shared_part, wire
 from fedstill.runs.folder import RunFolder
+
+FPRS = (0.001, 0.01)
+"""False positive rates at which true positive rates are reported."""
+_ROWS = 5_000
+"""Maximum number of posteriors to train an attack network on."""
+
+
+class Victim(NamedTuple):
+    """``own`` are all its records; ``member[w]`` is True for the records it has in world w; ``others`` nobody has."""
+
+    client: int
+    own: Records
+    indices: Tensor
+    member: Bool[Tensor, "worlds n"]
+    others: Records
+
+
+class Outputs(NamedTuple):
+    """Logits of a world's model on the victim's records and on others, as they are and mirrored."""
+
+    own: Float32[Tensor, "2 n classes"]
+    others: Float32[Tensor, "2 m classes"]
+
+
+def by_lira(worlds: list[Outputs], victim: Victim, flip: bool, place: Path) -> dict[str, Tensor]:
+    """LiRA's scores, which are also written to ``place``; with ``flip`` of both views of a record."""
+    scores = torch.stack([lira.phi(world.own[_views(flip)], victim.own.labels).mean(0) for world in worlds])
+    fitted = lira.fit(scores[1:], victim.member[1:])
+    ratios = {"online": lira.online(scores[0], fitted), "offline": lira.offline(scores[0], fitted.absent)}
+    _store(place / "scores.npz", victim, {"phi": scores, **ratios})
+    return ratios
+
+
+def by_rmia(
+    worlds: list[Outputs], victim: Victim, flip: bool, place: Path, settings: Rmia
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """RMIA's scores, likewise, and the settings with their ``a``."""
+    views = _views(flip)
+    own = torch.stack([rmia.probability(world.own[views], victim.own.labels) for world in worlds], 1)
+    others = torch.stack([rmia.probability(world.others[views], victim.others.labels) for world in worlds], 1)
+    chosen = rmia.tuned(settings, own[0], others[0], victim.member)
+    each = [rmia.attack(chosen, *view, victim.member) for view in zip(own, others, strict=True)]
+    ratios = {form: torch.stack([scores[form] for scores in each]).mean(0) for form in each[0]}
+    _store(place / "rmia.npz", victim, {"probability": own.mean(0), **ratios})
+    return ratios, chosen.model_dump()
+
+
+def _views(flip: bool) -> slice:
+    return slice(None) if flip else slice(1)
+
+
+def _store(place: Path, victim: Victim, arrays: dict[str, Tensor]) -> None:
+    with io.BytesIO() as file:
+        every: dict[str, Any] = {**arrays, "member": victim.member, "records": victim.indices}
+        np.savez(file, **{name: value.numpy() for name, value in every.items()})
+        files.write_bytes(place, file.getvalue())
+
+
+def accuracy(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: Guarantee) -> dict[str, Any]:
+    """True positive rates of the scores, and whether they refute the guarantee."""
+    limit = allowed(guarantee)
+    rates = []
+    for fpr in FPRS:
+        rate = lira.tpr_at(fpr, ratio, member)
+        most = None if limit is None else limit(fpr)
+        refuted = None if limit is None else rate.low > limit(rate.fpr_high)
+        rates.append({**rate._asdict(), "bound": most, "refuted": refuted})
+    return {"auc": lira.auc(ratio, member), "rates": rates}
+
+
+def posteriors(attack: ShadowAttack, logits_of_worlds: list[Tensor], member: Tensor, seed: int) -> dict[str, Any]:
+    """Rates of an attack network on posteriors."""
+    each = min(math.ceil(_ROWS / (len(logits_of_worlds) - 1)), member.shape[1])
+    rng = seeds.stream(seed, "attack", "posteriors", attack.top or 0)
+    chosen = [torch.randperm(member.shape[1], generator=rng)[:each] for _ in logits_of_worlds[1:]]
+    rows = torch.cat([logits[0, index] for logits, index in zip(logits_of_worlds[1:], chosen, strict=True)])
+    present = torch.cat([mask[index] for mask, index in zip(member[1:], chosen, strict=True)])
+    return attack.rates(attack.fit(rows, present, rng), logits_of_worlds[0][0], member[0])
+
 
 _FEWEST = 20
 """Minimum number of the victim's records."""

@@ -21,7 +21,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from fedstill.attacks import lira
-from fedstill.settings import Settings
+from fedstill.base.settings import Settings
 
 POPULATION = 1000
 """Maximum number of records of the population."""

@@ -16,12 +16,13 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from torch import Tensor, nn
 
-from fedstill import files, models, weights
+from fedstill import models
 from fedstill.attacks import labels
 from fedstill.attacks.inversion import GradientInversion
-from fedstill.records import Normalisation, Records
-from fedstill.seeds import isolated, stream
-from fedstill.settings import Settings
+from fedstill.base import files, weights
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import isolated, stream
+from fedstill.base.settings import Settings
 
 _MOST = 64
 """Maximum number of records whose images are reconstructed."""
@@ -154,7 +155,7 @@ def named(place: Path, model: nn.Module, *, whole: bool) -> dict[str, Tensor]:
     """The tensors of a file by the model's names, in the model's order.
 
     Args:
-        place: the file, see `fedstill.weights.read`.
+        place: the file, see `fedstill.base.weights.read`.
         model: the model.
         whole: whether it must have the whole state; otherwise it may lack all but the trainable parameters.
 

@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from fedstill.base.records import Examples
+from fedstill.base.seeds import draw_seed, isolated
+from fedstill.base.settings import Settings
 from fedstill.evaluate import predictions
-from fedstill.records import Examples
-from fedstill.seeds import draw_seed, isolated
-from fedstill.settings import Settings
-from fedstill.train.adam import Adam
+from fedstill.train.sgd import Adam
 
 KINDS = ("others", "members")
 """The attack network's classes: 0 and 1."""

@@ -21,23 +21,23 @@ from rich.text import Text
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill import files, wire
 from fedstill.attacks import images, labels
 from fedstill.attacks.attack import Attack
 from fedstill.attacks.inversion import ModelInversion, closest_psnr
+from fedstill.base import files
+from fedstill.base.records import Examples, Records
+from fedstill.base.seeds import stream
+from fedstill.base.weights import state
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
-from fedstill.experiment.finished import check_unchanged, read_simulated
+from fedstill.experiment.reuse import check_unchanged, read_simulated
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import Task, share_out
-from fedstill.journal import Journal
-from fedstill.protocol import client_steps, returns_run_model
-from fedstill.records import Examples, Records
+from fedstill.protocol import client_steps, returns_run_model, wire
 from fedstill.runs.folder import RunFolder
+from fedstill.runs.journal import Journal
 from fedstill.schema import Below, Difference, Field, Schema
-from fedstill.seeds import stream
 from fedstill.train.sgd import SGD
-from fedstill.weights import state
 
 _NUMBERS = "uploads.json"
 """Name of the file of results."""

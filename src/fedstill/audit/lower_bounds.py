@@ -7,8 +7,8 @@ close to the true epsilon. Both know a mechanism as `Canaries` only.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -207,3 +207,55 @@ def _bounds(out: Floats, present: Floats, thresholds: Floats, delta: float, conf
     fpr, fnr = np.where(wrong < n, beta.ppf((1 + confidence) / 2, wrong + 1, np.maximum(n - wrong, 1)), 1.0)
     ratio = np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
     return np.log(np.maximum(ratio, 1e-300)), -ndtri(fpr) - ndtri(fnr)
+
+
+EXCEEDED = 1.001
+"""Share of the claimed sensitivity that refutes a claim: in DP-SGD, exact steps move the later ones a little."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the audit of one method found.
+
+    Attributes:
+        method: the method.
+        unit: what its claim protects.
+        claim: the epsilon of the runs' guarantee.
+        delta: its delta.
+        bound: lower bound on epsilon for any mechanism.
+        fit: lower bound on epsilon if scores are Gaussian, as the claim implies; None for other claims.
+        reach: largest share of the claimed sensitivity by which a canary moves exact values; None for labels.
+        canaries: number of canaries.
+        clients: number of clients.
+        risk: probability that a bound of this audit, or of an earlier one of some of its scores, is above the truth.
+        looks: number of times that the scores were judged, each with more clients.
+        difference: what else depends on a record (`Scene.difference`); empty if nothing does.
+    """
+
+    method: str
+    unit: str
+    claim: float
+    delta: float
+    bound: float
+    fit: float | None
+    reach: float | None
+    canaries: int
+    clients: int
+    risk: float
+    looks: int
+    difference: str = ""
+
+    @property
+    def largest(self) -> float:
+        """The larger of both bounds."""
+        return max(self.bound, self.fit or 0.0)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a bound exceeds the claim, a canary moves exact values too far, or something else depends on it."""
+        return self.largest > self.claim or (self.reach or 0.0) > EXCEEDED or bool(self.difference)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        verdict = "refuted" if self.refuted else "not refuted"
+        return {**asdict(self), "ratio": self.largest / self.claim, "verdict": verdict}

@@ -14,12 +14,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fedstill import seeds
+from fedstill.base import seeds
 from fedstill.engines.client import SiteClient
 from fedstill.privacy import logistic, mechanisms, randomized_response
-from fedstill.privacy.events import Event, Gaussian
 from fedstill.privacy.ledger import Entry, Ledger
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
+from fedstill.privacy.releases import Event, Gaussian
 
 _ROUNDING = 1 + 1e-9
 _RESIDUAL = 1.5

@@ -17,18 +17,16 @@ from jaxtyping import Float64
 from torch import Tensor
 from typing_extensions import override
 
-from fedstill import seeds
 from fedstill.audit.neighbours import Heard, listening
-from fedstill.engines.inprocess import Inline
+from fedstill.base import seeds
+from fedstill.base.records import Records
+from fedstill.engines.client import Site
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
-from fedstill.engines.transport import Arrival
-from fedstill.privacy.events import Event
+from fedstill.engines.transport import Arrival, Inline
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.privacy.released import Released
+from fedstill.privacy.releases import Event, Released
 from fedstill.protocol import Method, Reply
-from fedstill.records import Records
 
 Reader = Callable[[Reply, Mapping[str, Any]], Iterable[Tensor]]
 """The numbers of a reply that an attacker looks at, given the arguments of the request."""

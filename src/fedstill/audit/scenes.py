@@ -5,33 +5,220 @@ What moves most is then chosen among several by runs without noise (see `fedstil
 """
 
 import itertools
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedstill import methods, models
-from fedstill.audit import training_scenes
-from fedstill.audit.play import Task
-from fedstill.audit.scene import (
-    LIKE,
-    MODEL,
-    Choice,
-    Scene,
-    first_request,
-    joined,
-    of,
-    public_images,
-    random_images,
-)
-from fedstill.audit.search import ascend, climb
+from fedstill.audit.canaries import NORMALISATION, ascend, climb
+from fedstill.audit.neighbours import Heard, difference
+from fedstill.audit.play import Copies, Played, Task, play
+from fedstill.base.records import Records
+from fedstill.base.seeds import stream
 from fedstill.distill.embedding import unit_features
+from fedstill.distill.low_rank import LowRank, expand
 from fedstill.engines.run_spec import RunSpec
+from fedstill.methods.adap_dp_fl import AdapDPFL
+from fedstill.methods.fedkadp import FedKADP
+from fedstill.methods.fedkd import FedKD
+from fedstill.privacy import accounting
+from fedstill.privacy.releases import Gaussian
 from fedstill.protocol import Method
-from fedstill.records import Records
+
+MODEL = "convnet:width=4,depth=1"
+MIXING = "convnet:width=4,depth=1,norm=batch"
+"""A model that would mix records in train mode."""
+LIKE = Records(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), 2, NORMALISATION)
+"""The task: small images of two classes."""
+Masks = Sequence[Sequence[bool]]
+"""For each client, which canaries it has."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Records of a client, and canaries that each client may or may not have.
+
+    Attributes:
+        others: records that every client has.
+        canaries: ``m`` records whose presence the attacker infers; each by itself, knowing about the others.
+    """
+
+    others: Records
+    canaries: Records
+
+    def world(self, mask: Sequence[bool], *, labels: bool = False) -> Records:
+        """The records of a client with the canaries of ``mask``; or with all, which have class 1 there, else 0."""
+        present = torch.tensor(mask)
+        if labels:
+            return joined(self.others, replace(self.canaries, labels=present.long()))
+        return joined(self.others, self.canaries[present])
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One method with choices of canaries.
+
+    Attributes:
+        method: the method with the auditor's settings.
+        task: the run's other settings.
+        choices: what to choose from.
+        public: the public records.
+        labels: whether the claim protects labels.
+        mixing: whether the method also takes a model with batch normalisation; neighbours are compared with it then.
+    """
+
+    method: Method
+    task: Task
+    choices: list[Choice]
+    public: Records
+    labels: bool = False
+    mixing: bool = False
+
+    def difference(self, choice: int) -> str:
+        """What depends on the first canary of ``choice`` beside releases, or exceeds its sensitivity (`neighbours`)."""
+        some, heard = self.choices[choice], (Heard(), Heard())
+        task = replace(self.task, model=MIXING) if self.mixing else self.task
+        for mine, present in zip(heard, (True, False), strict=True):
+            world = some.world([present, *[False] * (len(some.canaries) - 1)], labels=self.labels)
+            play(self.method, Copies([world], [0], self.public), task, heard=mine)
+        return difference(*heard, None if self.labels else len(some.others))
+
+    def played(self, masks: Masks, *, choice: int = 0, first: int = 0, quiet: bool = False) -> Played:
+        """A run with a client for each mask of canaries; ``first`` is the number of the first one."""
+        distinct = list(dict.fromkeys(map(tuple, masks)))
+        worlds = [self.choices[choice].world(mask, labels=self.labels) for mask in distinct]
+        data = Copies(worlds, [distinct.index(tuple(mask)) for mask in masks], self.public, first)
+        return play(self.method, data, self.task, quiet=quiet)
+
+
+def random_images(count: int, *name: str) -> Records:
+    """Records with random pixels, of both classes in turn."""
+    images = torch.randint(256, (count, *LIKE.shape), generator=stream(0, "audit", *name)).to(torch.uint8)
+    return replace(LIKE, images=images, labels=torch.arange(count) % LIKE.num_classes)
+
+
+def joined(*parts: Records) -> Records:
+    """The records of all parts."""
+    images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
+    return replace(parts[0], images=images, labels=labels)
+
+
+def public_images(count: int = 40) -> Records:
+    """The public records of a scene."""
+    return random_images(count, "public")
+
+
+def first_request(method: Method, task: Task, public: Records) -> Mapping[str, Any]:
+    """The arguments of a run's first request."""
+    return play(method, Copies([random_images(4, "others")], [0], public), task, quiet=True).requests[0]
+
+
+def of(name: str, epsilon: float, **settings: Any) -> Method:
+    """A method with an epsilon and other settings."""
+    kind: Any = methods.find(name)
+    made: Method = kind(epsilon=epsilon, **settings)
+    return made
+
+
+def _gradients(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The length of each record's gradient, differentiable in ``x``."""
+    lengths = []
+    for one, label in zip(x, y, strict=True):
+        loss = cross_entropy(net(one[None]), label[None])
+        parts = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        lengths.append(torch.cat([part.flatten() for part in parts]).norm())
+    return torch.stack(lengths)
+
+
+_ROUNDS, _STEPS = 2, 2
+_LOCAL: dict[str, Any] = {"steps": _STEPS, "batch_size": 1, "supposed_records": 1, "lr": 0.2, "clip": 0.01}
+"""Every record in every batch, and so short steps that a record's gradient keeps its direction."""
+
+
+def rounds(name: str, epsilon: float, **settings: Any) -> Scene:
+    """A record with a long gradient, clipped in every step, and one other."""
+    kind = methods.find(name)
+    adaptive = issubclass(kind, FedKADP | AdapDPFL)
+    noise = (
+        _adaptive_noise(epsilon) if adaptive else accounting.gaussian_noise(epsilon, 1e-5) * math.sqrt(_ROUNDS * _STEPS)
+    )
+    rest = {"rounds": _ROUNDS, "participation": 1.0, "local": _LOCAL, "noise_multiplier": noise}
+    method = kind(**rest, **settings)
+    task = Task(MODEL, epsilon if adaptive else None, read=_expanded if issubclass(kind, FedKD) else _moved)
+    net = RunSpec.of(method, LIKE, model=MODEL).new_model()
+    found = []
+    for label in range(LIKE.num_classes):
+        start = random_images(4, "starts", str(label)).pixels()
+        y = torch.full((4,), label)
+        images = ascend(partial(_gradients, net, y=y), start, steps=15)
+        found.append(replace(images, labels=y))
+    canaries, others = joined(*found), random_images(1, "others")
+    lengths = _gradients(net, canaries.inputs(), canaries.labels).detach()
+    order = lengths.argsort(descending=True)[:3]
+    return Scene(method, task, [Choice(others, canaries[i : i + 1]) for i in order.tolist()], public_images())
+
+
+def _adaptive_noise(epsilon: float) -> float:
+    """The least noise multiplier, to a hundredth, with which the filter admits all rounds."""
+    noise = 1.0
+    renyi = accounting.rdp_filter(epsilon, 1e-5)
+    while not renyi.allows([Gaussian(noise_multiplier=noise, count=_ROUNDS * _STEPS)]):
+        noise *= 1.01
+    return noise
+
+
+def _expanded(reply: Any, arguments: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The update that low-rank factors stand for."""
+    update = expand(LowRank(reply.ranks.value, reply.values.value), arguments["weights"])
+    assert update is not None
+    yield from (part.double().flatten() for part in update.values())
+
+
+def _moved(reply: Any, arguments: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The change of the server's weights."""
+    yield from (w.double().flatten() - arguments["weights"][n].flatten() for n, w in reply.weights.value.items())
+
+
+_UPDATE: dict[str, Any] = {"local": {"lr": 100.0, "batch_size": 8, "epochs": 1}, "clip": 0.01}
+
+
+def updates(name: str, epsilon: float) -> Scene:
+    """A record with the other record's image and another label, which turns the update round."""
+    method, task = of(name, epsilon, **_UPDATE), Task(MODEL)
+    net = RunSpec.of(method, LIKE, model=MODEL).new_model()
+
+    def margin(x: Tensor) -> Tensor:
+        margins: Tensor = net(x).diff(dim=1)[:, 0].abs()
+        return margins
+
+    found = ascend(margin, random_images(16, "starts").pixels(), steps=40)
+    order = margin(found.inputs()).argsort(descending=True)[:3]
+    choices = []
+    for i in order.tolist():
+        label = net(found[i : i + 1].inputs()).argmax(1)
+        one = replace(found[i : i + 1], labels=label)
+        choices.append(Choice(one, replace(one, labels=1 - label)))
+    return Scene(method, task, choices, public_images())
+
+
+def labels(name: str, epsilon: float) -> Scene:
+    """A record with one label or with the other; the attacker counts randomised labels."""
+    still = {"nets": 1, "lr": 1e-9, "init": "real", "batch_size": 2, "augment": "none"}
+    method = of(name, epsilon, ipc=1, matching=still, relabel="none", training={"epochs": 1})
+
+    def counts(reply: Any, arguments: Mapping[str, Any]) -> Iterable[Tensor]:
+        return [reply.counts.value.double()]
+
+    records = random_images(2, "others")
+    choice = Choice(replace(records[:1], labels=torch.zeros(1, dtype=torch.int64)), records[1:])
+    return Scene(method, Task(MODEL, read=counts), [choice], public_images(), labels=True)
+
 
 OTHERS = 2048
 """Other records of a head's client."""
@@ -145,12 +332,12 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
     "fedpft": partial(_moments, mixture={"components": 1, "covariance": "full"}),
     "fedgm-records": partial(_class_sums, ipc=1, **_FITTED),
     "fedrd-records": partial(_class_sums, **_PROJECTED, **_FITTED),
-    "ldp-fedavg": training_scenes.updates,
-    "dp-fl": training_scenes.rounds,
-    "adap-dp-fl": training_scenes.rounds,
-    "fedkd": partial(training_scenes.rounds, **_ENERGY),
-    "fedkadp": training_scenes.rounds,
-    "fedgm-labels": training_scenes.labels,
+    "ldp-fedavg": updates,
+    "dp-fl": rounds,
+    "adap-dp-fl": rounds,
+    "fedkd": partial(rounds, **_ENERGY),
+    "fedkadp": rounds,
+    "fedgm-labels": labels,
 }
 """The maker of each private method's scene, called with the method's name and an epsilon."""
 

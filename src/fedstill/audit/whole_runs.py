@@ -21,16 +21,14 @@ from scipy.special import ndtri
 from torch import Tensor
 
 import fedstill
-from fedstill import files, lookup
-from fedstill.audit.finding import Finding
-from fedstill.audit.lower_bounds import Floats, fitted, from_scores
+from fedstill.audit.lower_bounds import Finding, Floats, fitted, from_scores
 from fedstill.audit.play import Played
-from fedstill.audit.scene import Masks, Scene
-from fedstill.audit.scenes import scene
+from fedstill.audit.scenes import Masks, Scene, scene
+from fedstill.base import files, lookup
+from fedstill.base.seeds import stream
+from fedstill.base.settings import Settings
 from fedstill.privacy.accounting import gaussian_noise
-from fedstill.privacy.events import Gaussian
-from fedstill.seeds import stream
-from fedstill.settings import Settings
+from fedstill.privacy.releases import Gaussian
 
 _PILOT, _BATCH = 400, 200
 """Clients of the pilot run, and of each run that is judged."""

@@ -6,19 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from fedstill import files
-from fedstill.cli.audit import audit
-from fedstill.cli.common import Bad
-from fedstill.cli.deploy import deployment
-from fedstill.cli.inspect import attack, data, list_methods, privacy
-from fedstill.cli.publish import publish
-from fedstill.cli.reuse import run
-from fedstill.cli.run import compare, report
-from fedstill.cli.runs import runs
-from fedstill.cli.server import server
-from fedstill.cli.site import site
-from fedstill.cli.sweep import sweep
-from fedstill.cli.watch import watch
+from fedstill.base import files
+from fedstill.cli.folder_commands import publish, runs, watch
+from fedstill.cli.inspect_commands import attack, audit, data, list_methods, privacy
+from fedstill.cli.output import Bad
+from fedstill.cli.run_commands import compare, report, run, sweep
+from fedstill.cli.server_commands import deployment, server
+from fedstill.cli.site_commands import site
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -140,7 +134,7 @@ def _dispatch(words: list[str]) -> None:
     command = COMMANDS.get(words[0])
     if command is None:
         from fedstill import methods
-        from fedstill.lookup import suggestion
+        from fedstill.base.lookup import suggestion
 
         near = f"; did you mean run {words[0]}?" if words[0] in methods.TABLE else suggestion(words[0], COMMANDS)
         raise Bad(f"there is no command '{words[0]}'{near or '; choose ' + ', '.join(COMMANDS)} (fedstill --help)")

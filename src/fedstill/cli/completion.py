@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from fedstill.cli.common import Bad
+from fedstill.cli.output import Bad
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -76,12 +76,10 @@ def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     """All commands with their flags as one parser, which shtab reads; nothing is parsed with it."""
     from fedstill import attacks, methods
     from fedstill.cli import flags
-    from fedstill.cli.catalogue import facts
-    from fedstill.cli.declared import declared
+    from fedstill.cli.declared import declared, facts
     from fedstill.cli.parser import Section
-    from fedstill.cli.server import COMMANDS as OF_SERVERS
-    from fedstill.cli.site import COMMANDS as OF_SITES
-    from fedstill.cli.site_service import COMMANDS as SERVICE
+    from fedstill.cli.server_commands import COMMANDS as OF_SERVERS
+    from fedstill.cli.site_commands import COMMANDS as OF_SITES
     from fedstill.experiment.config import Experiment
 
     top = argparse.ArgumentParser("fedstill", add_help=False)
@@ -103,7 +101,7 @@ def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     _add(data, "show", *flags.show_sections())
     privacy = commands.add_parser("privacy", help="show the releases of a run, or plan their noise").add_subparsers()
     _add(privacy, "plan", Section(declared("fedstill.report.plan:Plan")()), form)
-    _add(privacy, "import", Section(declared("fedstill.sites.opacus:Import")()), form, paths=True)
+    _add(privacy, "import", Section(declared("fedstill.sites.site.opacus:Import")()), form, paths=True)
     runs = commands.add_parser("runs", help="list, compare, tag or remove runs").add_subparsers()
     for name in ("compare", "tag", "untag", "remove"):
         _add(runs, name, paths=True)
@@ -113,7 +111,7 @@ def _commands(names: Collection[str]) -> argparse.ArgumentParser:
     _add(commands, "attack", *(Section(declared(place)()) for place in attacks.ATTACKS.values()), form, paths=True)
     audited = Section(declared("fedstill.audit.whole_runs:AuditSettings")())
     _add(commands, "audit", audited, form, words=[*methods.TABLE, "all"])
-    for name, inner in (("server", OF_SERVERS), ("site", (*SERVICE, *OF_SITES)), ("deploy", ("check",))):
+    for name, inner in (("server", OF_SERVERS), ("site", OF_SITES), ("deploy", ("check",))):
         below = commands.add_parser(name, help=name).add_subparsers()
         for command in inner:
             _add(below, command, paths=True)

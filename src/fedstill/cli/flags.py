@@ -9,14 +9,13 @@ from annotated_types import Ge, Le
 from pydantic import PositiveInt, ValidationError
 
 from fedstill import methods
+from fedstill.base.lookup import suggestion
+from fedstill.base.settings import Settings, names, sentence
 from fedstill.cli import parser
-from fedstill.cli.common import Bad, asks_help, usage
 from fedstill.cli.declared import declared
+from fedstill.cli.output import Bad, asks_help, usage
 from fedstill.cli.parser import Section
-from fedstill.experiment.config import Experiment
-from fedstill.lookup import suggestion
-from fedstill.settings import Settings, names, sentence
-from fedstill.tracking.names import TrackerName
+from fedstill.experiment.config import Experiment, TrackerName
 
 if TYPE_CHECKING:  # a help text needs no torch
     from fedstill.protocol import Method
@@ -67,6 +66,13 @@ class SweepOutput(Output):
     """Run the best settings of each method on the test set."""
     parallel: PositiveInt | None = None
     """Number of runs at a time; one per core by default."""
+
+
+class Invite(Settings):
+    """The invitation of ``fedstill site init``."""
+
+    invite: Path | None = None
+    """Invitation file of the server (fedstill server invite)."""
 
 
 class ReportOutput(Settings):

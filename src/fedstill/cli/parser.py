@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 from pydantic import ValidationError
 from typing_extensions import override
 
-from fedstill.lookup import suggestion
-from fedstill.settings import Settings, sentence
+from fedstill.base.lookup import suggestion
+from fedstill.base.settings import Settings, sentence
 
 S = TypeVar("S", bound=Settings)
 _WIDEST = 100

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,21 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from fedstill import locks
+from fedstill.base import processes
+
+
+def packed(texts: Sequence[str], name: str) -> dict[str, np.ndarray]:
+    """The arrays of ``texts``, for `unpacked` with the same ``name``."""
+    encoded = [text.encode(errors="replace") for text in texts]
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    return {f"{name}-texts": np.frombuffer(b"".join(encoded), np.uint8), f"{name}-ends": ends}
+
+
+def unpacked(arrays: Mapping[str, np.ndarray], name: str) -> list[str]:
+    """The texts of `packed` arrays."""
+    content, ends = arrays[f"{name}-texts"].tobytes(), arrays[f"{name}-ends"].tolist()
+    return [content[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
+
 
 FORMAT = 3
 """Version of the format; entries of another version are rebuilt."""
@@ -129,7 +143,7 @@ def _read(folder: Path, source: str) -> tuple[CacheEntry, str] | None:
             path = folder / f"{name}.npy"
             if _checksum(path) != checksum:
                 raise ValueError(f"{path.name} does not match its checksum")
-            with locks.LITERALS:
+            with processes.LITERALS:
                 arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
         return CacheEntry(arrays, content["facts"], meta["notes"]), fingerprint
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -5,7 +5,9 @@ A record's vector does not depend on the other records, to the last bit (`fedsti
 
 import copy
 import hashlib
+import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -14,16 +16,164 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstill.data import backbones, cache, public, sources
+from fedstill.base import seeds
+from fedstill.base.records import AS_THEY_ARE, Normalisation, Records
+from fedstill.data import cache, public, sources
 from fedstill.data.names import KNOWN
-from fedstill.data.vector_file import VectorFile
-from fedstill.models.frozen import Backbone
+from fedstill.models import backbones, build, features
+from fedstill.models.backbones import Backbone, Preprocessing, digest
+from fedstill.models.patches import Patches
 from fedstill.privacy import rowwise
-from fedstill.records import AS_THEY_ARE, Normalisation, Records
+
+_PATCHES = "patches"
+_MEAN, _STD = 0.5, 0.25
+"""Normalisation of pixels, public and private."""
+_PUBLIC = "public="
+
+
+def public_of(name: str) -> str | None:
+    """The public images from which the backbone ``name`` is learnt, as `fedstill.data.public.load` takes them."""
+    kind, _, rest = name.partition(":")
+    specs = [option.removeprefix(_PUBLIC) for option in rest.split(",") if option.startswith(_PUBLIC)]
+    return (specs[-1] if specs else "noise") if kind == _PATCHES else None
+
+
+def load_backbone(
+    name: str, shape: tuple[int, ...], *, download: bool = True, cache_dir: Path | None = None
+) -> Backbone:
+    """The backbone ``name``.
+
+    Args:
+        name: as `fedstill.models.backbones.load` takes it, or ``patches`` with the options of the model and
+            ``public=SPEC`` (`fedstill.data.public.load`), the images that the patches are learnt from; ``noise`` by
+            default. Each machine learns them once, and the same images give the same weights.
+        shape: channels, height and width of an image; empty for texts.
+        download: whether a model that is not on this machine may be downloaded.
+        cache_dir: folder of the cache.
+
+    Raises:
+        ValueError: there is no such backbone or no such public data, or it can't be loaded; one sentence.
+    """
+    kind, _, rest = name.partition(":")
+    if kind != _PATCHES:
+        return backbones.load(name, shape, download=download)
+    if len(shape) != 3:
+        raise ValueError(backbones.no_images(name, shape))
+    options = [option for option in rest.split(",") if not option.startswith(_PUBLIC)]
+    spec = f"{kind}:{','.join(options)}" if any(options) else kind
+    normalisation = Normalisation((_MEAN,) * shape[0], (_STD,) * shape[0])
+    images = public.load(public_of(name) or "noise", shape, normalisation)
+    with seeds.isolated(0):
+        net = build(spec, shape, 2)
+    assert isinstance(net, Patches)
+    learnt = ("centre", "whitening", "centroids")
+
+    def learn() -> cache.CacheEntry:
+        net.learn(images, seeds.stream(0, "learn"))
+        return cache.CacheEntry({part: getattr(net, part).numpy() for part in learnt}, {})
+
+    state = f"{spec} {shape} {_hash(images)}"
+    folder = (cache_dir or cache.default_folder()) / f"patches-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    entry, _ = cache.cached(folder, state, learn)
+    weights = {part: torch.from_numpy(entry.arrays[part]).clone() for part in learnt}
+    net.load_state_dict({**net.state_dict(), **weights})
+    facts = {"spec": spec, "shape": shape}
+    return Backbone(name, digest(weights, facts), net.eval(), features, Preprocessing(mean=(_MEAN,), std=(_STD,)))
+
+
+def _hash(images: Records) -> str:
+    return hashlib.sha256(images.images.numpy().tobytes()).hexdigest()
+
+
+SECONDS = 5.0
+"""Seconds between two notes of how far the computation is: as much is computed again after a kill."""
+
+
+class VectorFile:
+    """Rows of float32 that are written in a fixed order of groups.
+
+    Args:
+        path: the ``.npy`` file; the note of the groups that are done lies beside it. None keeps the rows in memory.
+        groups: places of the rows of each group, in the order in which they are computed.
+    """
+
+    def __init__(self, path: Path | None, groups: Sequence[Sequence[int]]) -> None:
+        self._path, self._groups = path, groups
+        self._count = sum(map(len, groups))
+        self._noted = time.monotonic()
+        self._rows, self._done = self._opened()
+
+    def _opened(self) -> tuple[NDArray[np.float32] | None, int]:
+        """The rows of an earlier start and the number of its groups; none if there are no such rows."""
+        if self._path is None:
+            return None, 0
+        try:
+            done, count = map(int, json.loads(_note(self._path).read_bytes()))
+            rows = np.load(self._path, mmap_mode="r+", allow_pickle=False)
+        except (OSError, ValueError, TypeError):
+            return None, 0
+        if (
+            rows.dtype != np.float32
+            or rows.ndim != 2
+            or len(rows) != self._count
+            or done < 0
+            or count != self._length(done)
+        ):
+            return None, 0
+        return rows, done
+
+    def _length(self, done: int) -> int:
+        return sum(map(len, self._groups[:done]))
+
+    @property
+    def count(self) -> int:
+        """Number of rows that are there."""
+        return self._length(self._done)
+
+    @property
+    def left(self) -> Sequence[Sequence[int]]:
+        """The groups that are still to be computed."""
+        return self._groups[self._done :]
+
+    def put(self, rows: Float32[np.ndarray, "m d"]) -> None:
+        """Write the rows of the next group."""
+        if self._rows is None:
+            shape = (self._count, rows.shape[1])
+            self._rows = np.empty(shape, np.float32) if self._path is None else _created(self._path, shape)
+        self._rows[self._groups[self._done]] = rows
+        self._done += 1
+        if time.monotonic() > self._noted + SECONDS:
+            self.note()
+
+    def note(self) -> None:
+        """Write down which groups are on disk."""
+        if self._path is None or not isinstance(self._rows, np.memmap):
+            return
+        self._rows.flush()
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps([self._done, self.count]))
+        os.replace(new, _note(self._path))
+        self._noted = time.monotonic()
+
+    def rows(self) -> NDArray[np.float32]:
+        """All rows, ``(count, d)``; ``d`` is 1 if there are none."""
+        return np.empty((0, 1), np.float32) if self._rows is None else self._rows
+
+
+def _note(path: Path) -> Path:
+    return path.with_suffix(".done")
+
+
+def _created(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """A file of zeros, mapped; an earlier note, which is about another file, is gone first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _note(path).unlink(missing_ok=True)
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the work, the number of records done and of all."""
@@ -155,7 +305,7 @@ def load(
 
     Args:
         data: images or texts: an argument of `fedstill.data.sources.load`, or a data set of images.
-        name: as `fedstill.data.backbones.load` takes it.
+        name: as `fedstill.data.features.load` takes it.
         size: height and width of the images, as for `fedstill.data.sources.load`.
         device: device of the backbone.
         progress: observer of the work.
@@ -165,7 +315,7 @@ def load(
         ValueError: there are no such data or no such backbone, or they do not fit.
     """
     raw = sources.load_raw(data, size=size, cache_dir=cache_dir)
-    backbone = backbones.load(name, raw.shape, cache_dir=cache_dir)
+    backbone = load_backbone(name, raw.shape, cache_dir=cache_dir)
     arrays, fingerprint = _vectors(backbone.digest, lambda: backbone, raw, device, progress, cache_dir)
     train, test = (
         Records(torch.from_numpy(arrays[split]), labels, len(raw.class_names), AS_THEY_ARE)
@@ -238,7 +388,7 @@ def load_public(
         raw = sources.load_raw(base, size=None if base in KNOWN else size)
 
     def installed() -> Backbone:
-        found = backbones.load(backbone[0], raw.shape)
+        found = load_backbone(backbone[0], raw.shape)
         if found.digest != backbone[1] and found.name.startswith(OF_SHAPE):
             raise ValueError(
                 f"the features {found.name!r} are made for the shape of the task's images, and those of the public "
@@ -277,7 +427,7 @@ def load_part(
         ValueError: there are no such records or no such backbone, or it has another digest.
     """
     raw = sources.load_raw_part(path, size=size, cache_dir=cache_dir)
-    backbone = backbones.load(name, raw.shape, download=False, cache_dir=cache_dir)
+    backbone = load_backbone(name, raw.shape, download=False, cache_dir=cache_dir)
     check_digest(backbone, expected)
     arrays, _ = _vectors(backbone.digest, lambda: backbone, raw, device, None, cache_dir)
     train, test = (

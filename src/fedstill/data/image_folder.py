@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstill.files import is_utf8
+from fedstill.base.files import is_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa

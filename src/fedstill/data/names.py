@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedstill.records import Normalisation
+from fedstill.base.records import Normalisation
 
 
 @dataclass(frozen=True)

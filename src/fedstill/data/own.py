@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedstill.base.errors import front_door
 from fedstill.data import cache, sources, vectors
-from fedstill.data.completion import complete
 from fedstill.data.decode import Split, with_all_names
-from fedstill.errors import front_door
+from fedstill.data.sources import complete
 from fedstill.schema import short
 
 Pairs = Dataset[Any] | tuple[Any, Any]

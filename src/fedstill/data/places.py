@@ -9,13 +9,12 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from fedstill.data import resize
+from fedstill.base.errors import InputError
+from fedstill.base.lookup import suggestion
+from fedstill.data import decode
 from fedstill.data.decode import Fit
 from fedstill.data.names import KNOWN, Known
-from fedstill.data.npz import read_npz
-from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_parquet
-from fedstill.errors import InputError
-from fedstill.lookup import suggestion
+from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
@@ -70,13 +69,13 @@ def find(name: str, size: int | None = None) -> Source:
     Raises:
         ValueError: there is no such source, or the size is out of range.
     """
-    fit = size and (lambda image, words: resize.fitted(image, size, words))
+    fit = size and (lambda image, words: decode.fitted(image, size, words))
     source = _found(name, fit or None)
     if size is None:
         return source
     if not 1 <= size <= LARGEST:
         raise ValueError(f"--size is {size}; it must be from 1 to {LARGEST} pixels")
-    return replace(source, size=size, read=partial(resize.resized, source.read, size))
+    return replace(source, size=size, read=partial(decode.resized, source.read, size))
 
 
 def _found(name: str, fit: Fit | None) -> Source:

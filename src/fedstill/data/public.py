@@ -10,10 +10,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from fedstill.base.records import Normalisation, Records, in_words, luminance
+from fedstill.base.seeds import stream
 from fedstill.data import places, sources
 from fedstill.data.names import KNOWN
-from fedstill.records import Normalisation, Records, in_words, luminance
-from fedstill.seeds import stream
 
 _CHUNK_BYTES = 64 * 2**20
 """Size of a converted chunk in float32."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.records import Normalisation
+from fedstill.base.records import Normalisation
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,11 +13,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss, one_hot
 
+from fedstill.base.records import Examples, Normalisation, Records
 from fedstill.evaluate import outputs
-from fedstill.models.cvae import CVAE, Decoder
-from fedstill.records import Examples, Normalisation, Records
-from fedstill.train.adam import Adam
-from fedstill.train.epochs import Epochs
+from fedstill.models.autoencoders import CVAE, Decoder
+from fedstill.train.sgd import Adam, Epochs
 
 
 def reconstruction_loss(logits: Float[Tensor, "n c h w"], pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedstill import models
+from fedstill.base.records import Examples, Normalisation, Records
+from fedstill.base.seeds import draw_seed, isolated
+from fedstill.base.settings import Settings
 from fedstill.evaluate import mode_of, outputs
-from fedstill.models.autoencoder import Autoencoder
-from fedstill.records import Examples, Normalisation, Records
-from fedstill.seeds import draw_seed, isolated
-from fedstill.settings import Settings
-from fedstill.train.adam import Adam
-from fedstill.train.epochs import Epochs
-from fedstill.train.views import Views
+from fedstill.models.autoencoders import Autoencoder
+from fedstill.train.augment import Views
+from fedstill.train.sgd import Adam, Epochs
 
 _BATCH = 100
 """Latents that are fitted together."""

@@ -18,9 +18,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.base.records import Examples, Records
+from fedstill.base.settings import Settings
 from fedstill.evaluate import mode_of
-from fedstill.records import Examples, Records
-from fedstill.settings import Settings
 from fedstill.ticks import tick
 from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
 

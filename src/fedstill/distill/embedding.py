@@ -14,10 +14,10 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
+from fedstill.base.records import Examples, Records
+from fedstill.base.settings import Settings
 from fedstill.evaluate import mode_of
 from fedstill.privacy import rowwise
-from fedstill.records import Examples, Records
-from fedstill.settings import Settings
 from fedstill.train.augment import DSA, Strategy
 
 

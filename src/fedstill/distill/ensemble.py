@@ -14,9 +14,8 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
-from fedstill.records import Examples, Trainable
-from fedstill.train.adam import Adam
-from fedstill.train.epochs import Epochs
+from fedstill.base.records import Examples, Trainable
+from fedstill.train.sgd import Adam, Epochs
 
 Temperature = Annotated[float, Ge(0.01), Le(1000)]
 """T of a softmax; outside these limits, rounding errors dominate."""

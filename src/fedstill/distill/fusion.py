@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 from fedstill import models
-from fedstill.weights import load
+from fedstill.base.weights import load
 
 
 def prototypes(network: nn.Module) -> Float[Tensor, "classes d"]:

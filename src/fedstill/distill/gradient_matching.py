@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstill.train.loop import has_batch_norms
+from fedstill.train.sgd import has_batch_norms
 
 Distance = Literal["grouped", "mse", "cos", "convolutions"]
 """Distance between gradients, by `gradient_distance`."""

@@ -11,13 +11,13 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedstill.distill.descent import adam_step, to_bytes
+from fedstill.base.records import Records
+from fedstill.base.settings import Settings
 from fedstill.distill.ensemble import Temperature
+from fedstill.distill.pool import adam_step, to_bytes
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import mode_of
-from fedstill.records import Records
-from fedstill.settings import Settings
-from fedstill.train.adam import adam_of
+from fedstill.train.sgd import adam_of
 
 
 def total_variation(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:

@@ -13,9 +13,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fedstill.base.records import Examples, Records
+from fedstill.base.settings import Settings
 from fedstill.distill.coreset import shares
-from fedstill.records import Examples, Records
-from fedstill.settings import Settings
 from fedstill.ticks import tick
 
 _EQUAL = 1e-12

@@ -10,8 +10,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
+from fedstill.base.settings import Settings
 from fedstill.privacy.second_moments import entries, unpacked, upper
-from fedstill.settings import Settings
 
 Fitted = tuple[Float64[Tensor, " k"], Float64[Tensor, "k d"], Float64[Tensor, "k entries"]]
 """Weights, means and covariances of a mixture; the covariances as `Mixture.entries` counts them."""

@@ -14,13 +14,14 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstill import models, seeds
+from fedstill import models
+from fedstill.base import seeds
+from fedstill.base.records import Records
+from fedstill.base.settings import Settings
+from fedstill.base.weights import state
 from fedstill.evaluate import outputs
 from fedstill.privacy import rowwise
-from fedstill.records import Records
 from fedstill.schema import State
-from fedstill.settings import Settings
-from fedstill.weights import state
 
 _log = logging.getLogger(__name__)
 

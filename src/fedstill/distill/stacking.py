@@ -15,9 +15,9 @@ from jaxtyping import Float
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from fedstill.seeds import isolated
-from fedstill.settings import Settings
-from fedstill.weights import load
+from fedstill.base.seeds import isolated
+from fedstill.base.settings import Settings
+from fedstill.base.weights import load
 
 
 def aggregator(networks: int, num_classes: int, hidden: int) -> nn.Sequential:

@@ -16,11 +16,11 @@ from pydantic import AfterValidator, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstill.distill import formation
+from fedstill.base.records import Records
+from fedstill.base.settings import Settings
+from fedstill.distill import pool
+from fedstill.distill.coreset import choose
 from fedstill.distill.gradient_matching import Distance, match
-from fedstill.distill.representatives import choose
-from fedstill.records import Records
-from fedstill.settings import Settings
 from fedstill.ticks import tick
 from fedstill.train.augment import DSA, Strategy
 
@@ -118,7 +118,7 @@ def synthesise(
     Raises:
         ValueError: ``records`` is empty, or ``formation`` does not divide the images' sides.
     """
-    formation.check_divides(settings.formation, records.shape)
+    pool.check_divides(settings.formation, records.shape)
     if len(records) == 0:
         raise ValueError("0 records have no classes to synthesise; leave this client out or give it records")
     vectors = records.are_vectors
@@ -175,7 +175,7 @@ def _pixel_gradient(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "k m c h w"]]:
     """The matching loss, and its gradient by the pixels, through augmentation and normalisation."""
     pixels = images.detach().requires_grad_()
-    used = [formation.unfold(x, settings.formation) for x in pixels]
+    used = [pool.unfold(x, settings.formation) for x in pixels]
     synthetic = [transform(records.normalisation.apply(x)) for transform, x in zip(transforms, used, strict=True)]
     real = [transform(x) for transform, x in zip(transforms, batches, strict=True)]
     loss, by_input = match(net, real, synthetic, labels, settings.distance)
@@ -200,7 +200,7 @@ def _first_images(part: Records, net: nn.Module, ipc: int, settings: GradientMat
         else:
             index = choose(part, net, count, rng, pool=settings.pool)
         images[: len(index)] = part.pixels(index)
-    return formation.fold(images, settings.formation)
+    return pool.fold(images, settings.formation)
 
 
 def _random(part: Records, count: int, rng: torch.Generator) -> Tensor:
@@ -215,7 +215,7 @@ def _train(
     settings: GradientMatching,
 ) -> None:
     """Take one step a pass: theta <- theta - eta_theta grad CE(S), with all synthetic images in one batch."""
-    inputs = records.normalisation.apply(formation.unfold(images.flatten(0, 1), settings.formation))
+    inputs = records.normalisation.apply(pool.unfold(images.flatten(0, 1), settings.formation))
     targets = torch.tensor(labels, device=images.device).repeat_interleave(len(inputs) // len(labels))
     for _ in range(settings.net_epochs):
         _step(net, inputs, targets, settings.net_lr)

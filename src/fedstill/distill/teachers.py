@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from fedstill.records import Trainable
+from fedstill.base.records import Trainable
 
 _NetworkOutputs = tuple[Tensor, Tensor, Tensor]
 """One network's logits, its sum in L_BN and its features."""

@@ -1,20 +1,114 @@
-"""The client that a step runs at."""
+"""The client side: from the bytes of a request to those of the reply."""
 
 import hashlib
-from collections.abc import Callable, Mapping, MutableMapping
+import logging
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, cast
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill import seeds
+from fedstill import schema, ticks
+from fedstill.base import files, seeds
+from fedstill.base.records import Records
+from fedstill.engines.client_evaluation import EVALUATE, steps_of
 from fedstill.engines.run_spec import RunSpec
-from fedstill.privacy.ledger import Entry, Ledger, Part
+from fedstill.privacy.ledger import Entry, Ledger, Part, open_ledger
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.protocol import Client, Released
-from fedstill.records import Records
+from fedstill.protocol import Client, Released, wire
+from fedstill.protocol.sides import Step
+from fedstill.runs.journal import EVALUATIONS
+
+
+class ReplyCopy:
+    """A copy of the reply to one request in the client's ``folder``, to send the same bytes again."""
+
+    def __init__(self, folder: Path, exchange: int, request: bytes) -> None:
+        self._place = folder / f"{exchange:06d}-{hashlib.sha256(request).hexdigest()[:16]}.given"
+
+    def read(self) -> bytes | None:
+        """The stored reply, or None."""
+        if not self._place.exists():
+            return None
+        return bytes(files.read_checked(self._place, "the client releases nothing again; start another run"))
+
+    def write(self, reply: bytes) -> None:
+        """Store the reply."""
+        files.write_checked(self._place, reply)
+
+
+class StateFiles:
+    """State of a client, one file per request, so that a step repeated after a crash starts from the same state.
+
+    Args:
+        folder: the client's.
+        remedy: end of the sentence of `fedstill.base.files.Damaged`; by default that of a simulation. With one, the
+            client is a real site, which keeps the number of its newest state apart, since its files live for long.
+    """
+
+    def __init__(self, folder: Path, remedy: str | None = None) -> None:
+        self.folder = folder
+        self._remedy = remedy or f"delete {folder.parent.parent} and run again"
+        self._deleted = folder / "earlier-deleted"
+        self._newest = None if remedy is None else folder / "newest"
+
+    def read(self, exchange: int) -> dict[str, Tensor]:
+        """The state before request ``exchange``.
+
+        Raises:
+            fedstill.base.files.Damaged: it is damaged, or no longer kept, as after a reply before the last was deleted.
+        """
+        earlier = self._before(exchange)
+        newest = self._newest_number()
+        lost = 0 <= newest < exchange and not (earlier and int(earlier[-1].stem) >= newest)
+        if lost or (not earlier and self._deleted.exists()):
+            raise files.Damaged(f"{self.folder} has no state from before request {exchange} any more; {self._remedy}")
+        return wire.unpack(files.read_checked(earlier[-1], self._remedy))[0] if earlier else {}
+
+    def write(self, exchange: int, state: Mapping[str, Tensor]) -> None:
+        """Store the state after request ``exchange``, if it changed; of the earlier ones only the last is kept."""
+        if not state and not self.folder.exists():
+            return
+        packed, place, earlier = wire.pack(state, {}), self.folder / f"{exchange:06d}.state", self._before(exchange)
+        if earlier and not place.exists() and files.read_checked(earlier[-1], self._remedy) == packed:
+            return
+        files.write_checked(place, packed)
+        if self._newest is not None:
+            files.write_bytes(self._newest, str(max(exchange, self._newest_number())).encode())
+        for old in earlier[:-1]:
+            self._deleted.touch()
+            old.unlink()
+
+    def _newest_number(self) -> int:
+        """The request after which the newest state was written; -1 if there was none, or it is not kept apart."""
+        if self._newest is None or not self._newest.exists():
+            return -1
+        text = self._newest.read_text()
+        if not text.isdecimal():
+            raise files.Damaged(f"{self._newest} is damaged; {self._remedy}")
+        return int(text)
+
+    def _before(self, exchange: int) -> list[Path]:
+        """The files of states before request ``exchange``, in order."""
+        return sorted(file for file in self.folder.glob("*.state") if int(file.stem) < exchange)
+
+
+def last_state(folder: Path, client: int) -> dict[str, Tensor]:
+    """State of a simulated client after its last reply; ``folder`` has the states of all clients."""
+    return StateFiles(folder / f"{client:05d}").read(EVALUATIONS)
+
+
+def forget_state(folder: Path, keep: Collection[int] = ()) -> None:
+    """Delete the clients' states after a simulation, except those in ``keep``, which an extension may ask again."""
+    for place in folder.glob("*") if keep else [folder]:
+        if place.name not in {f"{client:05d}" for client in keep}:
+            shutil.rmtree(place, ignore_errors=True)
+
 
 Result = TypeVar("Result")
 Rows = TypeVar("Rows")
@@ -149,3 +243,179 @@ class SiteClient(Client):
         self, weights: Mapping[str, Tensor] | None = None, *, draw: int = 0, architecture: str | None = None
     ) -> nn.Module:
         return self._spec.new_model(weights, draw=draw, architecture=architecture, device=self.device)
+
+
+log = logging.getLogger("fedstill")
+
+
+NO_REPLY = wire.pack({}, {"error": "the site gives no reply"})
+"""A real site's reply to every request that it refuses, or that fails, for a reason that depends on its records."""
+
+
+_REMEDY = "put its newest copy back, or let the server start another run"
+"""Remedy for a damaged file of a real site in one run."""
+
+
+class Question(NamedTuple):
+    """A request that passed its checks: its step, the step's arguments, its number and its bytes."""
+
+    step: Step[Any]
+    values: Mapping[str, Any]
+    exchange: int
+    request: bytes
+
+
+class Site:
+    """The clients whose records are at one place, and their replies.
+
+    Args:
+        spec: the run's public settings.
+        data: records of the clients.
+        folder: parent of each client's folder, which holds its state between steps.
+        device: device of the steps.
+        threads: number of threads of a step; results are reproducible to the bit only for the same number.
+        open_ledger: opens a client's ledger, given its folder; by default a ledger of this run with the run's budget.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        data: ClientData,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        open_ledger: Callable[[Path], Ledger] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.data = data
+        self.folder = folder
+        self.device = torch.device(device)
+        self.threads = threads
+        self._open_ledger = open_ledger
+        self._logged: set[str] = set()
+        self._results: dict[tuple[bytes, str], Any] = {}
+        self._steps = steps_of(spec.method)
+
+    def _ledger(self, folder: Path) -> Ledger:
+        if self._open_ledger is not None:
+            return self._open_ledger(folder)
+        return open_ledger(
+            folder / "ledger.jsonl",
+            delta=self.spec.delta,
+            budget=self.spec.budget,
+            repeatable=self.spec.simulated_noise,
+        )
+
+    def answer(self, client: int, request: bytes, tell: ticks.Tell | None = None) -> bytes:
+        """The reply of a simulated client to ``request``, or an error message; never raises.
+
+        ``tell`` observes the work inside the step.
+        """
+        try:
+            question = self.read(request, wire.envelope(request))
+        except schema.Refused as error:
+            return wire.pack({}, {"error": f"refused by the client: {error}"})
+        except Exception as error:  # one client's failure must not end the others
+            return wire.pack({}, {"error": self._report(client, error)})
+        try:
+            with ticks.told(tell):
+                return self.reply(client, question)
+        except Exception as error:
+            # the ledger stays charged although the step failed, so the server must know
+            return wire.pack({}, {"error": self._report(client, error), **self.spent(client, question.exchange)})
+
+    def read(self, request: bytes, header: Mapping[str, Any]) -> Question:
+        """Check a request with the `wire.envelope` ``header``, without a look at any record.
+
+        Raises:
+            Refused: the request is malformed.
+        """
+        name = header.get("step")
+        if not isinstance(name, str) or name not in self._steps:
+            raise schema.Refused(f"step {name!r} is not one of {', '.join(sorted(self._steps))}")
+        step = self._steps[name]
+        values, envelope = wire.decode(request, step.request, self.spec.facts, header=header)
+        exchange = envelope.get("exchange")
+        if not isinstance(exchange, int) or exchange < 0:
+            raise schema.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
+        return Question(step, values, exchange, request)
+
+    def reply(self, client: int, question: Question) -> bytes:
+        """A client's reply to a request.
+
+        Raises:
+            Exception: the step failed; releases before that stay charged (`spent`).
+        """
+        step, values, exchange, request = question
+        folder = self._folder(client)
+        copy = ReplyCopy(folder, exchange, request)
+        # with new noise, a second reply to the same request would reveal more than the first
+        if not self.spec.simulated_noise and (earlier := copy.read()) is not None:
+            return earlier
+        states = StateFiles(folder, None if self._open_ledger is None else _REMEDY)
+        ledger = self._ledger(folder)
+        state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
+        actor = SiteClient(self.spec, client, exchange, step.name, self.data, state, ledger, self.device, common)
+        with self._reproducible(client, exchange):
+            reply = step.function(self.spec.method, actor, **step.arguments(values))
+        assert isinstance(reply, step.reply), f"step {step.name} returned {type(reply).__name__}"
+        envelope = {"step": step.name, "exchange": exchange, **_spent(ledger, exchange)}
+        data = wire.encode(reply.payload(), step.reply.schema, self.spec.facts, envelope)
+        if exchange < EVALUATIONS:
+            states.write(exchange, actor.state)
+        if not self.spec.simulated_noise and ledger.of_exchange(exchange):
+            copy.write(data)
+        return data
+
+    def personal_model(self, client: int, shared: Mapping[str, Tensor], asked: int) -> nn.Module:
+        """The own model of a simulated client as it evaluates it after ``asked`` requests; nothing is stored."""
+        exchange, folder = EVALUATIONS + asked, self._folder(client)
+        state, ledger, common = last_state(self.folder, client), self._ledger(folder), RequestResults({}, b"")
+        actor = SiteClient(self.spec, client, exchange, EVALUATE.name, self.data, state, ledger, self.device, common)
+        with self._reproducible(client, exchange):
+            return self.spec.method.personal_model(actor, shared)
+
+    @contextmanager
+    def _reproducible(self, client: int, exchange: int) -> Iterator[None]:
+        """Seed torch for a client's step, and set the number of threads, inside the block."""
+        with seeds.isolated(seeds.derive(self.spec.seed, "client", client, exchange, "torch")), _threads(self.threads):
+            yield
+
+    def _folder(self, client: int) -> Path:
+        return self.folder / f"{client:05d}"
+
+    def spent(self, client: int, exchange: int) -> dict[str, object]:
+        """The releases for one request, for the header of an error message; nothing without a readable ledger."""
+        try:
+            return _spent(self._ledger(self._folder(client)), exchange)
+        except files.Damaged:
+            return {}
+
+    def _report(self, client: int, error: Exception) -> str:
+        """The error as the server sees it; its trace is logged here."""
+        reason = f"{type(error).__name__}: {error}"
+        # a ValueError explains itself; each trace is logged once, not for every client
+        if not isinstance(error, ValueError) and reason not in self._logged:
+            self._logged.add(reason)
+            log.error("client %d failed", client, exc_info=error)
+        return reason
+
+
+def _spent(ledger: Ledger, exchange: int) -> dict[str, object]:
+    entries = ledger.of_exchange(exchange)
+    return {"spent": entries} if entries else {}
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Set the number of threads inside the block, which holds `fedstill.base.processes.PROCESS`."""
+    before = torch.get_num_threads()
+    if number == before:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -20,12 +20,13 @@ from pydantic import (
 )
 from torch import Tensor, nn
 
-from fedstill import methods, models, schema, seeds
+from fedstill import methods, models, schema
+from fedstill.base import seeds
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.settings import Settings
+from fedstill.base.weights import load, parameters, state
 from fedstill.data.public import SAMPLED
 from fedstill.protocol import Method, shared_part
-from fedstill.records import Normalisation, Records
-from fedstill.settings import Settings
-from fedstill.weights import load, parameters, state
 
 LARGEST = 300_000
 """Maximum length of the JSON text, in characters."""
@@ -112,7 +113,7 @@ class RunSpec(Settings):
     public: Text | None = None
     """Public records, as `fedstill.data.public.load` takes them."""
     features: Text | None = None
-    """Backbone that every client has, as `fedstill.data.backbones.load` takes it; records are its vectors."""
+    """Backbone that every client has, as `fedstill.data.features.load` takes it; records are its vectors."""
     backbone: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that backbone."""
     public_sample: PublicSample | None = None

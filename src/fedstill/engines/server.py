@@ -5,31 +5,163 @@ so that only one reply is in memory at a time and a resumed run takes the same p
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill import seeds, wire
-from fedstill.engines import budget, checkpoint, outliers
+from fedstill.base import files, seeds
+from fedstill.base.errors import FedstillError
+from fedstill.base.records import Records
+from fedstill.base.weights import load, state
+from fedstill.engines import reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
-from fedstill.engines.replies import Replies
-from fedstill.engines.reply_checks import check, listed
+from fedstill.engines.reply_checks import Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Transport, Watcher
-from fedstill.errors import FedstillError
 from fedstill.evaluate import LastConfusion, accuracies
-from fedstill.journal import EVALUATIONS, Journal, Refusal
-from fedstill.privacy.events import Event, Unit
+from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.protocol import Federation, Reply, Round, Step, shared_part
-from fedstill.records import Records
+from fedstill.privacy.ledger import UNCOUNTABLE, Entry, covers, total_epsilon
+from fedstill.privacy.releases import Event, Unit
+from fedstill.protocol import Federation, Method, Reply, Round, Step, shared_part, wire
 from fedstill.runs.folder import RunFolder
+from fedstill.runs.journal import CHECKPOINT, EVALUATIONS, Journal, Refusal
+
+Releases = Mapping[int, Sequence[Entry]]
+"""The releases of each client that has any."""
+
+
+def able_clients(
+    fed: Federation, method: Method, releases: Releases, event: Event, exchange: int, adaptive: bool, unit: Unit
+) -> list[int]:
+    """The clients whose budget covers one more release, in request ``exchange``."""
+    following = Entry(
+        exchange=exchange,
+        step="next",
+        index=0,
+        mechanism=type(method).__name__,
+        unit=unit,
+        event=event,
+        theorem="",
+        adaptive=adaptive,
+    )
+    return [k for k in fed.clients if covers(releases.get(k, []), following, fed.budget, fed.delta)]
+
+
+def largest_epsilon(fed: Federation, releases: Releases, unit: Unit) -> float | None:
+    """The largest epsilon of one client's releases of this unit; None where nothing bounds it."""
+    each = ([entry for entry in entries if entry.unit == unit] for entries in releases.values())
+    try:
+        most = max((total_epsilon(entries, fed.delta, fed.budget) for entries in each), default=0.0)
+    except UNCOUNTABLE:
+        return None
+    return most if math.isfinite(most) else None
+
+
+def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) -> guarantee.Guarantee:
+    """The guarantee for every reply to ``steps``."""
+    unprotected = [
+        f"field '{f.name}' of step '{s.name}'"
+        for s in steps
+        for f in s.reply.schema
+        if not (f.is_public or f.is_released)
+    ]
+    return guarantee.derive(unprotected, releases, spec.delta, budget=spec.budget, simulated=spec.simulated_noise)
+
+
+EPOCHS = "epochs"
+"""File name of the checkpoint within a round."""
+SAVE_EVERY = 20.0
+"""Minimum seconds between two epoch checkpoints, so the most work a killed run repeats (plus the current epoch)."""
+Carried = Sequence[nn.Module | dict[str, Tensor]]
+"""The models and tensors of a loop."""
+LastEvaluation = tuple[int, str, EvaluationResult]
+"""Number of the evaluation request, digest of the evaluated model, result."""
+
+
+class LastRound(NamedTuple):
+    """Position of a run after a finished round."""
+
+    number: int
+    exchange: int
+    steps: Sequence[str]
+    evaluation: LastEvaluation | None
+
+
+def save_round(journal: Journal, carried: Carried, last: LastRound, metrics: Path) -> None:
+    """Save the checkpoint of a finished round, with seals of the byte counts and of the file ``metrics``."""
+    evaluation = last.evaluation and [*last.evaluation[:2], last.evaluation[2].described()]
+    header: dict[str, object] = {
+        "round": last.number,
+        "exchange": last.exchange,
+        "steps": last.steps,
+        "judged": evaluation,
+    }
+    header["seals"] = journal.seals(metrics)
+    journal.save_checkpoint(tensors(carried), header)
+
+
+def load_round(journal: Journal, carried: Carried, metrics: Path) -> LastRound | None:
+    """Copy the checkpoint of the last finished round into ``carried`` and return its position; None in a new run.
+
+    Raises:
+        Damaged: the checkpoint does not fit, or a sealed file was changed.
+    """
+    saved = journal.load_checkpoint()
+    if saved is None:
+        return None
+    values, header = saved
+    journal.check_seals(header.get("seals", {}), metrics)
+    copy_into(carried, values, journal.folder / CHECKPOINT)
+    evaluation = None
+    if header.get("judged") is not None:
+        number, digest, result = header["judged"]
+        evaluation = int(number), digest, EvaluationResult.read(result)
+    return LastRound(int(header["round"]), header["exchange"], header["steps"], evaluation)
+
+
+def epochs(journal: Journal, number: int, carried: Carried, at: Mapping[str, int | None]) -> Iterator[int]:
+    """The epochs of one loop that remain, up to ``number``, with checkpoints; ``at`` is the loop's place in the run."""
+    saved, done, before = journal.load_checkpoint(EPOCHS), 0, time.monotonic()
+    if saved is not None and saved[1].items() >= at.items():
+        copy_into(carried, saved[0], journal.folder / EPOCHS)
+        done = int(saved[1]["done"])
+    for epoch in range(done + 1, number + 1):
+        yield epoch
+        if epoch == number or time.monotonic() - before >= SAVE_EVERY:
+            journal.save_checkpoint(tensors(carried), {**at, "done": epoch}, EPOCHS)
+            before = time.monotonic()
+
+
+def tensors(carried: Carried) -> dict[str, Tensor]:
+    """The models and tensors as one set of named tensors."""
+    parts = [state(part) if isinstance(part, nn.Module) else part for part in carried]
+    return {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.items()}
+
+
+def copy_into(carried: Carried, saved: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the named tensors of `tensors`, read from ``path``, into the models and tensors of a loop.
+
+    Raises:
+        Damaged: names or shapes differ; nothing was copied.
+    """
+    sizes = {key: value.shape for key, value in tensors(carried).items()}
+    if sizes != {key: value.shape for key, value in saved.items()}:
+        raise files.Damaged(
+            f"{path} does not fit what this run carries (is it of another version?); delete it and run again"
+        )
+    for i, part in enumerate(carried):
+        prefix = f"{i}/"
+        load(part, {name.removeprefix(prefix): v for name, v in saved.items() if name.startswith(prefix)})
+
 
 R = TypeVar("R", bound=Reply)
 
@@ -102,7 +234,7 @@ class ServerFederation(Federation):
         self._evaluate_uploads = evaluate_uploads
         self._watcher = watcher or Watcher()
         self._local_test = local_test
-        self._last_evaluation: checkpoint.LastEvaluation | None = None
+        self._last_evaluation: LastEvaluation | None = None
         self._loops = 0  # loops of epochs since the round began
         self._exchange = 0
         self._sizes: Mapping[int, float] = {}  # of the clients' last replies with weights or other numbers
@@ -168,9 +300,9 @@ class ServerFederation(Federation):
             finally:
                 self.journal.flush()
         replies = Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
-        measured = outliers.sizes_of(replies, step.reply.schema, sizes)
+        measured = reply_checks.sizes_of(replies, step.reply.schema, sizes)
         self._sizes = measured or self._sizes  # replies without floats, as evaluations, leave the last ones
-        for client, reason in outliers.too_large(measured).items():
+        for client, reason in reply_checks.too_large(measured).items():
             refusals.append(Refusal(client, step.name, self._round, reason))
             self.journal.refuse_reply(exchange, refusals[-1])
             self._watcher.arrived(refusals[-1])
@@ -203,11 +335,11 @@ class ServerFederation(Federation):
     @override
     def able(self, event: Event, *, adaptive: bool = False, unit: Unit = "record") -> list[int]:
         releases = self.journal.releases(before=self._exchange)
-        return budget.able_clients(self, self.spec.method, releases, event, self._exchange, adaptive, unit)
+        return able_clients(self, self.spec.method, releases, event, self._exchange, adaptive, unit)
 
     @override
     def spent(self, unit: Unit = "record") -> float | None:
-        return budget.largest_epsilon(self, self.journal.releases(before=self._exchange), unit)
+        return largest_epsilon(self, self.journal.releases(before=self._exchange), unit)
 
     # ---------------------------------------------------------------------------------------------------------- rounds
 
@@ -223,17 +355,17 @@ class ServerFederation(Federation):
         for index in range(self.done + 1, number + 1):
             self._round, self._loops = index, 0
             yield Round(number=index, log=partial(self._log, index))
-            outliers.check_finite(index, carry, self._sizes)
-            last = checkpoint.LastRound(index, self._exchange, [*self.asked_steps], self._last_evaluation)
-            checkpoint.save_round(self.journal, carry, last, self._folder.metrics)
+            reply_checks.check_finite(index, carry, self._sizes)
+            last = LastRound(index, self._exchange, [*self.asked_steps], self._last_evaluation)
+            save_round(self.journal, carry, last, self._folder.metrics)
             self.done = index
             if not self._keep_replies and index < number:
                 self.journal.forget_replies(first, self._exchange)
         self._round = None
 
-    def _restore(self, carry: checkpoint.Carried) -> int:
+    def _restore(self, carry: Carried) -> int:
         """Continue after the last finished round; returns its number."""
-        last = checkpoint.load_round(self.journal, carry, self._folder.metrics)
+        last = load_round(self.journal, carry, self._folder.metrics)
         if last is None:
             return 0
         self._exchange = last.exchange
@@ -247,7 +379,7 @@ class ServerFederation(Federation):
     def epochs(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[int]:
         self._loops += 1
         at = {"exchange": self._exchange, "round": self._round, "epochs": number, "loop": self._loops}
-        return checkpoint.epochs(self.journal, number, carry, at)
+        return epochs(self.journal, number, carry, at)
 
     def last(self, model: nn.Module) -> EvaluationResult:
         """Evaluate the final model, and log its accuracy if the method has logged nothing."""
@@ -270,7 +402,7 @@ class ServerFederation(Federation):
 
     def guarantee(self) -> Guarantee:
         """The guarantee for all replies so far."""
-        return budget.guarantee_of(self.asked_steps.values(), self.journal.releases(), self.spec)
+        return guarantee_of(self.asked_steps.values(), self.journal.releases(), self.spec)
 
     @override
     def new_model(self, *, draw: int = 0, architecture: str | None = None) -> nn.Module:

@@ -1,14 +1,29 @@
-"""Interfaces of an engine: the transport of messages, and the observer of a run's progress."""
+"""The interface of an engine, the engine of this process and its workers, and simulated losses.
 
+A worker starts once, maps the clients' records as shared pages of a file, and replies
+for any client.
+"""
+
+import json
+import math
+import multiprocessing
+import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from typing_extensions import override
 
-from fedstill.journal import Refusal
+from fedstill.base import processes, seeds
+from fedstill.base.processes import keep_memory
+from fedstill.engines.client import Site
+from fedstill.protocol import wire
+from fedstill.runs.journal import EVALUATIONS, Refusal
 
 
 class Arrival(NamedTuple):
@@ -129,3 +144,207 @@ class Watchers(Watcher):
     def finished(self, summary: Mapping[str, Any], before: datetime | None) -> None:
         for watcher in self._watchers:
             watcher.finished(summary, before)
+
+
+class Inline(Transport):
+    """All clients one after the other in this process, for a debugger or a single GPU; without a time limit.
+
+    Args:
+        site: replies for every client.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        for client in clients:
+            sent(client)
+            told = _Told(self.tell, client)
+            reply = self.site.answer(client, request, told)
+            if told.error is not None:
+                raise told.error
+            yield Arrival(client, reply)
+
+
+class _Told:
+    """Tells the server of a client's work; an error of its observer is the server's, not a failure of the client."""
+
+    def __init__(self, tell: Callable[[int, str, int, int], None] | None, client: int) -> None:
+        self._tell, self._client = tell, client
+        self.error: Exception | None = None
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        if self._tell is not None and self.error is None:
+            try:
+                self._tell(self._client, label, done, total)
+            except Exception as error:
+                self.error = error
+
+
+class Workers(Transport):
+    """Worker processes that reply for the clients, each for one client at a time.
+
+    Args:
+        make_site: makes the site, once in every worker; must be picklable.
+        number: number of processes.
+        timeout: seconds that a client may take for one step, not counting the start of its worker; a worker that takes
+            longer is replaced. None: no limit.
+    """
+
+    def __init__(self, make_site: Callable[[], Site], number: int, *, timeout: float | None = None) -> None:
+        self._make_site = make_site
+        self._timeout = timeout
+        self._workers: list[_Worker | None] = [None] * number
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        waiting = list(reversed(clients))
+        for place in range(min(len(waiting), len(self._workers))):  # all at once: each makes its site
+            self._workers[place] = self._workers[place] or _Worker(self._make_site)
+        busy: dict[Connection, tuple[int, int, float]] = {}  # pipe -> worker's place, client, deadline
+        while waiting or busy:
+            for place in range(len(self._workers)):
+                if waiting and place not in {b[0] for b in busy.values()}:
+                    worker = self._workers[place] or _Worker(self._make_site)
+                    self._workers[place] = worker
+                    client = waiting.pop()
+                    busy[worker.pipe] = (place, client, self._deadline(worker))
+                    sent(client)
+                    try:
+                        worker.ask(client, request)
+                    except OSError:  # the worker died while idle, which reading from its pipe detects below
+                        continue
+            patience = min(deadline for _, _, deadline in busy.values()) - time.monotonic()
+            readable = wait(list(busy), None if patience == math.inf else max(patience, 0))
+            for pipe in readable or [p for p, (_, _, deadline) in busy.items() if deadline <= time.monotonic()]:
+                assert isinstance(pipe, Connection)
+                place, client, deadline = busy.pop(pipe)
+                answering = self._workers[place]
+                assert answering is not None
+                words = b""
+                try:
+                    if readable and not answering.ready:
+                        answering.greet()
+                        busy[pipe] = (place, client, self._deadline(answering))
+                        continue
+                    if readable:
+                        words = pipe.recv_bytes()
+                    if not words:
+                        arrival = Arrival(client, pipe.recv_bytes()) if readable else self._late(client)
+                except (EOFError, OSError):
+                    arrival = Arrival(client, b"", f"its process ended ({answering.end()})")
+                if words:  # about the work, and the reply is still to come
+                    busy[pipe] = (place, client, deadline)
+                    if self.tell is not None:
+                        self.tell(client, *json.loads(words))
+                    continue
+                if arrival.failure:
+                    answering.kill()
+                    self._workers[place] = None
+                yield arrival
+
+    def _deadline(self, worker: "_Worker") -> float:
+        """Deadline of a step that begins now; infinity while the worker is starting."""
+        return time.monotonic() + self._timeout if self._timeout and worker.ready else math.inf
+
+    def _late(self, client: int) -> Arrival:
+        return Arrival(client, b"", f"no reply within {self._timeout:g} s (--timeout)")
+
+    @override
+    def close(self) -> None:
+        for worker in self._workers:
+            if worker:
+                worker.kill()
+        self._workers = [None] * len(self._workers)
+
+
+class _Worker:
+    """One process and the pipe to it; ``ready`` after its first message."""
+
+    def __init__(self, make_site: Callable[[], Site]) -> None:
+        self.ready = False
+        self.pipe, theirs = multiprocessing.Pipe()
+        self._process = processes.start(_serve, make_site, theirs)
+        theirs.close()
+
+    def greet(self) -> None:
+        """Receive the worker's first message, sent when its site is set up."""
+        self.pipe.recv_bytes()
+        self.ready = True
+
+    def ask(self, client: int, request: bytes) -> None:
+        self.pipe.send_bytes(client.to_bytes(8, "little"))
+        self.pipe.send_bytes(request)
+
+    def end(self) -> str:
+        """The reason why the process ended."""
+        self._process.join(timeout=5)
+        code = self._process.exitcode
+        if code is None:
+            return "it does not end"
+        return f"{signal.Signals(-code).name}; out of memory?" if code < 0 else f"exit code {code}; see above"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+
+def _serve(make_site: Callable[[], Site], pipe: Connection) -> None:
+    """Reply to requests until the server closes the pipe."""
+    keep_memory()
+    site = make_site()
+    with suppress(EOFError, OSError):
+        pipe.send_bytes(b"ready")
+        while True:
+            client = int.from_bytes(pipe.recv_bytes(), "little")
+            reply = site.answer(client, pipe.recv_bytes(), lambda *work: pipe.send_bytes(json.dumps(work).encode()))
+            pipe.send_bytes(b"")  # what came before were words about the work
+            pipe.send_bytes(reply)
+
+
+class Losing(Transport):
+    """A transport on which some replies get lost, the same ones in every start of a run.
+
+    A lost client gets the request, and its bytes are counted; it computes nothing and keeps its state. Evaluations by
+    clients measure a run and lose nobody.
+
+    Args:
+        transport: the way to the clients.
+        num_clients: number of clients of the run.
+        seed: the run's seed.
+        drop: probability that a client does not reply to a request, independent of other requests and clients.
+        slow: share of the clients that reply too late to every request, rounded to whole clients.
+    """
+
+    def __init__(self, transport: Transport, num_clients: int, *, seed: int, drop: float, slow: float) -> None:
+        self._transport, self._seed, self._drop, self._slow_share = transport, seed, drop, slow
+        order = seeds.numpy_stream(seed, "server", "slow").permutation(num_clients)
+        self._slow = frozenset(order[: num_slow(num_clients, slow)].tolist())
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        self._transport.tell = self.tell
+        number = wire.envelope(request)["exchange"]
+        reasons = {} if number >= EVALUATIONS else {c: why for c in clients if (why := self._reason(number, c))}
+        for client, why in reasons.items():
+            sent(client)
+            yield Arrival(client, b"", why)
+        yield from self._transport.exchange(request, [client for client in clients if client not in reasons], sent)
+
+    def _reason(self, number: int, client: int) -> str | None:
+        """Why the reply of a client to a request does not arrive; None if it does."""
+        if client in self._slow:
+            return f"it is slow (--slow {self._slow_share:g})"
+        draw = seeds.numpy_stream(self._seed, "client", client, number, "drop").random()
+        return f"its reply is lost in every start with this seed (--drop {self._drop:g})" if draw < self._drop else None
+
+    @override
+    def close(self) -> None:
+        self._transport.close()
+
+
+def num_slow(num_clients: int, slow: float) -> int:
+    """Number of clients that a share ``slow`` makes, at least one if it is above 0."""
+    return max(round(slow * num_clients), 1) if slow else 0

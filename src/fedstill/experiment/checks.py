@@ -5,13 +5,13 @@ from functools import cache
 
 from torch import nn
 
-from fedstill.engines.losses import num_slow
 from fedstill.engines.run_spec import RunSpec
+from fedstill.engines.transport import num_slow
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.task import Task
 from fedstill.models.build import OF_VECTORS, of_images
-from fedstill.models.convnet import ConvNet
+from fedstill.models.cnn import ConvNet
 from fedstill.privacy.guarantee import APART, moving, remedy, telling
 from fedstill.protocol import public_images, returns_run_model
 

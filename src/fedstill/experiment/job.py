@@ -1,9 +1,13 @@
-"""A run to do: the task, the method and the folder."""
+"""A run to do: the task, the method and the folder.
+
+A new process looks for its folder in the same way, so the same command resumes its own run and another setting gets
+another folder.
+"""
 
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +16,15 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from fedstill import methods
-from fedstill.errors import front_door
+from fedstill.base import files
+from fedstill.base.errors import front_door
+from fedstill.base.lookup import source_digests, suggestion
+from fedstill.base.settings import sentence
+from fedstill.experiment import config
 from fedstill.experiment.config import Experiment, describe
-from fedstill.lookup import source_digests, suggestion
 from fedstill.models.build import own_builder
 from fedstill.protocol import Method
-from fedstill.settings import sentence
+from fedstill.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, init=False)
@@ -96,7 +103,7 @@ class Job:
     def own_code(self) -> dict[str, str]:
         """SHA-256 of the source file of each method and model of the user's own, by its name.
 
-        Files of the user's own that these import are there too, by their paths (`fedstill.lookup.source_digests`).
+        Files of the user's own that these import are there too, by their paths (`fedstill.base.lookup.source_digests`).
         """
         own: dict[str, Callable[..., Any]] = {self.name: type(self.method)}
         for model in (self.experiment.model, *self.experiment.models):
@@ -158,3 +165,46 @@ def _script() -> Path | None:
     """The file that Python runs as ``__main__``; None in a notebook or an interactive session."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return Path(file) if file and file.endswith(".py") and Path(file).exists() else None
+
+
+_RUNS = ("config.json", "*/seed-*/config.json")
+"""Places of runs in the folder of a run or a comparison."""
+
+
+def default_folder(plain: Path, jobs: Mapping[Path, Job]) -> Path:
+    """The folder for ``jobs``: ``plain``, or ``plain-DIGEST`` if that exists or ``plain`` has other runs or files.
+
+    Args:
+        plain: the usual folder.
+        jobs: runs of one task, by their path in the folder; ``Path()`` if the folder is the run itself.
+    """
+    experiment = next(iter(jobs.values())).experiment
+    if Path() not in jobs:  # a comparison can be continued with other seeds
+        experiment = experiment.model_copy(update={"seed": 0})
+    own_code = {place: digest for job in jobs.values() for place, digest in job.own_code().items()}
+    digest = config.digest(experiment, {job.label: (job.name, job.method) for job in jobs.values()}, own_code)
+    own = plain.with_name(f"{plain.name}-{digest}")
+    return own if own.exists() or not _fits(plain, jobs) else plain
+
+
+def _fits(folder: Path, jobs: Mapping[Path, Job]) -> bool:
+    """Whether the folder is free, or all its runs have the task of ``jobs`` and those at their paths their methods."""
+    begun = [place.parent for pattern in _RUNS for place in folder.glob(pattern)]
+    if not begun:
+        return not folder.exists() or not any(folder.iterdir())
+    some = next(iter(jobs.values())).description()
+    for run in begun:
+        job = jobs.get(run.relative_to(folder))
+        if (run == folder) != (Path() in jobs):  # a run is no comparison
+            return False
+        try:
+            content = RunFolder(run).read_config().content
+        except files.Damaged:
+            return False
+        if job is not None:
+            other = config.difference(content, job.description())
+        else:
+            other = config.difference(content, {**some, "method": content["method"]}, without=("seed",))
+        if other is not None:
+            return False
+    return True

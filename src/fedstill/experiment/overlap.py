@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedstill.data import backbones, public, sources
+from fedstill.base.records import Normalisation, Records
+from fedstill.data import features, public, sources
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.records import Normalisation, Records
 
 _KEY = 256
 """Numbers of a record that are compared first."""
@@ -49,7 +49,7 @@ def outside(
         found |= twins(task.train.images, task.test.images)
     if experiment.features is not None:
         raw = sources.load_raw(data or experiment.data, size=experiment.size)
-        images, spec = raw.train[0], backbones.public_of(experiment.features)
+        images, spec = raw.train[0], features.public_of(experiment.features)
         if isinstance(images, Tensor) and isinstance(raw.test[0], Tensor) and images.ndim == 4:
             found |= twins(images, raw.test[0])
         if isinstance(images, Tensor) and spec is not None and not labels_only and not public.is_noise(spec):

@@ -1,9 +1,14 @@
-"""Progress of a run on the terminal: bars if somebody watches, else lines."""
+"""Progress of a run: as lines of text, and as bars."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from html import escape
 from typing import Any, Self
 
 from rich.console import Console
@@ -19,9 +24,305 @@ from rich.progress import (
 from typing_extensions import override
 
 from fedstill.engines.transport import Watcher
-from fedstill.experiment.cell import Cell
-from fedstill.experiment.lines import ForReaders, Lines, Quiet, ending, numbers
-from fedstill.journal import Refusal
+from fedstill.runs.journal import Refusal
+from fedstill.runs.live import seconds_left
+
+_log = logging.getLogger("fedstill")
+EVERY = 30.0
+"""Maximum seconds between two lines."""
+
+
+@dataclass
+class _Work:
+    """Work of known size, and its pace since this process began it."""
+
+    name: str
+    done: int
+    total: int
+    unit: str = ""
+    first: int = field(init=False)
+    began: float = field(default_factory=lambda: time.monotonic())
+
+    def __post_init__(self) -> None:
+        self.first = self.done
+        self.last = self.began  # the time at which ``done`` was reached
+        self.warm: tuple[float, int] | None = None  # the time at which the first part was done, and its number
+
+    def advance(self, done: int) -> None:
+        """``done`` parts are done now."""
+        if done > self.done:
+            self.last = time.monotonic()
+            self.warm = self.warm or (self.last, done)
+        self.done = done
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.done} of {self.total}{self.unit}"
+
+    def left(self, now: float) -> float | None:
+        """Seconds that the rest takes at this pace; None before the first part."""
+        if self.warm is None or self.done >= self.total:
+            return None
+        return seconds_left((self.began, self.first), self.warm, (self.last, self.done), self.total, now - self.last)
+
+
+class Quiet(Watcher):
+    """No progress; what a person must know is a warning of the logger "fedstill"."""
+
+    @override
+    def noted(self, sentence: str) -> None:
+        _log.warning("%s", sentence)
+
+
+class ForReaders(Watcher):
+    """A watcher that a person reads: it notes, before anything else, the work that a run takes over."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        self._source: str | None = None
+
+    @override
+    def reused(self, run: str) -> None:
+        self._source = run
+
+    @override
+    def resumed(self, done: int, total: int) -> None:
+        self._kept = done
+        if done == total:
+            self.noted(f"resuming: all {total} rounds kept")
+
+    def _note_taken_over(self, clients: int, answered: int) -> None:
+        """Note the replies and rounds of an earlier start, or of another run; at the first request."""
+        if not self._kept and not answered:
+            return
+        if self._source is not None:
+            self.noted(f"{answered} of {clients} replies are those of {self._source}")
+        else:
+            rounds = f" and {self._kept} round{'s' * (self._kept != 1)}" if self._kept else ""
+            self.noted(f"resuming: {answered} of {clients} replies{rounds} kept")
+
+
+class Lines(ForReaders):
+    """A line for each kind of work, for each round, and after every 30 seconds without one.
+
+    Lines are written between entering and leaving the context manager; a thread writes those between the events.
+
+    Args:
+        say: writes a line.
+        label: name of the run, as ``fedgm, seed 0``, which begins each line.
+        every: maximum seconds between two lines.
+    """
+
+    def __init__(self, say: Callable[[str], None], label: str, *, every: float = EVERY) -> None:
+        super().__init__()
+        self._say = say
+        self._label = label
+        self._every = every
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
+        self._over = threading.Event()
+        self._began = self._last = time.monotonic()
+        self._work: _Work | None = None
+        self._rounds: _Work | None = None
+        self._number = 0
+        self._seen: set[str] = set()
+        self._inside = ""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=1)
+
+    @override
+    def asked(self, step: str, clients: int, answered: int) -> None:
+        name = f"step {step}"
+        if self._rounds is None:
+            self._note_taken_over(clients, answered)
+            self._rounds = _Work("round", self._kept, self._number)
+        self._begin(_Work(name, answered, clients, " clients replied"), f"{name}: asking {clients} clients")
+
+    @override
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        self._inside = f"client {client}: {label}, {done} of {total}"
+
+    @override
+    def arrived(self, refusal: Refusal | None) -> None:
+        self._inside = ""
+        if self._work is not None:
+            self._work.advance(self._work.done + 1)
+            if self._work.done == self._work.total and not self._is_in_rounds:
+                self._write_state()
+        if refusal is not None:
+            self._write(f"client {refusal.client} is left out: {refusal.reason}")
+
+    @override
+    def resumed(self, done: int, total: int) -> None:
+        self._number = total
+        super().resumed(done, total)
+
+    @override
+    def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
+        if self._rounds is None:
+            self._rounds = _Work("round", self._kept, rounds)
+        self._rounds.total = rounds
+        self._rounds.advance(round)
+        self._work = None
+        self._write_state(numbers(values))
+
+    @override
+    def progressed(self, label: str, done: int, total: int) -> None:
+        if self._work is None or self._work.name != label or done < self._work.done:
+            self._begin(_Work(label, done, total), f"{label}: {done} of {total}")
+        else:
+            self._work.advance(done)
+
+    @override
+    def noted(self, sentence: str) -> None:
+        self._write(sentence)
+
+    @override
+    def finished(self, summary: Mapping[str, Any], before: datetime | None) -> None:
+        self._write(ending(summary, before))
+
+    @property
+    def _is_in_rounds(self) -> bool:
+        return self._rounds is not None and self._rounds.total > 1
+
+    def _begin(self, work: _Work, words: str) -> None:
+        """Go on to other work; only the first of its name has a line of its own."""
+        self._work = work
+        if work.name not in self._seen:
+            self._seen.add(work.name)
+            self._write(words)
+
+    def _write_state(self, details: str = "") -> None:
+        now, rounds, work = time.monotonic(), self._rounds, self._work
+        parts = [f"round {rounds.done} of {rounds.total}"] if rounds and rounds.total else []
+        parts += [str(work)] if work else []
+        parts += [self._inside] if self._inside else []
+        parts += [details] if details else []
+        parts.append(f"{clock(now - self._began)} elapsed")
+        if rounds and rounds.total > 1:
+            left, of = rounds.left(now), ""
+        else:
+            left, of = (work.left(now), f" of {work.name}") if work else (None, "")
+        parts += [f"about {clock(left)} left{of}"] if left else []
+        self._write("; ".join(parts) if len(parts) > 1 else f"working; {parts[0]}")
+
+    def _write(self, words: str) -> None:
+        with self._lock:
+            self._last = time.monotonic()
+            self._say(f"{self._label}: {words}")
+
+    def _repeat(self) -> None:
+        with suppress(OSError, ValueError):  # the reader of the output has ended
+            while not self._over.wait(max(self._last + self._every - time.monotonic(), 0.01)):
+                if time.monotonic() - self._last >= self._every:
+                    self._write_state()
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, as ``2:05``, or hours too, as ``1:02:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def numbers(values: Mapping[str, float]) -> str:
+    """The logged numbers of a round; accuracy in percent."""
+    words = {name: f"{100 * v:.1f} %" if name == "accuracy" else f"{v:.4g}" for name, v in values.items()}
+    return ", ".join(f"{name} {text}" for name, text in words.items())
+
+
+def ending(summary: Mapping[str, Any], before: datetime | None) -> str:
+    """The result of a run; ``before`` is the time at which an earlier start finished it."""
+    if before is not None:
+        return (
+            f"finished on {before:%Y-%m-%d at %H:%M}; nothing to do (delete its folder, or choose another with --out, "
+            "to run it anew)"
+        )
+    accuracy = "" if summary["accuracy"] is None else f"accuracy {100 * summary['accuracy']:.1f} %, "
+    return f"{accuracy}{summary['seconds']:.0f} s"
+
+
+_EVERY = 0.2
+"""Minimum seconds between two drawings; each is a message to the browser."""
+
+
+class Cell(ForReaders):
+    """Bars below a notebook's cell, drawn anew while the ``with`` block runs; ``label`` names the run."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self._label = label
+        self._bars: dict[str, tuple[str, int, int]] = {}
+        self._notes: list[str] = []
+        self._began = self._drawn = time.monotonic()
+        self._handle: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._draw()
+
+    @override
+    def asked(self, step: str, clients: int, answered: int) -> None:
+        if "clients" not in self._bars:
+            self._note_taken_over(clients, answered)
+        self._show("clients", f"clients, step {step}", answered, clients)
+
+    @override
+    def working(self, client: int, label: str, done: int, total: int) -> None:
+        self._show("inside", f"client {client}, {label}", done, total)
+
+    @override
+    def arrived(self, refusal: Refusal | None) -> None:
+        words, done, total = self._bars["clients"]
+        self._bars.pop("inside", None)
+        if refusal:
+            self._notes.append(f"client {refusal.client} is left out: {refusal.reason}")
+        self._show("clients", words, done + 1, total)
+
+    @override
+    def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
+        self._show("rounds", f"rounds ({numbers(values)})" if values else "rounds", round, rounds)
+
+    @override
+    def progressed(self, label: str, done: int, total: int) -> None:
+        self._show(f"work {label}", label, done, total)
+
+    @override
+    def noted(self, sentence: str) -> None:
+        self._notes.append(sentence)
+        self._draw()
+
+    @override
+    def finished(self, summary: Mapping[str, Any], before: datetime | None) -> None:
+        self.noted(ending(summary, before))
+
+    def _show(self, place: str, words: str, done: int, total: int) -> None:
+        self._bars[place] = words, done, total
+        if self._handle is None or time.monotonic() - self._drawn >= _EVERY:
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import HTML, display  # a notebook has it
+
+        rows = "".join(
+            f"<div><progress value='{done}' max='{max(total, 1)}'></progress> {escape(words)}: {done} of {total}</div>"
+            for words, done, total in self._bars.values()
+        )
+        notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes)
+        self._drawn = time.monotonic()
+        page = HTML(f"<div><b>{escape(self._label)}</b>, {clock(self._drawn - self._began)}{rows}{notes}</div>")
+        if self._handle is None:
+            self._handle = display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
 
 _DAY = 86_400.0
 

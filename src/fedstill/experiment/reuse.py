@@ -1,23 +1,234 @@
-"""Reuse of a finished run's replies by other methods and settings whose clients do the same work."""
+"""Finished runs, and runs on their replies: with other settings, late clients, or without a client.
 
+It is prepared like that of a run interrupted after the replies arrived; running the new run resumes there.
+"""
+
+import os
 import secrets
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from typing_extensions import override
 
 import fedstill
-from fedstill import lookup, methods
+from fedstill import methods
+from fedstill.base import files, lookup
+from fedstill.base.settings import sentence
+from fedstill.data import public
+from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
-from fedstill.experiment.finished import read_job
+from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
-from fedstill.experiment.layout import is_prepared, lay_out, withdrawn
-from fedstill.journal_files import JournalFiles
+from fedstill.experiment.task import Task
 from fedstill.protocol import Method
-from fedstill.runs.contents import Config
-from fedstill.runs.folder import RunFolder
+from fedstill.runs import formats
+from fedstill.runs.folder import Config, RunFolder
+from fedstill.runs.journal import WITHDRAWN, Journal, JournalFiles, Refusal
+
+
+def read_job(run: Path, out: Path, command: str) -> Job:
+    """The job of a finished run, with ``out`` in place of its folder.
+
+    Raises:
+        ValueError: ``run`` is not a finished run, or its method cannot be imported; one sentence.
+    """
+    folder = RunFolder(run)
+    folder.check_finished()
+    content = folder.read_config()
+    settings = dict(content.method)
+    try:
+        name = str(settings.pop("name"))
+        return Job(
+            Experiment(**content.experiment),
+            methods.find(name)(**settings),
+            out,
+            name=name,
+            label=content.label,
+            command=command,
+        )
+    except KeyError as error:
+        raise folder.damaged(folder.config, f"it lacks {error}") from error
+    except ValueError as error:  # a method or a setting that this version does not know
+        words = f"{folder.config}: {sentence(error)}" if isinstance(error, ValidationError) else str(error)
+        raise formats.of_newer(run, folder.config, words) or ValueError(words) from error
+
+
+def read_simulated(run: Path, command: str) -> Job:
+    """The job of a finished run with simulated clients, with the run's own folder.
+
+    Raises:
+        ValueError: as `read_job`, or the run asked real sites.
+    """
+    job = read_job(run, run, command)
+    if RunFolder(run).asked_sites:
+        raise ValueError(f"{run} asked real sites, whose records are not here; attack a simulated run")
+    return job
+
+
+_CHANGING = {"fingerprint": "the data", "public_fingerprint": "the public data", "version": "fedstill"}
+"""What a fact of ``config.json`` describes that may change after a run was begun."""
+
+
+def check_facts(run: Path, begun: Config | None, now: Mapping[str, str]) -> None:
+    """Refuse to go on with ``run`` on other data, or with another version of fedstill, than it was begun with.
+
+    Args:
+        run: the run's folder.
+        begun: its ``config.json``; None before its first start.
+        now: the same facts today.
+    """
+    for name, value in now.items():
+        if begun is not None and (before := getattr(begun, name)) not in (None, value):
+            raise ValueError(
+                f"{run} was begun with {name} {before}, now it is {value}: {_CHANGING[name]} changed since; bring "
+                "the former back, or start anew with another --out"
+            )
+
+
+def public_facts(experiment: Experiment) -> dict[str, str]:
+    """The digest of the public data set, if they are one, as a fact of ``config.json``."""
+    found = None if experiment.public is None else public.fingerprint(experiment.public, experiment.size)
+    return {} if found is None else {"public_fingerprint": found}
+
+
+def changed_code(run: Path, job: Job) -> str | None:
+    """The first place of code of the user's own that has changed since ``run``, whose job is ``job``."""
+    return config.changed_code(RunFolder(run).read_config().code, job.own_code())
+
+
+def check_code(run: Path, job: Job) -> None:
+    """Refuse code of the user's own that has changed since ``run``, whose job is ``job``."""
+    if changed := changed_code(run, job):
+        raise ValueError(
+            f"the code of {changed} has changed since {run} was made with it; bring the former back, or repeat the run "
+            "in another folder"
+        )
+
+
+def check_unchanged(run: Path, job: Job, task: Task) -> None:
+    """Refuse data, public data or code of the user's own that have changed since ``run``.
+
+    Args:
+        run: the run's folder.
+        job: its job, from `read_simulated`.
+        task: the records as they are today.
+
+    Raises:
+        ValueError: something has changed; one sentence.
+    """
+    check_code(run, job)
+    facts = {"fingerprint": task.fingerprint, **public_facts(job.experiment)}
+    check_facts(run, RunFolder(run).read_config(), facts)
+
+
+def withdrawn(run: Path) -> set[int]:
+    """The clients whose reply was withdrawn from a run."""
+    return {refusal.client for refusal in Journal(RunFolder(run).journal).refusals() if refusal.reason == WITHDRAWN}
+
+
+def is_prepared(run: Path, job: Job, *, without: Collection[int], extends: bool = False) -> bool:
+    """Whether ``job.out`` has the replies of ``run`` already.
+
+    Args:
+        run: the finished run with the replies.
+        job: the new run.
+        without: the clients whose reply was withdrawn from the new run.
+        extends: whether the new run asks for the replies that ``run`` lacks.
+
+    Raises:
+        ValueError: it has another run, or other files.
+    """
+    out = RunFolder(job.out)
+    if out.config.exists():
+        begun = out.read_config()
+        source = begun.extends if extends else begun.answers
+        if source is None or Path(source).resolve() != run.resolve() or withdrawn(job.out) != {*without}:
+            raise ValueError(f"{job.out} has another run; choose another folder with --out")
+        return True
+    if job.out.exists() and any(job.out.iterdir()):
+        raise ValueError(f"{job.out} is not empty; choose another folder with --out")
+    return False
+
+
+def check_asked_once(folder: RunFolder, what: str) -> None:
+    """Refuse a run with more requests than one, whose later ones depend on all replies to the earlier."""
+    if (asked := folder.exchanges) != {0}:
+        raise ValueError(
+            f"{folder} made {len(asked)} requests; only a one-shot run can be {what}, since later requests depend on "
+            "all earlier replies"
+        )
+
+
+class Nobody(Transport):
+    """A connection to no client, for runs that have all replies they will ever have."""
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        return (Arrival(client, b"", "it is not asked again") for client in clients)
+
+
+def lay_out(
+    run: Path,
+    out: Path,
+    description: dict[str, Any],
+    *,
+    without: int | None = None,
+    refusal: Refusal | None = None,
+    having: Collection[int] | None = None,
+    refusals: bool = False,
+    states: bool = False,
+) -> None:
+    """Make ``out`` the folder of a run interrupted after the replies to its first request.
+
+    Replies are hard links if the file system supports them, else copies.
+
+    Args:
+        run: the finished run with the replies.
+        out: a folder that does not exist, or an empty one.
+        description: the ``config.json`` of the new run.
+        without: a client whose reply is not copied.
+        refusal: the reason to note for it, so that it is not asked.
+        having: the clients whose bytes and releases count; None for all.
+        refusals: whether refusals of the first request are copied; those of others and checkpoints are not.
+        states: whether the states of simulated clients are copied.
+    """
+    part, folder = out.with_name(f".{out.name}.{os.getpid()}{files.PART}"), RunFolder(run)
+    journal, copy = JournalFiles(folder.journal), RunFolder(part)
+    shutil.rmtree(part, ignore_errors=True)
+    replies = [place for client, place in journal.replies(0).items() if client != without]
+    others = [*journal.digests(0), folder.environment]
+    others += journal.refused(0).values() if refusals else ()
+    others += folder.clients.glob("**/*") if states else ()
+    for place in (*replies, *filter(Path.is_file, others)):
+        _link(place, part / place.relative_to(run), linked=place in replies)
+    for file in (journal.meter, journal.spent):
+        lines = files.read_json_lines(file)
+        first = [line for line in lines if line.get("exchange") == 0 and line.get("client") != without]
+        first = [line for line in first if having is None or line.get("client") in having]
+        if first:
+            files.write_bytes(copy.journal / file.name, files.chained(first))
+    copy.write_config(description)
+    if refusal is not None:
+        Journal(copy.journal).store_refusal(0, refusal, 0)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        out.rmdir()
+    part.rename(out)
+
+
+def _link(place: Path, to: Path, *, linked: bool) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if linked:  # replies are never changed in place
+        try:
+            os.link(place, to)
+            return
+        except OSError:
+            pass
+    shutil.copy2(place, to)
 
 
 def repeat(run: Path, job: Job) -> Job:
@@ -140,3 +351,97 @@ def _same_work(method: Method) -> list[str]:
     found = ((name, methods.find(name)()) for name in methods.TABLE)
     wanted = method.first_reply
     return [name for name, other in found if wanted and with_client_settings(other, method).first_reply == wanted]
+
+
+def begin(run: Path, job: Job) -> None:
+    """Prepare ``job.out`` so that running ``job`` asks only the clients whose reply ``run`` lacks.
+
+    An extension that has been prepared before stays unchanged, and so does ``run``.
+
+    Args:
+        run: a finished run.
+        job: the job from `read_job`, possibly with more clients if they are real sites.
+
+    Raises:
+        ValueError: the run has more than one request, no reply is missing, another version of fedstill made it,
+            ``job`` is another task, or ``job.out`` has another run; one sentence.
+    """
+    folder = RunFolder(run)
+    content = folder.read_config()
+    described = job.description()
+    before = {**content.content, "experiment": {**content.experiment, "clients": job.experiment.clients}}
+    if other := config.difference(before, described):
+        raise ValueError(f"{run} has {other}; an extension may change the clients only")
+    old = int(content.experiment["clients"])
+    if job.experiment.clients < old or (job.experiment.clients > old and not folder.asked_sites):
+        raise ValueError(
+            f"--clients is {job.experiment.clients}; {run} has {old} clients, and an extension asks those whose reply "
+            "is missing (only a run with real sites can get more clients)"
+        )
+    if is_prepared(run, job, without=(), extends=True):
+        return
+    if gone := withdrawn(run):
+        raise ValueError(
+            f"the reply of client {min(gone)} was withdrawn from {run} (--without), and an extension would ask it "
+            "again; extend the run that it was made from first, and leave the client out of that"
+        )
+    _check_one_shot(folder, job.experiment.clients)
+    if content.version not in (None, fedstill.__version__):
+        raise ValueError(
+            f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; all its clients must compute "
+            f"with one version, so install fedstill {content.version}, or run anew"
+        )
+    if content.run is None:
+        raise folder.damaged(folder.config, "it lacks 'run', as in early versions")
+    facts = {"version": content.version, **content.origin}
+    lay_out(run, job.out, {**described, **facts, "extends": str(run)}, states=True)
+
+
+def _check_one_shot(folder: RunFolder, clients: int) -> None:
+    check_asked_once(folder, "extended")
+    if len(JournalFiles(folder.journal).replies(0)) >= clients:
+        raise ValueError(f"all {clients} clients of {folder} have replied; there is nothing to add")
+
+
+def leave_out(run: Path, client: int, job: Job) -> Job:
+    """Prepare ``job.out`` for the model that the other clients of ``run`` would have made, without a request to anyone.
+
+    A folder that has been prepared before stays unchanged, and so does ``run``, which still has the client's reply.
+    Another version of fedstill may have made ``run`` in the same format (`fedstill.runs.formats`): an upgrade takes no
+    client's consent as given for good.
+
+    Args:
+        run: a finished run.
+        client: the client whose reply is left out, with its bytes and releases.
+        job: the job from `read_job`.
+
+    Returns:
+        The job to run, in which the replies of the others are enough.
+
+    Raises:
+        ValueError: the run has more than one request, the client's reply is not there, it is the only one, the
+            clients evaluate the model, code of the user's own has changed, or ``job.out`` has another run; one
+            sentence.
+    """
+    folder = RunFolder(run)
+    content = folder.read_config()
+    job = job.replace(experiment=job.experiment.model_copy(update={"min_clients": 1}))
+    check_code(run, job)
+    if is_prepared(run, job, without=withdrawn(run) | {client}):
+        return job
+    check_asked_once(folder, "repeated without a client")
+    if job.experiment.local_test:
+        raise ValueError(f"the clients of {folder} evaluate its model (--local-test), so it needs them all")
+    journal = JournalFiles(folder.journal)
+    there = journal.replies(0)
+    if client not in there:
+        raise ValueError(f"{folder} has no reply of client {client}; it has those of {', '.join(map(str, there))}")
+    if len(there) == 1:
+        raise ValueError(f"client {client} is the only one whose reply {folder} has; nothing would be left")
+    step = journal.step(0)
+    assert step is not None, "there is a reply"
+    facts = {"version": fedstill.__version__, **content.origin}
+    refusal = Refusal(client, step, None, WITHDRAWN)
+    description = {**job.description(), **facts, "answers": str(run)}
+    lay_out(run, job.out, description, without=client, refusal=refusal, refusals=True)
+    return job

@@ -1,12 +1,15 @@
 """Run a method on a task, from the data to the finished run folder; resume an interrupted run."""
 
+import importlib
 import logging
 import multiprocessing
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,30 +17,145 @@ from pydantic import ValidationError
 from torch import nn
 
 import fedstill
-from fedstill import locks
+from fedstill.base import errors, processes
+from fedstill.base.processes import keep_memory
+from fedstill.base.records import Records
+from fedstill.base.settings import sentence
+from fedstill.base.weights import state
 from fedstill.data import places, public, sources
-from fedstill.engines import outliers
-from fedstill.engines.client_state import forget_state
+from fedstill.engines import reply_checks, transport
+from fedstill.engines.client import Site, forget_state
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
-from fedstill.engines.site import Site
-from fedstill.engines.transport import Transport, Watcher, Watchers
-from fedstill.experiment import clients, config, overlap, told
+from fedstill.engines.transport import Losing, Transport, Watcher, Watchers
+from fedstill.experiment import config, overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.finished import check_facts, public_facts
-from fedstill.experiment.job import Job
-from fedstill.experiment.lines import Lines, Quiet
-from fedstill.experiment.simulation import connect
+from fedstill.experiment.job import Job, is_importable
+from fedstill.experiment.progress import Lines, Quiet
+from fedstill.experiment.reuse import check_facts, public_facts
 from fedstill.experiment.task import Task, client_data, share_out
-from fedstill.journal import Journal
 from fedstill.runs import environment, formats
-from fedstill.runs.contents import Config
-from fedstill.runs.folder import RunFolder
-from fedstill.runs.lock import Taken
-from fedstill.settings import sentence
-from fedstill.train.allocator import keep_memory
-from fedstill.weights import state
+from fedstill.runs.folder import Config, RunFolder, Taken
+from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
+
+_SETTINGS = {"max_bytes": "max_bytes (--max-message-mb)"}
+"""Facts of a spec with the settings that give them, where these have other names."""
+
+
+def as_told(run: Path, begun: Config | None, spec: RunSpec, public_records: Records | None) -> RunSpec:
+    """The spec with a sample of the public records; of a run that was begun before, the same as then.
+
+    Sites name a run's state by all of its spec: with another they would take it for another run, forget what they did
+    and release again.
+
+    Args:
+        run: the run's folder.
+        begun: its ``config.json``; None before its first start.
+        spec: the spec of this start.
+        public_records: the server's public records.
+
+    Raises:
+        ValueError: a fact is another than at the first start.
+    """
+    before = None if begun is None or begun.spec is None else RunSpec.read(begun.spec)
+    if before is not None:
+        spec = spec.replace(public_sample=before.public_sample)
+    elif begun is None or begun.run is None:  # else an earlier version began it, which told no sample
+        if public_records is not None and spec.public is not None and not public.is_noise(spec.public):
+            spec = spec.replace(public_sample=public.sample(public_records))
+    if before is not None and spec.text() != before.text():
+        old, new = (one.model_dump(mode="json") for one in (before, spec))
+        name = next(name for name in new if old[name] != new[name])
+        raise ValueError(
+            f"{run} was begun with {_SETTINGS.get(name, name)} = {old[name]}, now it is {new[name]}; the sites would "
+            "take it for another run and release again: bring the former back, or start anew with another --out"
+        )
+    return spec
+
+
+def connect(job: Job, make_site: Callable[[], Site], *, late: bool = False) -> Transport:
+    """The transport to the simulated clients, by the engine of the job's experiment.
+
+    Args:
+        job: the run.
+        make_site: makes the clients' side.
+        late: whether the run asks late clients, whose replies arrive then.
+
+    Raises:
+        ValueError: the engine's package is not installed, or the clients would run in this process and have a time
+            limit; one sentence.
+    """
+    transport, experiment = _engine(job, make_site), job.experiment
+    if late or not (experiment.drop or experiment.slow):
+        return transport
+    return Losing(transport, experiment.clients, seed=experiment.seed, drop=experiment.drop, slow=experiment.slow)
+
+
+def _engine(job: Job, make_site: Callable[[], Site]) -> Transport:
+    experiment = job.experiment
+    if experiment.engine == "flower":
+        simulation: Transport = _flower().Simulation(
+            make_site,
+            experiment.clients,
+            cpus=experiment.cpus_per_client,
+            gpus=experiment.gpus_per_client,
+            workers=experiment.workers,
+            timeout=experiment.timeout,
+        )
+        return simulation
+    if experiment.num_workers and is_importable(job):
+        return transport.Workers(make_site, experiment.num_workers, timeout=experiment.timeout)
+    if experiment.timeout is not None:
+        why = "their code is in no file" if experiment.num_workers else "there are no --workers"
+        raise ValueError(
+            f"--timeout is {experiment.timeout:g}, but the clients run in the server's process, as {why}, and no step "
+            "of theirs can be ended there; drop --timeout or use --workers 1 (with a GPU: --engine flower)"
+        )
+    return transport.Inline(make_site())
+
+
+def _flower() -> ModuleType:
+    try:
+        return importlib.import_module("fedstill.engines.flower.simulation")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the engine 'flower' needs the package {error.name}, which is not installed; "
+            f"{errors.install('flower')}, or use --engine inprocess"
+        ) from error
+
+
+def results(
+    folder: RunFolder, task: Task, clients: int, accuracies: Mapping[int, float] | None, refused: Sequence[Refusal]
+) -> list[dict[str, Any]]:
+    """A row for each client.
+
+    Args:
+        folder: the run's folder, whose journal has the messages.
+        task: the task; without parts if real sites have the records.
+        clients: number of clients.
+        accuracies: accuracy in [0, 1] of the clients that evaluated the final model on their own test records.
+        refused: the replies that were not used.
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "client": client,
+            "accuracy": None if accuracies is None else accuracies.get(client),
+            "records": len(task.parts[client][0]) if task.parts else None,
+            "test_records": len(task.parts[client][1]) if task.parts else None,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "refused": sum(refusal.client == client for refusal in refused),
+        }
+        for client in range(clients)
+    ]
+    for message in JournalFiles(folder.journal).messages():
+        if message["exchange"] < EVALUATIONS:
+            row = rows[message["client"]]
+            row["bytes_up"] += message.get("up", 0)
+            row["bytes_down"] += message.get("down", 0)
+    return rows
+
 
 log = logging.getLogger("fedstill")
 _SHOWN = 10
@@ -70,7 +188,7 @@ def run(
         on_model: receives the final model before ``summary.json`` is written; a resumed run may call it again.
 
     Raises:
-        ValueError: the folder has another run (`fedstill.runs.lock.Taken`), or the task cannot be set up; one
+        ValueError: the folder has another run (`fedstill.runs.folder.Taken`), or the task cannot be set up; one
             sentence.
         TooFewReplies: too few clients gave a usable reply.
     """
@@ -82,7 +200,9 @@ def run(
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
     if sites is not None and job.experiment.validation:
         raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
-    with locks.PROCESS:  # a new thread takes over the number of threads, which a step of another run may have changed
+    with (
+        processes.PROCESS
+    ):  # a new thread takes over the number of threads, which a step of another run may have changed
         torch.get_num_threads()
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
         return _run(job, data, both, sites, task, on_model)
@@ -132,7 +252,7 @@ def _run(
     public_records = data_of_clients.public()
     origin = {} if begun is None else begun.model_dump(include={"extends", "answers"}, exclude_none=True)
     if sites is not None:
-        spec = told.as_told(folder.path, begun, spec, public_records)
+        spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
     folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
@@ -161,7 +281,7 @@ def _run(
             watcher=watcher,
             local_test=experiment.local_test > 0,
         )
-        model = outliers.checked_model(job.name, job.method.server(federation))
+        model = reply_checks.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)
         summary = _finish(job, task, folder, federation, model, data)
@@ -280,7 +400,7 @@ def _finish(
     }
     if evaluation.clients is not None:
         summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}
-    own = clients.results(folder, task, experiment.clients, evaluation.clients, journal.refusals())
+    own = results(folder, task, experiment.clients, evaluation.clients, journal.refusals())
     folder.write_clients(own)
     folder.write_summary(summary)
     _forget_states(folder, journal)

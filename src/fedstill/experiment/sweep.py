@@ -1,26 +1,484 @@
 """Run a sweep: every point on validation records, then, if asked, the best point of each method on the test set.
 
+A search is a generator of batches of points; it receives the score of each point of the last batch, and None for a
+point whose runs failed. It depends on nothing but its arguments and the scores, so a sweep that was interrupted begins
+its searches anew, finds the finished runs in their folders, and comes to the same points.
+
 Runs are spread over processes, each with one thread for the server's part and without workers, so that their number
 changes no result. A sweep that was stopped is repeated: its searches come to the same points, and a finished run is
 only read.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+import random
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, Literal, Self
 
-from fedstill import files
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from fedstill import methods
+from fedstill.base import errors, files, processes
+from fedstill.base.lookup import add_working_folder
+from fedstill.base.settings import Settings, sentence
+from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
-from fedstill.experiment import config
-from fedstill.experiment.search import Point
-from fedstill.experiment.sweep_file import FINAL, Entry, Sweep
-from fedstill.experiment.sweep_runs import Runs, Try, words
+from fedstill.experiment import config, reuse
+from fedstill.experiment.config import Experiment, read_mapping
+from fedstill.experiment.job import Job
+from fedstill.experiment.run import run
+from fedstill.protocol import Method
 from fedstill.runs import environment
-from fedstill.runs.lock import locked
+from fedstill.runs.folder import Taken, locked
+
+Point = dict[str, Any]
+"""Values of the settings of a method, by dotted name."""
+Search = Generator[list[Point], list[float | None], None]
+
+
+class Range(Settings):
+    """Numbers between two limits, for optuna."""
+
+    low: float
+    """Smallest value."""
+    high: float
+    """Largest value."""
+    log: bool = False
+    """Whether to search by factors, as for learning rates."""
+    whole: bool = False
+    """Whether the values are whole numbers."""
+    step: PositiveFloat | None = None
+    """Distance between values; any value by default."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low:g} and high {self.high:g}; low must be below high")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("a search by factors (log) needs a low above 0, and has no step")
+        if self.whole and not (self.low.is_integer() and self.high.is_integer() and float(self.step or 1).is_integer()):
+            raise ValueError("low, high and step must be whole numbers if the values are")
+        return self
+
+
+Space = Mapping[str, Range | list[Any]]
+"""What to try, by dotted name of a setting: a list of values, or a range."""
+
+
+def grid_size(space: Space) -> int:
+    """The number of points of a grid.
+
+    Raises:
+        ValueError: a setting has a range in place of values.
+    """
+    size = 1
+    for name, values in space.items():
+        if isinstance(values, Range):
+            raise ValueError(f"{name} has a range, but a grid needs a list of values (or search: optuna)")
+        size *= len(values)
+    return size
+
+
+def grid(space: Space, tries: int) -> Search:
+    """One batch: all points of a grid in order, or ``tries`` of them, drawn at random, always the same."""
+    names = list(space)
+    points = [
+        dict(zip(names, values, strict=True)) for values in itertools.product(*map(_listed_values, space.values()))
+    ]
+    if tries < len(points):
+        chosen = sorted(random.Random(0).sample(range(len(points)), tries))
+        points = [points[i] for i in chosen]
+    yield points
+
+
+def _listed_values(values: Range | list[Any]) -> list[Any]:
+    assert not isinstance(values, Range)
+    return values
+
+
+def optuna(space: Space, tries: int, batch: int) -> Search:
+    """Batches of points of optuna's sampler TPE, whose seed is 0.
+
+    Raises:
+        ValueError: optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError(f"optuna is not installed; {errors.install('sweeps')}") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+    done = 0
+    while done < tries:
+        trials = [study.ask() for _ in range(min(batch, tries - done))]
+        scores = yield [{name: _suggested(trial, name, values) for name, values in space.items()} for trial in trials]
+        for trial, score in zip(trials, scores, strict=True):
+            study.tell(trial, score, state=optuna.trial.TrialState.FAIL if score is None else None)
+        done += len(trials)
+
+
+def _suggested(trial: Any, name: str, values: Range | list[Any]) -> Any:
+    if not isinstance(values, Range):
+        return values[trial.suggest_categorical(name, list(range(len(values))))]  # a value may be a list
+    if values.whole:
+        step = int(values.step or 1)
+        return trial.suggest_int(name, int(values.low), int(values.high), step=step, log=values.log)
+    return trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
+
+
+def corners(space: Space) -> list[Point]:
+    """Points in which every value of a list and both limits of a range occur, to check them before the first run."""
+    sides = {name: _ends(values) if isinstance(values, Range) else values for name, values in space.items()}
+    longest = max(map(len, sides.values()), default=1)
+    return [{name: side[i % len(side)] for name, side in sides.items()} for i in range(longest)]
+
+
+def _ends(values: Range) -> list[Any]:
+    return [int(values.low), int(values.high)] if values.whole else [values.low, values.high]
+
+
+VALIDATION = 0.1
+"""Share of the training records that a sweep evaluates on, if the file does not say."""
+FINAL = "final"
+"""The folder of the runs on the test set, which no method's label may have."""
+
+
+class Plan(Settings):
+    """How a sweep searches."""
+
+    search: Literal["grid", "optuna"] = "grid"
+    """All points of each method's grid, or points that optuna proposes."""
+    tries: PositiveInt | None = None
+    """Number of points for each method with settings to try; the size of their grids by default."""
+    batch: PositiveInt = 4
+    """Number of points that optuna proposes at a time."""
+    seeds: tuple[NonNegativeInt, ...] = (0,)
+    """Seeds of each point; its score is the mean validation accuracy over them."""
+    final_seeds: tuple[NonNegativeInt, ...] = ()
+    """Seeds of the runs on the test set; those of the points by default."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of a sweep.
+
+    Attributes:
+        label: its name in the tables.
+        name: the method, as `fedstill.methods.find` takes it.
+        settings: its settings that are not searched.
+        space: what to try.
+        tries: the number of points.
+    """
+
+    label: str
+    name: str
+    settings: dict[str, Any]
+    space: dict[str, Range | list[Any]]
+    tries: int
+
+    def method(self, point: Point) -> Method:
+        """The method at a point.
+
+        Raises:
+            ValueError: a value is invalid, or there is no such setting; one sentence.
+        """
+        kind = methods.find(self.name)
+        try:
+            return kind(**_merged(self.settings, point))
+        except ValidationError as error:
+            raise ValueError(f"{self.label}: {sentence(error, kind=kind)}") from error
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep: the task, the plan and the methods."""
+
+    experiment: Experiment
+    plan: Plan
+    entries: tuple[Entry, ...]
+
+    def search(self, entry: Entry) -> "Search":
+        """The search of one method."""
+        if not entry.space or self.plan.search == "grid":
+            return grid(entry.space, entry.tries)
+        return optuna(entry.space, entry.tries, self.plan.batch)
+
+    def has_equal_budgets(self) -> bool:
+        """Whether all methods with settings to try have the same number of tries."""
+        return len({entry.tries for entry in self.entries if entry.space}) < 2
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read the file of a sweep: fields of `Experiment` and `Plan`, and ``methods``, by label.
+
+    A method is a mapping of its settings, with ``try`` (values or ranges by dotted name), ``method`` (its name, if that
+    is not the label) and ``tries`` (its own number of points, which makes the budgets unequal).
+
+    Raises:
+        ValueError: the file is missing or is not YAML, a setting is invalid, or methods would get unequal budgets
+            unasked; one sentence.
+    """
+    content = read_mapping(path, "a sweep's file")
+    try:
+        if "method" in content:
+            raise ValueError("it has 'method', as a run's file does; try fedstill run, or name it under 'methods'")
+        given = content.pop("methods", None)
+        if not isinstance(given, dict) or not given:
+            raise ValueError("it needs 'methods', a mapping of methods with their settings")
+        plan = Plan(**{key: content.pop(key) for key in [*Plan.model_fields] if key in content})
+        experiment = Experiment(**{"validation": VALIDATION, **content})
+        _check(experiment, plan)
+        return Sweep(experiment, plan, _entries(given, plan))
+    except ValidationError as error:
+        more = [*Plan.model_fields, "methods"]
+        words = sentence(error, kind=Experiment, also=more, owners=_kinds(given))
+        raise ValueError(f"{path}: {words}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _kinds(given: Mapping[Any, Any]) -> dict[str, type[Method]]:
+    """The classes of the methods of a file, by label; without those that cannot be found."""
+    found = {}
+    for label, content in given.items():
+        try:
+            found[str(label)] = methods.find(str(content.get("method", label) if isinstance(content, dict) else label))
+        except ValueError:
+            continue
+    return found
+
+
+def _check(experiment: Experiment, plan: Plan) -> None:
+    if not experiment.validation:
+        raise ValueError("validation is 0, but a sweep chooses by validation records; set it above 0, as 0.1")
+    if experiment.seed:
+        raise ValueError(f"seed is {experiment.seed}; give seeds: [{experiment.seed}] in its place")
+    for name, seeds in (("seeds", plan.seeds), ("final_seeds", plan.final_seeds)):
+        if len(set(seeds)) < len(seeds) or (name == "seeds" and not seeds):
+            raise ValueError(f"{name} is {list(seeds)}; give one or more different numbers")
+
+
+def _entries(given: Mapping[str, Any], plan: Plan) -> tuple[Entry, ...]:
+    drafts = [_draft(str(label), {} if content is None else content) for label, content in given.items()]
+    sizes = {}
+    for label, _, _, space, own in drafts:
+        if space and plan.search == "grid":
+            sizes[label] = grid_size(space)
+            if (asked := own or plan.tries) and asked > sizes[label]:
+                raise ValueError(f"tries is {asked}, but the grid of {label} has {sizes[label]} points; add values")
+        elif space and not (own or plan.tries):
+            raise ValueError("optuna needs a number of points for each method, as tries: 16")
+    if plan.tries is None:
+        free = {label: sizes[label] for label, _, _, _, own in drafts if label in sizes and not own}
+        if len(set(free.values())) > 1:
+            words = ", ".join(f"{label} {size}" for label, size in free.items())
+            raise ValueError(
+                f"the grids have different sizes ({words}), so the methods would not be tuned equally; set tries: "
+                f"{min(free.values())}, or tries in each method for budgets that differ on purpose"
+            )
+    entries = []
+    for label, name, settings, space, own in drafts:
+        entry = Entry(label, name, settings, space, (own or plan.tries or sizes[label]) if space else 1)
+        for point in corners(space):
+            entry.method(point)
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _draft(label: str, content: object) -> tuple[str, str, dict[str, Any], dict[str, Range | list[Any]], int]:
+    """Label, name, settings, space and own number of tries (0 without) of a method."""
+    if not label.replace("-", "_").isidentifier() or label == FINAL:
+        raise ValueError(f"'{label}' cannot be the label of a method; use other letters, and method: for its name")
+    if not isinstance(content, dict):
+        raise ValueError(f"{label} must be a mapping of settings, not {content!r}")
+    settings = dict(content)
+    name, space, own = settings.pop("method", label), settings.pop("try", None), settings.pop("tries", 0)
+    if not isinstance(name, str):
+        raise ValueError(f"method of {label} is {name!r}; give a method's name")
+    if not isinstance(own, int) or isinstance(own, bool) or own < 0:
+        raise ValueError(f"tries of {label} is {own!r}; give a whole number above 0")
+    if space is not None and not isinstance(space, dict):
+        raise ValueError(f"try of {label} must be a mapping of settings to lists of values, not {space!r}")
+    return label, name, settings, {str(key): _values(label, key, v) for key, v in (space or {}).items()}, own
+
+
+def _values(label: str, key: str, values: object) -> Range | list[Any]:
+    if isinstance(values, list) and values:
+        if any(value in values[:i] for i, value in enumerate(values)):
+            raise ValueError(f"try of {label}: {key} has a value twice: {values}")
+        return values
+    if isinstance(values, dict):
+        try:
+            return Range(**values)
+        except ValidationError as error:
+            raise ValueError(f"try of {label}: {key}: {sentence(error)}") from error
+    raise ValueError(f"try of {label}: {key} is {values!r}; give a list of values, or low and high for optuna")
+
+
+def _merged(settings: Mapping[str, Any], point: Point) -> dict[str, Any]:
+    """``settings`` with the values of a point at their dotted names."""
+    merged = dict(settings)
+    for place, value in point.items():
+        *path, last = place.split(".")
+        inner = merged
+        for part in path:
+            deeper = inner.get(part, {})
+            if not isinstance(deeper, dict):
+                raise ValueError(f"{place} is to be tried, but {part} is {deeper!r}")
+            inner[part] = inner = dict(deeper)
+        inner[last] = value
+    return merged
+
+
+@dataclass(frozen=True)
+class Try:
+    """A point of a method and the results of its runs.
+
+    Attributes:
+        entry: the method.
+        point: the values.
+        folders: the run of each seed.
+        accuracies: their accuracies in [0, 1], in the order of ``folders``; None if a run failed.
+        failure: the reason, or an empty text.
+    """
+
+    entry: Entry
+    point: Point
+    folders: tuple[Path, ...]
+    accuracies: tuple[float, ...] | None
+    failure: str = ""
+    may_pass: bool = False
+    """Whether the failure may not come again: an error of the machine or of code, not of the settings."""
+
+    @property
+    def score(self) -> float | None:
+        """The mean accuracy over seeds; None if a run failed."""
+        return None if self.accuracies is None else fmean(self.accuracies)
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation over seeds; None with fewer than two."""
+        return stdev(self.accuracies) if self.accuracies is not None and len(self.accuracies) > 1 else None
+
+
+class Runs:
+    """Processes that do runs; a context manager, which ends them."""
+
+    def __init__(self, experiment: Experiment, parallel: int | None, watcher: Watcher, command: str) -> None:
+        number = parallel or (1 if experiment.device.startswith("cuda") else config.cores())
+        self._others = multiprocessing.active_children()
+        self._pool = processes.pool(number, _begin)
+        self._watcher, self._command = watcher, command
+        self._lock = threading.Lock()
+        self._done: dict[str, list[int]] = {}
+        self._noted: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> "Runs":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for process in set(multiprocessing.active_children()).difference(self._others):
+                process.terminate()  # its run resumes at the next start
+        self._pool.shutdown(cancel_futures=True)
+
+    def expect(self, label: str, number: int) -> None:
+        """Show that there will be so many runs."""
+        self._done[label] = [0, number]
+
+    def all(
+        self, label: str, experiment: Experiment, points: Iterable[tuple[Entry, Point, Path]], seeds: Sequence[int]
+    ) -> list[Try]:
+        """Run points with all seeds, in their folders, on the task."""
+        jobs, begun = [], dict[Path, Future[float | _Failed]]()
+        for entry, point, place in points:
+            folders = tuple(place / f"seed-{seed}" for seed in seeds)
+            for seed, folder in zip(seeds, folders, strict=True):
+                task = experiment.model_copy(update={"seed": seed, "workers": 0})
+                if folder not in begun:  # the same point twice is one run
+                    begun[folder] = self._pool.submit(_run, task, entry, point, folder, self._command)
+            jobs.append((entry, point, folders, [begun[folder] for folder in folders]))
+        tries = []
+        for entry, point, folders, futures in jobs:
+            results = [self._result(label, future) for future in futures]
+            failed = [result for result in results if isinstance(result, _Failed)]
+            accuracies = tuple(result for result in results if not isinstance(result, _Failed))
+            failure, may_pass = failed[0].reason if failed else "", any(one.may_pass for one in failed)
+            tries.append(Try(entry, point, folders, None if failed else accuracies, failure, may_pass))
+            if failed:
+                with self._lock:
+                    if (entry.label, failure) not in self._noted:  # a task that is impossible fails with every point
+                        self._noted.add((entry.label, failure))
+                        self._watcher.noted(f"{entry.label} with {words(point)} failed: {failure}")
+        return tries
+
+    def _result(self, label: str, future: "Future[float | _Failed]") -> "float | _Failed":
+        try:
+            result = future.result()
+        except BrokenProcessPool:
+            raise ValueError(
+                "a process of the sweep was ended, out of memory perhaps; repeat the command with a smaller --parallel"
+            ) from None
+        with self._lock:
+            done = self._done[label]
+            done[0] += 1
+            self._watcher.progressed(label, *done)
+        return result
+
+
+def _begin() -> None:
+    """Prepare a process: one thread gives the same bits with any number of processes."""
+    import torch
+
+    torch.set_num_threads(1)
+    add_working_folder()
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """The reason why a run has no accuracy, and whether it may not come again."""
+
+    reason: str
+    may_pass: bool = False
+
+
+def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | _Failed:
+    """The accuracy of a run, or the reason why there is none."""
+    job = Job(experiment, entry.method(point), folder, name=entry.name, label=entry.label, command=command)
+    others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
+    try:
+        reuse.prepare(job, sorted(others))  # tries of the server's settings ask the clients once
+        accuracy = run(job)["accuracy"]
+    except Taken:  # says nothing about the settings
+        raise
+    except files.Damaged as error:  # nor does this
+        return _Failed(str(error), may_pass=True)
+    except (ValueError, TooFewReplies) as error:
+        return _Failed(str(error))
+    except Exception as error:  # of a method of the user's own, or of the machine
+        first = (str(error).strip().splitlines() or [""])[0]
+        return _Failed(f"{type(error).__name__}: {first}", may_pass=True)
+    if accuracy is None:
+        return _Failed("the method has no model for all clients, so nothing to evaluate")
+    return float(accuracy)
+
+
+def words(point: Point) -> str:
+    """A point in words."""
+    return ", ".join(f"{name} {_value(value)}" for name, value in point.items()) or "its own settings"
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 _OPENED = "final.json"
 

@@ -10,13 +10,90 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstill import seeds
-from fedstill.data import features, partition, places, public, shards, sources, vectors
+from fedstill.base import seeds
+from fedstill.base.records import Normalisation, Records, check
+from fedstill.data import features, partition, places, public, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.data.names import KNOWN
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.stated import check_given, with_stated
-from fedstill.records import Records
+
+
+def check_given(data: sources.DataSet) -> None:
+    """Refuse a data set of a caller whose records do not fit together."""
+    check(data.train, "training")
+    check(data.test, "test")
+    if data.train.shape != data.test.shape:
+        raise ValueError(
+            f"training images have shape {data.train.shape}, test images {data.test.shape}; give one shape"
+        )
+    if data.train.num_classes != data.test.num_classes:
+        raise ValueError(
+            f"training records have {data.train.num_classes} classes, test records {data.test.num_classes}; give one "
+            "number"
+        )
+
+
+def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSet:
+    """``data`` with the normalisation and the classes that the experiment states.
+
+    Raises:
+        ValueError: they don't fit the records; one sentence.
+    """
+    columns, measured = data.train.shape[0], set(data.measured)
+    mean, std = experiment.mean, experiment.std
+    if mean or std:
+        if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
+            raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
+        what = "vectors have {} columns" if data.train.are_vectors else "images have {} channels"
+        if not all(len(values) in (1, columns) for values in (mean, std)):
+            raise ValueError(
+                f"--mean has {len(mean)} numbers and --std {len(std)}, but {what.format(columns)}; give both, "
+                f"one number or {columns} each"
+            )
+        normalisation = Normalisation(*(values * (columns // len(values)) for values in (mean, std)))
+        measured -= {"normalisation", "scale"}
+    else:
+        normalisation = data.train.normalisation
+    names, count, places = data.class_names, experiment.num_classes, None
+    if experiment.class_names:
+        names, places = _classes_of(experiment, data)
+        measured -= {*sources.CLASSES}
+    elif count is not None and sources.CLASSES[0] in measured:
+        raise ValueError(f"--num-classes is {count}, but the classes are names; give all with --class-names")
+    elif count is not None:
+        if count < len(names):
+            raise ValueError(f"--num-classes is {count}, but the labels go up to {len(names) - 1}; take {len(names)}")
+        names = (*names, *map(str, range(len(names), count)))
+        measured -= {"number of classes"}
+    train, test = (
+        Records(r.images, r.labels if places is None else places[r.labels], len(names), normalisation)
+        for r in (data.train, data.test)
+    )
+    left = tuple(name for name in data.measured if name in measured)
+    constant = "" if mean or std else data.constant
+    return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
+
+
+def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[str, ...], torch.Tensor | None]:
+    """All classes that the experiment names, and the place of each of the data's among them; None if they are numbers.
+
+    Raises:
+        ValueError: the names don't fit the data's; one sentence.
+    """
+    names = experiment.class_names
+    if experiment.num_classes not in (None, len(names)):
+        raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"--class-names has {twice!r} twice; name each class once")
+    if sources.CLASSES[1] in data.measured:  # labels are numbers
+        if len(names) < len(data.class_names):
+            most = len(data.class_names)
+            raise ValueError(f"--class-names has {len(names)} names, but the labels go up to {most - 1}; give {most}")
+        return names, None
+    if missing := next((name for name in data.class_names if name not in names), None):
+        raise ValueError(f"--class-names lacks the class {missing!r}, which has records; name all that may occur")
+    return names, torch.tensor([names.index(name) for name in data.class_names])
+
 
 _log = logging.getLogger(__name__)
 
@@ -32,15 +109,15 @@ class Task(NamedTuple):
 
     train: Records
     test: Records
-    parts: list[tuple[shards.Indices, shards.Indices]]
+    parts: list[tuple[partition.Indices, partition.Indices]]
     class_names: tuple[str, ...]
     fingerprint: str
     source: str | Records
-    public: shards.Indices | None = None
+    public: partition.Indices | None = None
     measured: tuple[str, ...] = ()
     """Facts of the task that were computed from the train records (`DataSet.measured`)."""
     backbone: str | None = None
-    """SHA-256 of the backbone that made the vectors (`fedstill.models.frozen.Backbone.digest`)."""
+    """SHA-256 of the backbone that made the vectors (`fedstill.models.backbones.Backbone.digest`)."""
     values: Mapping[str, list[list[str]]] = {}
     """The column of the partition by:COLUMN with its values at each client (`partition.values_of`)."""
     drawn: tuple[str, ...] = ()
@@ -73,7 +150,7 @@ def share_out(
     loaded, source, backbone = _loaded(experiment, data, progress)
     if not share:
         _check_scale(loaded)
-        parts: list[tuple[shards.Indices, shards.Indices]] = []
+        parts: list[tuple[partition.Indices, partition.Indices]] = []
         return Task(loaded.train, loaded.test, parts, loaded.class_names, loaded.fingerprint, source, backbone=backbone)
     labels, test = loaded.train.labels.numpy(), loaded.test
     rows, validation, public_records = _set_aside(experiment, labels)
@@ -101,7 +178,7 @@ def share_out(
 
 
 def _drawn(
-    experiment: Experiment, given: sources.DataSet | None, loaded: sources.DataSet, rows: shards.Indices
+    experiment: Experiment, given: sources.DataSet | None, loaded: sources.DataSet, rows: partition.Indices
 ) -> tuple[str, ...]:
     """What decided which client has which records, and depends on all of them: with one more, many change places.
 
@@ -150,7 +227,7 @@ def _loaded(
 
 def _set_aside(
     experiment: Experiment, labels: NDArray[np.int64]
-) -> tuple[shards.Indices, shards.Indices | None, shards.Indices | None]:
+) -> tuple[partition.Indices, partition.Indices | None, partition.Indices | None]:
     """Places of the training records that clients may have, of those to validate on, and of public ones.
 
     Validation records of the clients' own (``--local-test``) are not set aside here.
@@ -176,8 +253,8 @@ def _set_aside(
 
 
 def _own_split(
-    experiment: Experiment, client: int, own: shards.Indices, labels: NDArray[np.int64]
-) -> tuple[shards.Indices, shards.Indices]:
+    experiment: Experiment, client: int, own: partition.Indices, labels: NDArray[np.int64]
+) -> tuple[partition.Indices, partition.Indices]:
     """A client's training records and those to evaluate on: its test records, or its validation records instead."""
     rng = seeds.numpy_stream(experiment.seed, "local test", client)
     if not experiment.local_test:
@@ -190,7 +267,7 @@ def _own_split(
 
 
 def _scaled_by_public(
-    experiment: Experiment, data: sources.DataSet, held: shards.Indices | None, backbone: str | None
+    experiment: Experiment, data: sources.DataSet, held: partition.Indices | None, backbone: str | None
 ) -> sources.DataSet:
     """``data`` with the mean and the standard deviation of each column of the public records.
 
@@ -238,14 +315,14 @@ def _warn_of_mixing(experiment: Experiment, columns: Mapping[str, np.ndarray]) -
     )
 
 
-def client_data(experiment: Experiment, task: Task) -> shards.Shards:
+def client_data(experiment: Experiment, task: Task) -> sources.Shards:
     """The clients' records and the public ones."""
     load_public = None
     if task.public is not None:
         load_public = partial(_subset, task.source, experiment.size, task.public)
     elif experiment.public is not None:
         load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
-    return shards.Shards(task.source, task.parts, load_public, experiment.size)
+    return sources.Shards(task.source, task.parts, load_public, experiment.size)
 
 
 def _public_records(experiment: Experiment, like: Records, backbone: str | None) -> Records:
@@ -258,6 +335,6 @@ def _public_records(experiment: Experiment, like: Records, backbone: str | None)
     return features.load_public(experiment.public, found, like, size=size, device=experiment.device)
 
 
-def _subset(source: str | Records, size: int | None, indices: shards.Indices) -> Records:
+def _subset(source: str | Records, size: int | None, indices: partition.Indices) -> Records:
     records = sources.load(source, size=size).train if isinstance(source, str) else source
     return records[torch.from_numpy(indices)]

@@ -10,16 +10,17 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from fedstill import models, seeds
-from fedstill.data import backbones, features
-from fedstill.errors import front_door
-from fedstill.experiment.finished import changed_code, read_job
+from fedstill import models
+from fedstill.base import seeds
+from fedstill.base.errors import front_door
+from fedstill.base.records import Normalisation
+from fedstill.base.weights import state
+from fedstill.data import features
 from fedstill.experiment.job import Job
-from fedstill.models.frozen import Backbone
+from fedstill.experiment.reuse import changed_code, read_job
+from fedstill.models.backbones import Backbone
 from fedstill.protocol import Method
-from fedstill.records import Normalisation
 from fedstill.runs.folder import RunFolder
-from fedstill.weights import state
 
 _log = logging.getLogger(__name__)
 _ROUNDING = 1e-3
@@ -109,7 +110,7 @@ class Trained(nn.Module):
         if self._backbone is None:
             assert self.features is not None, "not a run on features"
             name, expected = self.features
-            found = backbones.load(name, shape)
+            found = features.load_backbone(name, shape)
             features.check_digest(found, expected)
             self._backbone = found
         return self._backbone
@@ -142,7 +143,7 @@ def load_model(folder: str | Path) -> Trained:
 
 
 def model_of(job: Job) -> Trained:
-    """The final model of a finished run, whose job is `fedstill.experiment.finished.read_job` of its own folder.
+    """The final model of a finished run, whose job is `fedstill.experiment.reuse.read_job` of its own folder.
 
     Raises:
         ValueError: as `load_model`.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fedstill
-from fedstill import lookup
+from fedstill.base import lookup
 
 if TYPE_CHECKING:  # the names of the methods need no torch
     from fedstill.protocol import Method

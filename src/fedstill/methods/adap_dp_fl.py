@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import sample, weighted_mean
-from fedstill.methods.private_rounds import (
+from fedstill.methods.parts.private_rounds import (
     PrivateRounds,
     Trained,
     claimed,

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.moments import (
+from fedstill.methods.parts.feature_sums import Spectrum, Total, add_up, solve
+from fedstill.methods.parts.moments import (
     MomentSums,
     Sums,
     moment_model,
@@ -29,7 +30,6 @@ from fedstill.methods.moments import (
     release_moments,
     sizes,
 )
-from fedstill.methods.totals import Spectrum, Total, add_up, solve
 from fedstill.protocol import Client, Federation, Method, step
 
 

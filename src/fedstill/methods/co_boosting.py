@@ -15,13 +15,13 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.distill.co_boosting import HardGeneration, Reweighting, clipped, cosine, perturbed
+from fedstill.distill.boosting import HardGeneration, Reweighting, clipped, cosine, perturbed
 from fedstill.distill.ensemble import distillation_loss
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
-from fedstill.methods import uploads
-from fedstill.methods.datafree import DataFreeSettings, check_images, ensemble, latest_of_each_class
-from fedstill.methods.uploads import Upload, UploadSettings
+from fedstill.methods.parts import model_uploads
+from fedstill.methods.parts.datafree import DataFreeSettings, check_images, ensemble, latest_of_each_class
+from fedstill.methods.parts.model_uploads import Upload, UploadSettings
 from fedstill.protocol import Client, Federation, Method, State, load, state, step
 from fedstill.train.augment import VIEWS
 from fedstill.train.sgd import SGD
@@ -50,13 +50,13 @@ class CoBoosting(DataFreeSettings, UploadSettings, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, then alternate between images, weights and student."""
-        uploads.check_architectures(fed, self.rounds)
+        model_uploads.check_architectures(fed, self.rounds)
         check_images(fed)
         student, like = fed.new_model(), fed.like.to(fed.device)  # theta_S
         for round in fed.rounds(self.rounds, student):
             replies = fed.ask(self.train) if round.number == 1 else fed.ask(self.train_on, weights=state(student))
-            models = uploads.collect(fed, replies)  # theta_1, ..., theta_n
-            uploads.start_student(fed, student, models, self.start)
+            models = model_uploads.collect(fed, replies)  # theta_1, ..., theta_n
+            model_uploads.start_student(fed, student, models, self.start)
             w = {"w": torch.full((len(models.networks),), 1 / len(models.networks), device=fed.device)}
             teachers = ensemble(fed, models, self, w["w"])  # A_w
             generator = self.generation.start(like, fed.rng("generator", round.number))  # theta_G
@@ -72,18 +72,18 @@ class CoBoosting(DataFreeSettings, UploadSettings, Method):
                 self._train_student(student, teachers, pool, epoch, fed.rng("student", round.number, epoch))
                 progress(epoch, self.epochs)
             fed.show("synthetic", latest_of_each_class(pool.images))
-            round.log(accuracy=fed.evaluate(student), **uploads.ensemble_accuracies(fed, teachers, models.mean))
+            round.log(accuracy=fed.evaluate(student), **model_uploads.ensemble_accuracies(fed, teachers, models.mean))
         return student
 
     @step
     def train(self, client: Client) -> Upload:
         """Train the client's own architecture, from the random start that all clients with it share."""
-        return uploads.local_upload(client, client.new_model(architecture=client.architecture), self)
+        return model_uploads.local_upload(client, client.new_model(architecture=client.architecture), self)
 
     @step
     def train_on(self, client: Client, weights: State) -> Upload:
         """Train the student on the client's records."""
-        return uploads.local_upload(client, client.new_model(weights), self)
+        return model_uploads.local_upload(client, client.new_model(weights), self)
 
     def _reweighted(self, w: Tensor, teachers: Teachers, pool: Pool, epoch: int, rng: torch.Generator) -> Tensor:
         return self.reweighting.fit(

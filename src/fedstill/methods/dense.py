@@ -14,11 +14,17 @@ Differs from the paper (docs/methods/dense.md has the whole list):
 from torch import nn
 from typing_extensions import override
 
-from fedstill.distill.generator import Generation
+from fedstill.distill.generation import Generation
 from fedstill.distill.pool import Pool
-from fedstill.methods import uploads
-from fedstill.methods.datafree import DataFreeSettings, check_images, ensemble, latest_of_each_class, train_student
-from fedstill.methods.uploads import Upload, UploadSettings
+from fedstill.methods.parts import model_uploads
+from fedstill.methods.parts.datafree import (
+    DataFreeSettings,
+    check_images,
+    ensemble,
+    latest_of_each_class,
+    train_student,
+)
+from fedstill.methods.parts.model_uploads import Upload, UploadSettings
 from fedstill.protocol import Client, Federation, Method, State, state, step
 
 
@@ -31,13 +37,13 @@ class Dense(DataFreeSettings, UploadSettings, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         """Collect the models, then alternate between images and student; later rounds start from the student."""
-        uploads.check_architectures(fed, self.rounds)
+        model_uploads.check_architectures(fed, self.rounds)
         check_images(fed)
         student, like = fed.new_model(), fed.like.to(fed.device)  # theta_S
         for round in fed.rounds(self.rounds, student):
             replies = fed.ask(self.train) if round.number == 1 else fed.ask(self.train_on, weights=state(student))
-            models = uploads.collect(fed, replies)  # theta_1, ..., theta_m
-            uploads.start_student(fed, student, models, self.start)
+            models = model_uploads.collect(fed, replies)  # theta_1, ..., theta_m
+            model_uploads.start_student(fed, student, models, self.start)
             teachers = ensemble(fed, models, self)  # D
             generator = self.generation.start(like, fed.rng("generator", round.number))  # theta_G
             pool = Pool(like, min(self.pool, self.epochs) * self.generation.batch_size)
@@ -49,15 +55,15 @@ class Dense(DataFreeSettings, UploadSettings, Method):
                 train_student(student, teachers, pool, self, rng)  # theta_S by L_dis
                 progress(epoch, self.epochs)
             fed.show("synthetic", latest_of_each_class(pool.images))
-            round.log(accuracy=fed.evaluate(student), **uploads.ensemble_accuracies(fed, teachers, models.mean))
+            round.log(accuracy=fed.evaluate(student), **model_uploads.ensemble_accuracies(fed, teachers, models.mean))
         return student
 
     @step
     def train(self, client: Client) -> Upload:
         """Train the client's own architecture, from the random start that all clients with it share."""
-        return uploads.local_upload(client, client.new_model(architecture=client.architecture), self)
+        return model_uploads.local_upload(client, client.new_model(architecture=client.architecture), self)
 
     @step
     def train_on(self, client: Client, weights: State) -> Upload:
         """Train the student on the client's records."""
-        return uploads.local_upload(client, client.new_model(weights), self)
+        return model_uploads.local_upload(client, client.new_model(weights), self)

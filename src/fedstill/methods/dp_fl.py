@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import sample, weighted_mean
-from fedstill.methods.private_rounds import PrivateRounds, Trained, claimed, end_early
+from fedstill.methods.parts.private_rounds import PrivateRounds, Trained, claimed, end_early
 from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, load, parameters, step
 

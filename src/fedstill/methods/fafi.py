@@ -19,13 +19,13 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.distill.co_boosting import clipped
+from fedstill.base.records import Examples
+from fedstill.base.seeds import draw_seed, stream
+from fedstill.distill.boosting import clipped
 from fedstill.distill.fusion import FusedModel, PrototypeNetwork, alignment_loss, prototypes, rebuilt
 from fedstill.protocol import Client, Count, Federation, Method, Public, Reply, State, load, state, step
-from fedstill.records import Examples
-from fedstill.seeds import draw_seed, stream
+from fedstill.train.augment import Views
 from fedstill.train.sgd import SGD
-from fedstill.train.views import Views
 
 _CLIP = 1.0
 """Largest length of a client's gradient, as in the authors' code."""

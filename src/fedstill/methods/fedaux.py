@@ -18,15 +18,15 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.weights import load, state
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.distillation import FLOOR, HeadDistillation, ScoreTraining, negative_rows
-from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, score_head
+from fedstill.methods.parts.distillation import FLOOR, HeadDistillation, ScoreTraining, negative_rows
+from fedstill.methods.parts.private_heads import PrivateHeads, head_inputs, public_features, score_head
 from fedstill.protocol import Client, Federation, Method, Public, Released, Reply, State, public_images, step
-from fedstill.train.adam import Adam
-from fedstill.weights import load, state
+from fedstill.train.sgd import Adam
 
 Number = Annotated[NonNegativeInt, Public()]
 

@@ -14,9 +14,10 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.records import Examples
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
-from fedstill.methods.distillation import (
+from fedstill.methods.parts.distillation import (
     FLOOR,
     HeadDistillation,
     ScoreTraining,
@@ -24,11 +25,10 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
-from fedstill.models.head import LinearHead
+from fedstill.methods.parts.private_heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
+from fedstill.models.heads import LinearHead
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
-from fedstill.records import Examples
-from fedstill.train.adam import Adam
+from fedstill.train.sgd import Adam
 
 
 class OpenHead(Reply):

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
-from fedstill.methods.distillation import (
+from fedstill.methods.parts.distillation import (
     FLOOR,
     HeadDistillation,
     ScoreTraining,
@@ -30,7 +30,14 @@ from fedstill.methods.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.heads import PrivateHeads, class_head, head_inputs, public_features, rebuild_model, score_head
+from fedstill.methods.parts.private_heads import (
+    PrivateHeads,
+    class_head,
+    head_inputs,
+    public_features,
+    rebuild_model,
+    score_head,
+)
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 
 

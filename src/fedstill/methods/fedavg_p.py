@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.heads import Head, PrivateHeads, class_head, head_model, mean_head, public_features, rebuild_model
+from fedstill.methods.parts.private_heads import (
+    Head,
+    PrivateHeads,
+    class_head,
+    head_model,
+    mean_head,
+    public_features,
+    rebuild_model,
+)
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import Participation, sample
-from fedstill.methods.robust import Rule, aggregate, fewest
+from fedstill.methods.parts.robust import Rule, aggregate, fewest
 from fedstill.protocol import Client, Federation, Method, Reply, State, load, parameters, state, step
 from fedstill.train.sgd import SGD
 

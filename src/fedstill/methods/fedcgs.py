@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods import gaussian
-from fedstill.methods.moments import (
+from fedstill.methods.parts import gaussians
+from fedstill.methods.parts.feature_sums import Spectrum, Total, add_up, solve
+from fedstill.methods.parts.moments import (
     MomentSums,
     Sums,
     moment_model,
@@ -29,7 +30,6 @@ from fedstill.methods.moments import (
     release_moments,
     sizes,
 )
-from fedstill.methods.totals import Spectrum, Total, add_up, solve
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -54,13 +54,13 @@ class FedCGS(MomentSums, Method):
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """``w_c = Sigma^-1 mu_c`` and ``b_c = log(N_c / N) - mu_c^T Sigma^-1 mu_c / 2``."""
-        classes = gaussian.classes_of(total)  # mu_c, N_c
+        classes = gaussians.classes_of(total)  # mu_c, N_c
         matrix = total.matrix()[:-1, :-1]
         sigma = classes.within(matrix) if self.covariance == "within" else classes.total(matrix)
         noise = total.noise / classes.size
         ridge = self.ridge + self.noise_ridge * total.noise / classes.size
         weights = solve(sigma, classes.means.T, ridge, noise=noise, spectrum=self.spectrum).T
-        return gaussian.linear_head(weights, classes)
+        return gaussians.linear_head(weights, classes)
 
     @step
     def sum_up(self, client: Client, features: PublicFeatures) -> Sums:

@@ -21,13 +21,12 @@ from typing_extensions import override
 
 from fedstill import models
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods import gaussian
-from fedstill.methods.moments import MomentSums, Sums, public_features, release_moments, sizes
-from fedstill.methods.totals import add_up
+from fedstill.methods.parts import gaussians
+from fedstill.methods.parts.feature_sums import add_up
+from fedstill.methods.parts.moments import MomentSums, Sums, public_features, release_moments, sizes
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, Reply, load, own_part, state, step
-from fedstill.train.loop import Diverged
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Diverged
 
 Means = Float32[Tensor, "classes dims"]
 
@@ -53,7 +52,7 @@ class FedCGSP(MomentSums, Method):
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedcgs-p")
         replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, N_k
-        classes = gaussian.classes_of(add_up(replies, self, fed.delta, fed.device))
+        classes = gaussians.classes_of(add_up(replies, self, fed.delta, fed.device))
         means = (classes.means * classes.present[:, None]).float().cpu()  # mu_c; 0 for a class without records
         fed.ask(self.personalise, features=features, means=means)
         model = fed.new_model()  # stands for the clients' models in `evaluate`

@@ -20,15 +20,15 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.records import Records
+from fedstill.base.seeds import draw_seed, isolated
+from fedstill.base.weights import flattened, load_flat
 from fedstill.distill.cvae import decoded, shares, train_cvae, train_decoder, truncated_normal, with_class
-from fedstill.distill.descent import to_bytes
-from fedstill.distill.flat import flattened, load_flat
-from fedstill.models.cvae import CVAE
+from fedstill.distill.pool import to_bytes
+from fedstill.models.autoencoders import CVAE
 from fedstill.protocol import Client, Federation, Method, Reply, step
-from fedstill.records import Records
 from fedstill.schema import Below
-from fedstill.seeds import draw_seed, isolated
-from fedstill.train.adam import Adam
+from fedstill.train.sgd import Adam
 
 
 class Decoded(Reply):

@@ -16,9 +16,10 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
+from fedstill.base.records import Examples
 from fedstill.distill.coreset import Coreset, centres
 from fedstill.distill.kip import KIP, inducing_points
-from fedstill.methods.surrogate import (
+from fedstill.methods.parts.surrogate import (
     ImageSet,
     ValueSet,
     VectorSet,
@@ -29,7 +30,6 @@ from fedstill.methods.surrogate import (
     vector_reply,
 )
 from fedstill.protocol import Client, Federation, Method, Step, step
-from fedstill.records import Examples
 from fedstill.train.sgd import SGD
 
 

@@ -15,8 +15,15 @@ from typing_extensions import override
 
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
-from fedstill.methods.distillation import HeadDistillation, distil_student, initial_student
-from fedstill.methods.heads import Head, PrivateHeads, class_head, head_inputs, public_features, rebuild_model
+from fedstill.methods.parts.distillation import HeadDistillation, distil_student, initial_student
+from fedstill.methods.parts.private_heads import (
+    Head,
+    PrivateHeads,
+    class_head,
+    head_inputs,
+    public_features,
+    rebuild_model,
+)
 from fedstill.protocol import Client, Federation, Method, public_images, step
 
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import outputs
-from fedstill.methods import uploads
-from fedstill.methods.uploads import Upload, UploadSettings
+from fedstill.methods.parts import model_uploads
+from fedstill.methods.parts.model_uploads import Upload, UploadSettings
 from fedstill.protocol import Client, Federation, Method, State, public_images, state, step
 
 
@@ -36,12 +36,12 @@ class FedDF(UploadSettings, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         """Average the models, then distil their ensemble; later rounds start from the student."""
-        uploads.check_architectures(fed, self.rounds)
+        model_uploads.check_architectures(fed, self.rounds)
         student, public = fed.new_model(), public_images(fed.public, "feddf")
         for round in fed.rounds(self.rounds, student):
             replies = fed.ask(self.train) if round.number == 1 else fed.ask(self.train_on, weights=state(student))
-            models = uploads.collect(fed, replies)  # x_1, ..., x_K
-            uploads.start_student(fed, student, models, self.start)  # x_0 = sum_k n_k / n x_k
+            models = model_uploads.collect(fed, replies)  # x_1, ..., x_K
+            model_uploads.start_student(fed, student, models, self.start)  # x_0 = sum_k n_k / n x_k
             teachers = Teachers(models.networks, average=self.distillation.outputs)
             ensemble = Ensemble(self.distillation.outputs)
             for network in teachers.networks:
@@ -49,15 +49,15 @@ class FedDF(UploadSettings, Method):
             targets = ensemble.targets()  # softmax(mean_k f_k(x))
             rng, progress = fed.rng("distillation", round.number), fed.progress("distilling at the server")
             self.distillation.distil(student, public, targets, rng, on_epoch=progress, checkpoint=fed.epochs)
-            round.log(accuracy=fed.evaluate(student), **uploads.ensemble_accuracies(fed, teachers, models.mean))
+            round.log(accuracy=fed.evaluate(student), **model_uploads.ensemble_accuracies(fed, teachers, models.mean))
         return student
 
     @step
     def train(self, client: Client) -> Upload:
         """Train the client's own architecture, from the random start that all clients with it share."""
-        return uploads.local_upload(client, client.new_model(architecture=client.architecture), self)
+        return model_uploads.local_upload(client, client.new_model(architecture=client.architecture), self)
 
     @step
     def train_on(self, client: Client, weights: State) -> Upload:
         """Train the student on the client's records."""
-        return uploads.local_upload(client, client.new_model(weights), self)
+        return model_uploads.local_upload(client, client.new_model(weights), self)

@@ -15,8 +15,9 @@ from pydantic import PositiveInt, model_validator
 from torch import nn
 from typing_extensions import override
 
+from fedstill.base.records import Examples
 from fedstill.distill.distribution_matching import DistributionMatching, fit_images, sphere_around
-from fedstill.methods.surrogate import (
+from fedstill.methods.parts.surrogate import (
     ImageSet,
     ValueSet,
     VectorSet,
@@ -27,7 +28,6 @@ from fedstill.methods.surrogate import (
     vector_reply,
 )
 from fedstill.protocol import Client, Federation, Method, State, Step, state, step
-from fedstill.records import Examples
 from fedstill.train.sgd import SGD, ball_constraint
 
 

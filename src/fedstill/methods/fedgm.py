@@ -21,10 +21,10 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
-from fedstill.distill.formation import check_divides, unfolded
+from fedstill.distill.pool import check_divides, unfolded
 from fedstill.distill.synthesis import GradientMatching, synthesise
 from fedstill.evaluate import outputs
-from fedstill.methods.surrogate import (
+from fedstill.methods.parts.surrogate import (
     ImageSet,
     SoftImageSet,
     VectorSet,

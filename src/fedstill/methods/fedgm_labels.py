@@ -24,14 +24,22 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill import schema
-from fedstill.distill import relabelling
 from fedstill.distill.synthesis import GradientMatching, SingleFormation, synthesise
-from fedstill.methods.label_sets import ClassWeighting, RandomisedSet, TaggedSet, image_set, randomiser, tag, weigh
-from fedstill.methods.surrogate import random_net, train_on, union
-from fedstill.privacy.released import map_released
+from fedstill.methods.parts import label_sets
+from fedstill.methods.parts.label_sets import (
+    ClassWeighting,
+    RandomisedSet,
+    TaggedSet,
+    image_set,
+    randomiser,
+    tag,
+    weigh,
+)
+from fedstill.methods.parts.surrogate import random_net, train_on, union
+from fedstill.privacy.releases import map_released
 from fedstill.protocol import Client, Federation, Method, Part, Records, Released, State, state, step
 from fedstill.train.condensation import CondensedTraining
-from fedstill.train.denoise import Denoising
+from fedstill.train.losses import Denoising
 
 
 class FedGMLabels(Method):
@@ -91,7 +99,7 @@ class FedGMLabels(Method):
         randomised = client.release(randomiser(self.epsilon, prior), labels, part=Part("first", part))
         client.state["labels"] = torch.full_like(labels, -1).index_put((part,), randomised.value)
         denoise = partial(self._denoise, client.new_model(), prior, client.rng("denoising"))
-        return self._distil(client, randomised.map(lambda y: denoise(relabelling.with_labels(client.train[part], y))))
+        return self._distil(client, randomised.map(lambda y: denoise(label_sets.with_labels(client.train[part], y))))
 
     @step
     def distil_all(self, client: Client, weights: State) -> RandomisedSet:
@@ -101,14 +109,14 @@ class FedGMLabels(Method):
         first = Released(client.state["labels"])  # of stage 1, -1 where a label has not been randomised yet
         later = first.value < 0
         model, rng = client.new_model(weights), client.rng("denoising")
-        prior = relabelling.predicted_prior(model, client.train, self.temperature)  # other records' randomised labels
+        prior = label_sets.predicted_prior(model, client.train, self.temperature)  # other records' randomised labels
         rest = Part("second", later.nonzero()[:, 0])
         second = client.release(randomiser(self.epsilon, prior[later]), client.train.labels, part=rest)
 
         def merge(first: Tensor, second: Tensor) -> Records:
-            records = relabelling.with_labels(client.train, first.masked_scatter(later, second))
+            records = label_sets.with_labels(client.train, first.masked_scatter(later, second))
             if self.relabel == "drop" and self.epsilon is not None:
-                return relabelling.without_unlikely(records, prior, self.epsilon, later)
+                return label_sets.without_unlikely(records, prior, self.epsilon, later)
             return self._denoise(model, torch.where(later[:, None], prior, 1.0), rng, records)
 
         return self._distil(client, map_released(merge, first, second))
@@ -128,18 +136,18 @@ class FedGMLabels(Method):
         """Algorithm 4, t = 2: randomise the other half's labels with the prior s(M1(x))."""
         images, labels = client.state["images"], client.state["labels"]
         rest = Records(images, labels, client.train.num_classes, client.train.normalisation)
-        prior = relabelling.predicted_prior(client.new_model(weights), rest, self.temperature)
+        prior = label_sets.predicted_prior(client.new_model(weights), rest, self.temperature)
         return tag(client, rest, prior, self.epsilon)
 
     def _denoise(self, model: nn.Module, prior: Tensor, rng: torch.Generator, records: Records) -> Records:
         if self.relabel != "likeliest" or self.epsilon is None or not len(records):
             return records
-        return relabelling.likeliest(records, prior, self.epsilon, model, self.denoising, rng)
+        return label_sets.likeliest(records, prior, self.epsilon, model, self.denoising, rng)
 
     def _distil(self, client: Client, records: Released[Records]) -> RandomisedSet:
         """Fit S_k by gradient matching, from randomised labels and public images."""
         missing, rng = client.rng("missing classes"), client.rng("images")
-        complete = records.map(lambda s: relabelling.with_every_class(s, self.ipc, missing))
+        complete = records.map(lambda s: label_sets.with_every_class(s, self.ipc, missing))
         images = complete.map(lambda s: synthesise(s, partial(random_net, client), self.ipc, self.matching, rng))
         return RandomisedSet(
             images=images.map(lambda s: s.images),

@@ -18,8 +18,16 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.embedding import ImageFitting, embed
-from fedstill.methods.feature_sums import Centre, Embedding, Summing, class_means, public_ball, release_sums, row_size
-from fedstill.methods.surrogate import train_on
+from fedstill.methods.parts.feature_sums import (
+    Centre,
+    Embedding,
+    Summing,
+    class_means,
+    public_ball,
+    release_sums,
+    row_size,
+)
+from fedstill.methods.parts.surrogate import train_on
 from fedstill.protocol import Client, Federation, Method, step
 from fedstill.train.condensation import CondensedTraining
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from fedstill.evaluate import mode_of
 from fedstill.methods.averaging import sample, weighted_mean
-from fedstill.methods.private_rounds import (
+from fedstill.methods.parts.private_rounds import (
     PrivateRounds,
     Trained,
     claimed,
@@ -31,9 +31,9 @@ from fedstill.methods.private_rounds import (
     replace_weights,
     schedule,
 )
-from fedstill.privacy.batch_clipping import UNBOUNDED, BatchClippedSGD
-from fedstill.privacy.events import Event
+from fedstill.privacy.dp_sgd import UNBOUNDED, BatchClippedSGD
 from fedstill.privacy.per_record import check_alone
+from fedstill.privacy.releases import Event
 from fedstill.protocol import Client, Federation, Method, Parameters, parameters, step
 from fedstill.train.feedback import Feedback, PublicLoss
 

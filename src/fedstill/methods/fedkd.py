@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from fedstill.distill.low_rank import LowRank, compress, expand, matrices
 from fedstill.methods.averaging import sample, weighted_sum
-from fedstill.methods.private_rounds import PrivateRounds, claimed, end_early
+from fedstill.methods.parts.private_rounds import PrivateRounds, claimed, end_early
 from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
 

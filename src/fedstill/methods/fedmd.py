@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 from typing_extensions import override
 
+from fedstill.base.records import Examples, Records
+from fedstill.base.seeds import draw_seed, stream
 from fedstill.evaluate import outputs
 from fedstill.protocol import (
     Client,
@@ -34,10 +36,8 @@ from fedstill.protocol import (
     state,
     step,
 )
-from fedstill.records import Examples, Records
-from fedstill.seeds import draw_seed, stream
-from fedstill.train.adam import Adam
-from fedstill.train.transfer import learn_public_classes
+from fedstill.train.extractor import learn_public_classes
+from fedstill.train.sgd import Adam
 
 Draw = Annotated[NonNegativeInt, Public()]
 

@@ -20,11 +20,15 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.records import Examples
+from fedstill.base.seeds import isolated
+from fedstill.base.settings import Epsilon
 from fedstill.distill.mixtures import Fitted, Mixture, coloured
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods import gaussian
-from fedstill.methods.class_mixtures import Mixtures, NoisyGaussians, fit_mixtures, release_gaussians
-from fedstill.methods.moments import (
+from fedstill.methods.parts import gaussians
+from fedstill.methods.parts.feature_sums import Total, add_up
+from fedstill.methods.parts.gaussians import Mixtures, NoisyGaussians, fit_mixtures, release_gaussians
+from fedstill.methods.parts.moments import (
     MomentSums,
     Sums,
     moment_model,
@@ -33,12 +37,8 @@ from fedstill.methods.moments import (
     release_moments,
     sizes,
 )
-from fedstill.methods.totals import Total, add_up
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.records import Examples
-from fedstill.seeds import isolated
-from fedstill.settings import Epsilon
-from fedstill.train.adam import Adam
+from fedstill.train.sgd import Adam
 
 
 class FedPFT(MomentSums, Method):
@@ -118,7 +118,7 @@ class FedPFT(MomentSums, Method):
 
     def drawn_of(self, total: Total, radius: float, rng: torch.Generator) -> Examples:
         """Samples of one Gaussian for each class of all clients' records."""
-        classes, scale = gaussian.classes_of(total), math.sqrt(1 - self.bias**2) / radius
+        classes, scale = gaussians.classes_of(total), math.sqrt(1 - self.bias**2) / radius
         rows, labels = [], []
         for label in classes.present.nonzero().flatten().tolist():
             mean, count = classes.means[label], float(classes.counts[label])

@@ -21,9 +21,10 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
 from fedstill import schema
+from fedstill.base.records import Examples
 from fedstill.distill.distribution_matching import DistributionMatching, fit_representations
 from fedstill.evaluate import mode_of
-from fedstill.methods.surrogate import concatenate
+from fedstill.methods.parts.surrogate import concatenate
 from fedstill.models.projected import Projected
 from fedstill.protocol import (
     Client,
@@ -38,9 +39,8 @@ from fedstill.protocol import (
     shared_part,
     step,
 )
-from fedstill.records import Examples
-from fedstill.train.adam import Adam
 from fedstill.train.augment import FULL_STRATEGY
+from fedstill.train.sgd import Adam
 
 
 class Representations(Reply):

@@ -18,12 +18,19 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.distill.embedding import ImageFitting, embed
-from fedstill.methods.feature_sums import Centre, Embedding, Summing, class_means, public_ball, release_sums, row_size
 from fedstill.methods.fedrd import pictures, projected, train_projection
+from fedstill.methods.parts.feature_sums import (
+    Centre,
+    Embedding,
+    Summing,
+    class_means,
+    public_ball,
+    release_sums,
+    row_size,
+)
 from fedstill.models.projected import Projected
 from fedstill.protocol import Client, Federation, Method, Reply, Shared, own_part, shared_part, step
-from fedstill.train.adam import Adam
-from fedstill.train.loop import Diverged
+from fedstill.train.sgd import Adam, Diverged
 
 
 class Personalised(Reply):

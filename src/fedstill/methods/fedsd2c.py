@@ -19,14 +19,14 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.distill.co_boosting import cosine
-from fedstill.distill.descent import to_bytes
+from fedstill.base.records import Examples, Records
+from fedstill.base.weights import flattened, load_flat
+from fedstill.distill.boosting import cosine
 from fedstill.distill.distillates import Autoencoding, CoreSet, LatentDescent, amplitude_mixed, decoded
 from fedstill.distill.ensemble import distillation_loss
-from fedstill.distill.flat import flattened, load_flat
+from fedstill.distill.pool import to_bytes
 from fedstill.evaluate import outputs
 from fedstill.protocol import Client, Federation, Method, Reply, public_images, step
-from fedstill.records import Examples, Records
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.sgd import SGD
 

@@ -18,16 +18,16 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.distill.flat import flattened, load_flat
+from fedstill.base.records import Examples
+from fedstill.base.seeds import draw_seed, isolated
+from fedstill.base.settings import Share
+from fedstill.base.weights import flattened, load_flat
 from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
-from fedstill.methods.uploads import ensemble_accuracies
+from fedstill.methods.parts.model_uploads import ensemble_accuracies
 from fedstill.protocol import Client, Count, Federation, Method, Public, Reply, State, load, state, step
-from fedstill.records import Examples
-from fedstill.seeds import draw_seed, isolated
-from fedstill.settings import Share
 from fedstill.train.sgd import SGD
 
 

@@ -20,10 +20,12 @@ from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedstill.base.settings import Share
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods import gaussian
-from fedstill.methods.fisher import FisherMix
-from fedstill.methods.moments import (
+from fedstill.methods.parts import gaussians
+from fedstill.methods.parts.feature_sums import Total, add_up
+from fedstill.methods.parts.gaussians import FisherMix
+from fedstill.methods.parts.moments import (
     MomentSums,
     Sums,
     moment_model,
@@ -33,10 +35,8 @@ from fedstill.methods.moments import (
     row_model,
     sizes,
 )
-from fedstill.methods.totals import Total, add_up
-from fedstill.models.quadratic import Quadratic
+from fedstill.models.heads import Quadratic
 from fedstill.protocol import Client, Federation, Method, step
-from fedstill.settings import Share
 
 
 class GHOFL(MomentSums, Method):
@@ -66,7 +66,7 @@ class GHOFL(MomentSums, Method):
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """``w_c = Sigma^-1 mu_c`` and ``b_c = log(N_c / N) - mu_c^T Sigma^-1 mu_c / 2``."""
         classes, factor = self._classes(total)
-        return gaussian.linear_head(classes.means @ factor @ factor.T, classes)
+        return gaussians.linear_head(classes.means @ factor @ factor.T, classes)
 
     def trained_head(self, total: Total, fed: Federation) -> Float64[Tensor, "classes p"]:
         """FisherMix: a head trained on samples of the classes' Gaussians."""
@@ -78,7 +78,7 @@ class GHOFL(MomentSums, Method):
 
         A class of fewer than two records has no covariance of its own and takes the one within all classes.
         """
-        classes = gaussian.classes_of(total)
+        classes = gaussians.classes_of(total)
         matrices = [total.matrix(c)[:-1, :-1] for c in range(len(classes.means))]
         everything = sum((m for m, here in zip(matrices, classes.present, strict=True) if here), 0 * matrices[0])
         factors = []
@@ -92,9 +92,9 @@ class GHOFL(MomentSums, Method):
         constants = classes.log_priors + torch.linalg.slogdet(stacked).logabsdet
         return Quadratic(classes.means, stacked, constants)
 
-    def _classes(self, total: Total) -> tuple[gaussian.Classes, Float64[Tensor, "d d"]]:
+    def _classes(self, total: Total) -> tuple[gaussians.Classes, Float64[Tensor, "d d"]]:
         """The means and counts, and the `_factor` of the covariance within classes."""
-        classes = gaussian.classes_of(total)
+        classes = gaussians.classes_of(total)
         sigma = classes.within(total.matrix()[:-1, :-1])
         if self.classifier == "nb":
             sigma = sigma.diagonal().clamp_min(0).diag()

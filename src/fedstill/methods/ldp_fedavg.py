@@ -26,8 +26,7 @@ from fedstill.methods.averaging import weighted_mean
 from fedstill.privacy.accounting import published_noise, release_noise
 from fedstill.privacy.mechanisms import ClippedUpdate
 from fedstill.protocol import Change, Client, Federation, Method, Parameters, Released, Reply, load, parameters, step
-from fedstill.train.loop import Diverged, has_batch_norms
-from fedstill.train.sgd import SGD
+from fedstill.train.sgd import SGD, Diverged, has_batch_norms
 
 
 class NoisyUpdate(Reply):

@@ -13,8 +13,16 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
 
-from fedstill.distill.representatives import choose
-from fedstill.methods.surrogate import ImageSet, VectorSet, VectorUpload, collect, image_reply, train_on, vector_reply
+from fedstill.distill.coreset import choose
+from fedstill.methods.parts.surrogate import (
+    ImageSet,
+    VectorSet,
+    VectorUpload,
+    collect,
+    image_reply,
+    train_on,
+    vector_reply,
+)
 from fedstill.protocol import Client, Federation, Method, Records, Step, step
 from fedstill.train.condensation import CondensedTraining
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures, PublicMap
-from fedstill.methods.moments import (
+from fedstill.methods.parts.feature_sums import Total, add_up, solve
+from fedstill.methods.parts.moments import (
     Embedding,
     MomentSums,
     Sums,
@@ -32,8 +33,7 @@ from fedstill.methods.moments import (
     row_model,
     sizes,
 )
-from fedstill.methods.totals import Total, add_up, solve
-from fedstill.models.buckets import Bucketed, Buckets, Order, Thresholds
+from fedstill.models.heads import Bucketed, Buckets, Order, Thresholds
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, load, public_images, step
 

@@ -9,19 +9,13 @@ from jaxtyping import Float
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from fedstill import lookup
-from fedstill.evaluate import mode_of
-from fedstill.models.cnn import DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN
-from fedstill.models.convnet import ConvNet
-from fedstill.models.lenet import LeNet
-from fedstill.models.mlp import MLP, Linear
-from fedstill.models.mobilenet import MobileNetV2S
+from fedstill.base import lookup
+from fedstill.models.cnn import ConvNet, DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN, LeNet
+from fedstill.models.heads import MLP, Linear, features, last_input
 from fedstill.models.patches import Patches
 from fedstill.models.projected import Projected
-from fedstill.models.resnet import ResNet8, ResNet18
+from fedstill.models.resnets import MobileNetV2S, ResNet8, ResNet18, ShuffleNet, WideResNet
 from fedstill.models.scattering import Scattering
-from fedstill.models.shufflenet import ShuffleNet
-from fedstill.models.wideresnet import WideResNet
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "convnet": ConvNet,
@@ -127,41 +121,6 @@ def _parsed(spec: str) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     return MODELS[name], defaults | _options(name, rest)
 
 
-def features(model: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
-    """Penultimate features: ``model.features(x)`` if it exists, else the input of the last ``nn.Linear`` to run.
-
-    Differentiable in ``x`` and in the parameters.
-
-    Raises:
-        ValueError: the model has no method ``features`` and runs no ``nn.Linear``.
-    """
-    own = getattr(model, "features", None)
-    if inspect.ismethod(own):
-        result: Tensor = own(x)
-        return result.flatten(1)
-    return _last_input(model, x)[0]
-
-
-def _last_input(model: nn.Module, x: Float[Tensor, "n ..."]) -> tuple[Float[Tensor, "n d"], Tensor]:
-    """The input of the last ``nn.Linear`` to run, and the output of the model."""
-    last: list[Tensor] = []
-
-    def record(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        last[:] = args[:1]
-
-    hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, nn.Linear)]
-    try:
-        output: Tensor = model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not last:
-        raise ValueError(
-            f"{type(model).__name__} has no features: it runs no nn.Linear; give it a method features(x) -> (n, d)"
-        )
-    return last[0].flatten(1), output
-
-
 class FeaturesAndLogits(nn.Module):
     """A model whose output is the pair of its features and its logits, for a loss that needs both.
 
@@ -177,14 +136,7 @@ class FeaturesAndLogits(nn.Module):
         """``(features(model, x), model(x))``."""
         if self._two_passes:
             return features(self.model, x), self.model(x)
-        return _last_input(self.model, x)
-
-
-def feature_width(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Number of `features` of a record of this shape; ``model`` does not change."""
-    device = next((p.device for p in model.parameters()), None)
-    with mode_of(model, training=False), torch.no_grad():
-        return features(model, torch.zeros(1, *shape, device=device)).shape[1]
+        return last_input(self.model, x)
 
 
 def _options(name: str, text: str) -> dict[str, Any]:

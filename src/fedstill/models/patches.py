@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from fedstill.records import Records
-from fedstill.seeds import draw_seed
+from fedstill.base.records import Records
+from fedstill.base.seeds import draw_seed
 
 _CONTRAST = 0.01
 """Constant added to a patch's variance before it is scaled to 1: flat patches stay small."""

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedstill.models.pooling import max_pool2
+from fedstill.models.cnn import max_pool2
 
 _CHUNK = 16
 

@@ -12,10 +12,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
-from fedstill.privacy.events import Event, Unbounded
+from fedstill.base.seeds import Noise
 from fedstill.privacy.mechanisms import Mechanism, check_positive, clipped
+from fedstill.privacy.releases import Event, Unbounded
 from fedstill.privacy.second_moments import Labelled
-from fedstill.seeds import Noise
 
 COUNTS = (
     "the noise is a multiple of 1 / n, and n, the client's number of records of a class, is sent without noise, as is "

@@ -1,4 +1,4 @@
-"""DP-SGD: a whole local training as one release.
+"""DP-SGD as one release, and the published form that clips a batch's mean.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016 (CCS, arXiv:1607.00133), algorithm 1, with the Poisson
 sampling that its theorem needs: each record enters a step's batch independently, with the same probability.
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
-from fedstill.privacy.events import Event
+from fedstill.base.records import Trainable
+from fedstill.base.seeds import Noise, isolated
 from fedstill.privacy.mechanisms import Mechanism, check_noise, check_positive, gaussian_event
 from fedstill.privacy.per_record import ClippedGradients, PerRecordLoss, check_alone
-from fedstill.records import Trainable
-from fedstill.seeds import Noise, isolated
+from fedstill.privacy.releases import Event, Unbounded
 
 _LOADED = 1024
 """Number of records whose inputs are in memory at a time."""
@@ -111,3 +111,53 @@ class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
         noised = noise.added(torch.cat([total.flatten() for total in sums]), self.noise_multiplier * self.clip)
         parts = torch.split(noised, [total.numel() for total in sums])
         return [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
+
+
+UNBOUNDED = Unbounded(
+    reason="the batch's gradient is clipped, not each record's, so one record may turn it round; the noise is for a "
+    "B-th of that"
+)
+"""The cost of `BatchClippedSGD`."""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchClippedSGD(Mechanism[Trainable, dict[str, Tensor]]):
+    """``w <- w - lr (min(1, c / |g|) g + N(0, sigma^2 c^2) / B)``, g the mean gradient of a shuffled batch of B.
+
+    One record may reverse g, so the sensitivity is 2c, and the noise is 2B / sigma times smaller than that.
+
+    Attributes:
+        settings: all hyperparameters; ``sampling`` is ignored.
+    """
+
+    settings: DPSGD
+
+    @property
+    @override
+    def event(self) -> Event:
+        return UNBOUNDED
+
+    @property
+    @override
+    def theorem(self) -> str:
+        return "none"
+
+    def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
+        """The trainable parameters by name, after ``settings.steps`` steps."""
+        s = self.settings
+        model = copy.deepcopy(s.model).train()
+        weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        size = min(int(s.batch_size), len(rows.labels))
+        order = torch.empty(0, dtype=torch.int64)
+        for _ in range(s.steps if size else 0):
+            if len(order) < size:
+                order = noise.uniform((len(rows.labels),)).argsort()
+            batch, order = order[:size].to(rows.labels.device), order[size:]
+            device = next(iter(weights.values())).device
+            x, y = rows.inputs(batch).to(device), rows.labels[batch].to(device)
+            gradient = torch.autograd.grad(s.loss(model(x), x, y).mean(), list(weights.values()))
+            length = float(torch.sqrt(sum((g.double().square().sum() for g in gradient), torch.zeros(()))))
+            for w, g in zip(weights.values(), gradient, strict=True):
+                drawn = noise.gaussian(g.shape).to(device) * (s.noise_multiplier * s.clip / s.batch_size)
+                w.data.copy_(w.data.double() - s.lr * (g.double() * min(1.0, s.clip / max(length, 1e-30)) + drawn))
+        return {name: w.detach() for name, w in weights.items()}

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from fedstill.privacy.events import Pure, Unbounded
 from fedstill.privacy.ledger import UNCOUNTABLE, Entry, by_part, total_epsilon
+from fedstill.privacy.releases import Pure, Unbounded
 
 ADJACENCY = {
     "record": "one record of one client is added or removed",

@@ -1,7 +1,7 @@
 """A client's ledger: each release and its cost, recorded before the release and limited by a budget.
 
 A ledger has a store, which reads and appends entries, and a rule, which refuses entries. `open_ledger` opens that of a
-simulated client, `fedstill.sites.ledger.open_ledger` that of a real site.
+simulated client, `fedstill.sites.site.charges.open_ledger` that of a real site.
 """
 
 import math
@@ -17,10 +17,10 @@ from jaxtyping import Bool
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 from typing_extensions import override
 
-from fedstill import files
-from fedstill.errors import FedstillError
+from fedstill.base import files
+from fedstill.base.errors import FedstillError
 from fedstill.privacy import accounting
-from fedstill.privacy.events import Event, Unit, Words
+from fedstill.privacy.releases import Event, Unit, Words
 
 if TYPE_CHECKING:  # `fedstill runs` imports no torch
     from torch import Tensor

@@ -14,8 +14,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
+from fedstill.base.seeds import Noise
 from fedstill.privacy.accounting import published_noise
-from fedstill.privacy.events import Event, Unbounded
 from fedstill.privacy.mechanisms import (
     LEAST,
     ROUNDING,
@@ -27,8 +27,8 @@ from fedstill.privacy.mechanisms import (
     check_positive,
     clipped,
 )
+from fedstill.privacy.releases import Event, Unbounded
 from fedstill.privacy.solver import check_labels, solve, solve_binary
-from fedstill.seeds import Noise
 
 LEAST_PENALTY = 0.01
 """Smallest penalty of a sound head, at which the solver reaches its tolerance whatever the records are. With less, one

@@ -18,8 +18,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
-from fedstill.privacy.events import Event, Gaussian, Unbounded, Unit
-from fedstill.seeds import Noise
+from fedstill.base.seeds import Noise
+from fedstill.privacy.releases import Event, Gaussian, Unbounded, Unit
 
 Rows = TypeVar("Rows", contravariant=True)
 Value = TypeVar("Value", covariant=True)

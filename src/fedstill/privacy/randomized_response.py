@@ -27,9 +27,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
-from fedstill.privacy.events import Pure, Unit
+from fedstill.base.seeds import Noise
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.seeds import Noise
+from fedstill.privacy.releases import Pure, Unit
 
 _TIE = 1e-12
 _TINY = 1e-300

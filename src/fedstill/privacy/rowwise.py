@@ -22,9 +22,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from fedstill.base.records import Trainable
+from fedstill.base.seeds import stream
 from fedstill.evaluate import device_of, mode_of
-from fedstill.records import Trainable
-from fedstill.seeds import stream
 
 Compute = Callable[[Tensor], Sequence[Tensor]]
 """Function of inputs ``(n, ...)`` that returns tensors ``(n, ...)`` with one row for each record."""

@@ -16,9 +16,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
+from fedstill.base.seeds import Noise
 from fedstill.privacy.logistic import extend
 from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise, check_positive
-from fedstill.seeds import Noise
 
 _BLOCK = 2**17
 """Numbers of the rows that are prepared at a time, so that they stay in the processor's cache."""

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.base.errors import FedstillError
+from fedstill.base.seeds import stream
 from fedstill.privacy.mechanisms import check_positive
-from fedstill.seeds import stream
 
 RANK, MEMORY, STEPS = 32, 20, 2000  # rank of the preconditioner; number of stored steps; largest number of steps
 

@@ -9,9 +9,9 @@ import re
 from functools import cache
 
 from fedstill.privacy.class_gaussians import COUNTS
-from fedstill.privacy.events import Unbounded
 from fedstill.privacy.ledger import Entry
 from fedstill.privacy.mechanisms import Mechanism
+from fedstill.privacy.releases import Unbounded
 
 _HEAD = (
     "one record adds a loss of slope at most # to a #-strongly convex objective and so moves its minimiser, the "

@@ -6,12 +6,76 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill import files
+import numpy as np
+
+from fedstill.base import files
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.report import captions, guarantees, pareto, settings, tables
-from fedstill.report.classes import balanced_accuracy
+from fedstill.report import groups, guarantees, pareto, tables
+from fedstill.report.groups import Task, group, task_settings
 from fedstill.report.record import RunRecord
-from fedstill.report.tasks import Task, group
+from fedstill.report.tables import balanced_accuracy
+
+COURSE = "Other numbers logged after each round; means over seeds."
+CLASSES = "Recall (sensitivity), mean over seeds."
+SINGLE = "a method with a single value"
+_SHORT = 10
+"""Number of digits of a commit."""
+
+
+def of_bytes(plot: Any) -> str:
+    """What a figure of accuracy against bytes shows: bars are named where it has some."""
+    bars = any(
+        np.isfinite(np.array(trace.error_y.array, float)).any() for trace in _traces(plot) if trace.error_y.array
+    )
+    return "Mean over seeds; bars span one sample standard deviation. " * bars + "Up and to the left is better."
+
+
+def of_lines(plot: Any, dotted: str) -> str:
+    """What a figure of lines shows: its bands, and the lines that are ``dotted``, where it has some."""
+    parts = []
+    if any(trace.fill == "toself" for trace in _traces(plot)):
+        parts.append("Mean over seeds, with a band of one sample standard deviation.")
+    if any(trace.line.dash == "dot" for trace in _traces(plot)):
+        parts.append(f"Dotted: {dotted}.")
+    return " ".join(parts)
+
+
+def _traces(plot: Any) -> Iterable[Any]:
+    return () if plot is None else plot.data
+
+
+def source(task: Task) -> str:
+    """Data, partition, clients, model and seeds of a task, and the version and commits of its runs, as a sentence."""
+    return source_of(task.runs, task.words)
+
+
+def source_of(records: Iterable[RunRecord], words: str) -> str:
+    """As `source`, for some runs on a task that ``words`` name."""
+    runs = list(records)
+    models = _distinct(task_settings(run)["model"] for run in runs)
+    seeds = sorted({int(run.summary["seed"]) for run in runs})
+    some = ", ".join(map(str, seeds)) if seeds[-1] - seeds[0] != len(seeds) - 1 or len(seeds) < 4 else ""
+    parts = [
+        f"Data: {words}",
+        *([f"model {', '.join(models)}"] if "model " not in words else []),
+        f"seed{'s' if len(seeds) > 1 else ''} {some or f'{seeds[0]} to {seeds[-1]}'}",
+        *(f"fedstill {version}" for version in _distinct(run.summary.get("version") for run in runs)),
+    ]
+    starts = [start for run in runs for start in run.environment]
+    own, theirs = (_distinct(start.get(key) for start in starts) for key in ("commit", "folder_commit"))
+    parts += [f"commit {_short(commit)}" for commit in own]
+    parts += [f"working folder at commit {_short(commit)}" for commit in theirs if commit not in own]
+    return "; ".join(parts) + "."
+
+
+def _short(commit: str) -> str:
+    digits, plus, changes = commit.partition("+")
+    return digits[:_SHORT] + plus + changes
+
+
+def _distinct(values: Iterable[object]) -> list[str]:
+    return list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -68,7 +132,7 @@ def write_fronts(pictures: Sequence[pareto.Picture], out: Path) -> list[Path]:
     texts = {"pareto.csv": csv_text(pareto.lines(pictures)), "pareto.md": "\n".join(map(_front, pictures))}
     for i, picture in enumerate(pictures):
         number = f"-{i + 1}" if len(pictures) > 1 else ""
-        texts |= {f"pareto-{cost}{number}.svg": text for cost, text in pareto.figures(picture).items()}
+        texts |= {f"pareto-{cost}{number}.svg": text for cost, text in pareto.cost_figures(picture).items()}
     for name, text in texts.items():
         files.write_bytes(out / name, text.encode())
     return [out / name for name in texts]
@@ -95,12 +159,12 @@ def runs(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
 
 def _run(record: RunRecord) -> dict[str, Any]:
     summary, guarantee = record.summary, record.guarantee
-    task = settings.task_settings(record)
+    task = groups.task_settings(record)
     first = ("data", "partition", "clients", "model", "seed")
     finite = record.finished and guarantees.is_finite(guarantee)
     return {
         "label": record.label,
-        "method": settings.method_name(record),
+        "method": groups.method_name(record),
         **{key: task[key] for key in first},
         "state": record.state,
         "accuracy": summary["accuracy"],
@@ -116,7 +180,7 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "seconds": summary["seconds"],
         "folder": str(record.folder),
         **{_free(key): value for key, value in task.items() if key not in first},
-        **settings.method_settings(record),
+        **groups.method_settings(record),
     }
 
 
@@ -162,7 +226,7 @@ def _one(task: Task) -> str:
 
 
 def _caption(task: Task) -> str:
-    return f"{tables.caption(task)} {captions.source(task)}"
+    return f"{tables.caption(task)} {source(task)}"
 
 
 def latex_text(records: Sequence[RunRecord]) -> str:

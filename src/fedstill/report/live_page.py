@@ -10,10 +10,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from fedstill import files
+from fedstill.base import files
 from fedstill.report import guarantees
 from fedstill.report.html import asset
-from fedstill.report.words import human_bytes
+from fedstill.report.record import human_bytes
 from fedstill.runs import listing
 from fedstill.runs.folder import runs_below
 from fedstill.runs.live import Known, Live, Spent, live

@@ -5,12 +5,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedstill import files
-from fedstill.errors import front_door
-from fedstill.report import captions, figures, findings, html, pareto, plots, sections, sweeps
+from fedstill.base import files
+from fedstill.base.errors import front_door
+from fedstill.report import export, figures, groups, html, pareto, sections
+from fedstill.report.groups import Task, group
 from fedstill.report.record import RunRecord
-from fedstill.report.sheets import sheet
-from fedstill.report.tasks import Task, group
+from fedstill.report.sections import sheet
 
 
 @front_door
@@ -51,15 +51,15 @@ def write_page(
 
 def _page(records: Sequence[RunRecord], command: str | None, note: str, fronts: Sequence[pareto.Picture]) -> str:
     tasks = group(records)
-    found = sweeps.find(tasks)
-    look = figures.styles(sweeps.names(found, tasks))
-    title = findings.title(tasks)
+    found = groups.find(tasks)
+    look = figures.styles(groups.names(found, tasks))
+    title = sections.page_title(tasks)
     parts = {f"Accuracy by {sweep.heading}": sections.sweep(sweep, look, i) for i, sweep in enumerate(found)}
     if len(tasks) == 1:
-        lead = findings.finding(tasks[0])
+        lead = sections.finding(tasks[0])
         parts = {"Results": sections.results(tasks[0]), **parts, **_details(tasks[0], look, 0)}
     else:
-        lead = findings.overview(tasks)
+        lead = sections.overview(tasks)
         parts |= {task.words: _one_of_several(task, look, i) for i, task in enumerate(tasks)}
     parts["Pareto fronts"] = pareto.section(fronts)
     parts["Privacy guarantees"] = sections.privacy(tasks)
@@ -82,17 +82,17 @@ def _unbroken(text: str) -> str:
     return text.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _details(task: Task, look: plots.Look, number: int) -> dict[str, str]:
+def _details(task: Task, look: figures.Look, number: int) -> dict[str, str]:
     """The parts of a task after the results, by heading; some may be empty."""
 
     def figure(plot: Any | None, name: str, caption: str) -> str:
-        return html.figure(plot, f"{name}-{number}", f"{caption} {captions.source(task)}".strip())
+        return html.figure(plot, f"{name}-{number}", f"{caption} {export.source(task)}".strip())
 
-    sent, rounds = plots.accuracy_against_bytes(task.ranked, look), plots.accuracy_per_round(task.rows, look)
+    sent, rounds = figures.accuracy_against_bytes(task.ranked, look), figures.accuracy_per_round(task.rows, look)
     return {
-        "Accuracy against bytes": figure(sent, "bytes", captions.of_bytes(sent)),
-        "Accuracy per round": figure(rounds, "rounds", captions.of_lines(rounds, captions.SINGLE)),
-        "Other numbers per round": figure(plots.course(task.rows, look), "course", captions.COURSE),
+        "Accuracy against bytes": figure(sent, "bytes", export.of_bytes(sent)),
+        "Accuracy per round": figure(rounds, "rounds", export.of_lines(rounds, export.SINGLE)),
+        "Other numbers per round": figure(figures.course(task.rows, look), "course", export.COURSE),
         "Records per client and class": sections.partition(task, number),
         "Sample images": sheet(task.rows),
         "Accuracy per class": sections.per_class(task, look, number),
@@ -101,9 +101,9 @@ def _details(task: Task, look: plots.Look, number: int) -> dict[str, str]:
     }
 
 
-def _one_of_several(task: Task, look: plots.Look, number: int) -> str:
+def _one_of_several(task: Task, look: figures.Look, number: int) -> str:
     """A task's finding and table, and its details folded."""
     details = _details(task, look, number)
     body = "".join(html.section(heading, content, 3) for heading, content in details.items())
-    lead = f"<p>{escape(_unbroken(findings.finding(task, named=False)))}</p>\n"
+    lead = f"<p>{escape(_unbroken(sections.finding(task, named=False)))}</p>\n"
     return lead + sections.results(task) + html.folded("Figures, images and classes", body)

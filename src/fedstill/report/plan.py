@@ -2,30 +2,115 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
+from jaxtyping import Float, Int64
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from fedstill import methods, seeds
+from fedstill import methods
+from fedstill.base import seeds
+from fedstill.base.settings import Settings
 from fedstill.experiment.config import Experiment
-from fedstill.experiment.task import share_out
-from fedstill.methods.heads import HeadTraining
-from fedstill.methods.moments import MomentSums
+from fedstill.experiment.job import Job
+from fedstill.experiment.run import spec_of
+from fedstill.experiment.task import Task, client_data, share_out
+from fedstill.methods.fedavg_p import FedAvgP
+from fedstill.methods.parts.moments import MomentSums
+from fedstill.methods.parts.private_heads import HeadTraining
 from fedstill.privacy import accounting
+from fedstill.privacy.accounting import release_noise
+from fedstill.privacy.logistic import LogisticHead, logits
 from fedstill.privacy.second_moments import SecondMoments, entries
-from fedstill.protocol import Method, client_steps
+from fedstill.protocol import Method, client_steps, load, public_images
 from fedstill.report import guarantees
-from fedstill.report.simulated_heads import DRAWS, accuracies, exact_head, mean_accuracy
-from fedstill.report.words import human_bytes
+from fedstill.report.record import human_bytes
 from fedstill.schema import Field
-from fedstill.settings import Settings
 from fedstill.train.extractor import Extractor
-from fedstill.train.private import PrivateSGD
+from fedstill.train.feedback import PrivateSGD
+
+Labelled = tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]]
+
+DRAWS = 5
+"""Number of draws of the noise whose accuracies are averaged."""
+
+
+def exact_head(
+    num_classes: int, radius: float, epsilon: float | None, delta: float, penalty: float | None = None
+) -> LogisticHead:
+    """The mechanism of a client of fedavg-p; ``penalty`` is that of `HeadTraining`."""
+    noise = release_noise(epsilon, delta)
+    return LogisticHead(
+        num_classes=num_classes,
+        penalty=HeadTraining(penalty=penalty).weight(noise),
+        radius=radius,
+        noise_multiplier=noise,
+    )
+
+
+def mean_accuracy(
+    head: LogisticHead, clients: Sequence[Labelled], num_clients: int, test: Labelled, rng: torch.Generator
+) -> float:
+    """Accuracy of the mean of heads with noise, over several draws of it.
+
+    Args:
+        head: the mechanism of every client.
+        clients: features and classes of each client whose head is computed.
+        num_clients: number of heads whose noise is in the mean: it has ``1 / num_clients`` of a head's variance.
+        test: features and classes to evaluate on.
+        rng: source of the noise.
+    """
+    solve = replace(head, noise_multiplier=0.0)
+    mean = torch.stack([solve(client, seeds.Simulated(rng)) for client in clients]).mean(0)
+    std = head.noise_multiplier * head.sensitivity / math.sqrt(num_clients)
+    right = 0.0
+    for _ in range(DRAWS):
+        noisy = mean + std * torch.randn(mean.shape, generator=rng, dtype=mean.dtype)
+        predicted = logits(noisy, test[0], head.radius, head.bias).argmax(1)
+        right += float((predicted == test[1]).double().mean()) / DRAWS
+    return right
+
+
+def accuracies(
+    experiment: Experiment,
+    task: Task,
+    epsilons: Sequence[float | None],
+    extractor: Extractor,
+    penalty: float | None = None,
+) -> list[float]:
+    """Accuracy of fedavg-p on the test records of ``task``, for each epsilon (None: without noise).
+
+    ``extractor`` is the source of the features, ``penalty`` that of `HeadTraining`.
+
+    Raises:
+        ValueError: there is no such model, or its features do not fit the public records; one sentence.
+    """
+    method = FedAvgP(extractor=extractor)
+    spec = spec_of(Job(experiment, method, Path()), task)
+    clients, model = client_data(experiment, task), spec.new_model()
+    public = public_images(clients.public(), "fedavg-p")
+    method.space.check_size(model, public, spec.max_bytes)
+    load(model, extractor.obtain(model, public, seeds.stream(spec.seed, "server", "extractor")))
+    features = method.space.fit(model, public, seeds.stream(spec.seed, "server", "public map"))
+    own = []
+    for client in range(len(task.parts)):
+        records = clients.records(client)[0]
+        own.append((features.rows(model, records), records.labels))
+    test = features.rows(model, task.test), task.test.labels
+    found = []
+    for epsilon in epsilons:
+        head = exact_head(spec.num_classes, features.radius, epsilon, spec.delta, penalty)
+        rng = seeds.stream(spec.seed, "simulated heads", str(epsilon))
+        found.append(mean_accuracy(head, own, len(own), test, rng))
+    return found
+
 
 _VALIDATION = 0.2
 """Share of the train records of a simulation on which it is evaluated."""

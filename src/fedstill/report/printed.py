@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstill import extras, files
-from fedstill.report import captions, figures, holdings, plots, sections, sweeps
+from fedstill.base import errors, files
+from fedstill.report import export, figures, groups, sections
 from fedstill.report.export import latex
+from fedstill.report.groups import Task, group
 from fedstill.report.record import RunRecord
-from fedstill.report.tasks import Task, group
 
 Kind = Literal["pdf", "svg"]
 
@@ -59,10 +59,10 @@ class Printed:
 def chosen(records: Sequence[RunRecord]) -> Iterator[Printed]:
     """The figures of the report's page, and the partition as bubbles."""
     tasks = group(records)
-    found = sweeps.find(tasks)
-    look = figures.styles(sweeps.names(found, tasks))
+    found = groups.find(tasks)
+    look = figures.styles(groups.names(found, tasks))
     for i, sweep in enumerate(found):
-        plot = plots.over_setting(sweep, look)
+        plot = figures.over_setting(sweep, look)
         about = f"Accuracy by {sweep.heading}. {sections.sweep_caption(sweep, plot)}"
         yield from _one("sweep", i, len(found), plot, about)
     for i, task in enumerate(tasks):
@@ -70,26 +70,26 @@ def chosen(records: Sequence[RunRecord]) -> Iterator[Printed]:
             yield from _one(name, i, len(tasks), plot, about)
 
 
-def _of(task: Task, look: plots.Look) -> Iterator[tuple[str, Any | None, str]]:
-    of = captions.source(task)
-    sent, rounds = plots.accuracy_against_bytes(task.ranked, look), plots.accuracy_per_round(task.rows, look)
-    yield "bytes", sent, f"Accuracy against bytes. {captions.of_bytes(sent)} {of}"
-    lines = filter(None, ("Accuracy per round.", captions.of_lines(rounds, captions.SINGLE), of))
+def _of(task: Task, look: figures.Look) -> Iterator[tuple[str, Any | None, str]]:
+    of = export.source(task)
+    sent, rounds = figures.accuracy_against_bytes(task.ranked, look), figures.accuracy_per_round(task.rows, look)
+    yield "bytes", sent, f"Accuracy against bytes. {export.of_bytes(sent)} {of}"
+    lines = filter(None, ("Accuracy per round.", export.of_lines(rounds, export.SINGLE), of))
     yield "rounds", rounds, " ".join(lines)
-    yield "course", plots.course(task.rows, look), f"{captions.COURSE} {of}"
+    yield "course", figures.course(task.rows, look), f"{export.COURSE} {of}"
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is not None:
         yield (
             "partition",
-            holdings.records_per_client(record),
-            sections.partition_caption(record, holdings.BLANK),
+            figures.records_per_client(record),
+            sections.partition_caption(record, figures.BLANK),
         )
-        yield "bubbles", holdings.bubbles(record), sections.partition_caption(record, holdings.AREA)
-    yield "classes", plots.per_class_accuracy(task.ranked, look), f"{captions.CLASSES} {of}"
+        yield "bubbles", figures.bubbles(record), sections.partition_caption(record, figures.AREA)
+    yield "classes", figures.per_class_accuracy(task.ranked, look), f"{export.CLASSES} {of}"
     if task.ranked:
         best = task.ranked[0]
         about = f"Confusion matrix of {best.name}, in percent of the true class. {of}"
-        yield "confusion", plots.confusion(best), about
+        yield "confusion", figures.confusion(best), about
 
 
 def _one(name: str, number: int, total: int, plot: Any | None, caption: str) -> Iterator[Printed]:
@@ -133,7 +133,7 @@ def drawn(one: Printed, kind: Kind, width: float) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError(f"matplotlib is not installed; {extras.install('figures')}") from error
+        raise ValueError(f"matplotlib is not installed; {errors.install('figures')}") from error
     import io
 
     with mpl.rc_context(_STYLE):

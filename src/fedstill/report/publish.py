@@ -1,25 +1,156 @@
 """``fedstill publish``: a run's model as files that need no fedstill, with a model card."""
 
+import io
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from safetensors.torch import save
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 import fedstill
-from fedstill import files, methods
-from fedstill.data import sources
-from fedstill.experiment.finished import check_code, read_job
+from fedstill import methods
+from fedstill.base import errors, files
+from fedstill.base.weights import state
+from fedstill.data import features, sources
+from fedstill.data.features import OF_SHAPE
+from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
-from fedstill.report import guarantees, program
-from fedstill.report.record import RunRecord, read_run
-from fedstill.report.words import accuracy_words, human_bytes
+from fedstill.models.backbones import Preprocessing
+from fedstill.report import guarantees
+from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
 from fedstill.schema import clean
-from fedstill.weights import state
+
+TOLERANCE = 1e-5
+"""Largest difference of a logit, relative to the largest, between the run's model and a program."""
+_COUNTS = (1, 4, 40)
+"""Records of the batches on which they are compared; networks that take images in parts have at most 32 in one."""
+Compute = Callable[[Tensor], Tensor]
+
+
+class _Plain(nn.Module):
+    """The normalisation and the network, without the checks of values, which `torch.export` cannot write."""
+
+    def __init__(self, model: Trained) -> None:
+        super().__init__()
+        self.network, self._normalisation = model.network, model.normalisation
+        self.eval()
+
+    def forward(self, images: Float[Tensor, "n ..."]) -> Float[Tensor, "n classes"]:
+        logits: Tensor = self.network(self._normalisation.apply(images))
+        return logits
+
+
+class _OnFeatures(_Plain):
+    """The same behind the backbone, which takes images of 8 bits."""
+
+    def __init__(self, model: Trained, shape: tuple[int, ...]) -> None:
+        super().__init__(model)
+        assert model.features is not None
+        name = model.features[0]
+        try:
+            backbone = model.backbone(shape)
+        except ValueError as error:
+            if name.startswith(OF_SHAPE) and features.load_backbone(name, shape).digest != model.features[1]:
+                raise ValueError(
+                    f"{name!r} is made for one shape of images; leave --shape out, or give that of the run's images"
+                ) from error
+            raise
+        if not isinstance(backbone.image_input, Preprocessing):
+            raise ValueError(f"the backbone {backbone.name!r} takes texts; a tokenizer is no program")
+        self.backbone, self._rows, self._prepare = backbone.net, backbone.rows, backbone.image_input
+
+    def forward(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
+        pixels = (images * 255).round().to(torch.uint8)
+        return super().forward(self._rows(self.backbone, self._prepare.batch(pixels)))
+
+    def refuse_to_resize(self, shape: tuple[int, ...]) -> None:
+        """Refuse images that the backbone resizes: ONNX rounds them otherwise."""
+        if (side := self._prepare.resized(*shape[1:])) != shape[1:]:
+            raise ValueError(
+                f"images of {shape[1]} x {shape[2]} pixels are resized to {side[0]} x {side[1]}, which ONNX rounds in "
+                f"another way; publish a program for resized ones: --shape {shape[0]} {side[0]} {side[1]}"
+            )
+
+
+def write(model: Trained, shape: tuple[int, ...], path: Path, onnx: Path | None = None) -> None:
+    """Write the model as a program for batches of any size, and compare what it computes with the model.
+
+    Args:
+        model: the model of a run.
+        shape: shape of a record: of an image, also if the model works on features, or of a vector.
+        path: file of the program of `torch.export`.
+        onnx: file of the program for ONNX Runtime (``fedstill[onnx]``); None for none.
+
+    Raises:
+        ValueError: torch or ONNX cannot write the model, a package is missing, or the program computes other logits.
+    """
+    plain = _Plain(model) if model.features is None else _OnFeatures(model, shape)
+    if onnx is not None and isinstance(plain, _OnFeatures):
+        plain.refuse_to_resize(shape)
+    example = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    kind = type(model.network).__name__
+    try:
+        program = torch.export.export(plain, (example,), dynamic_shapes=({0: Dim("n", min=1)},))
+        content = io.BytesIO()  # torch ends the process if a file cannot be written to its end
+        torch.export.save(program, content)
+    except Exception as error:  # torch has no common class for what it cannot trace
+        raise ValueError(f"torch.export cannot write {kind}: {_first_line(error)}") from error
+    files.write_bytes(path, content.getvalue())
+    _compare(model, shape, torch.export.load(path).module(), f"the exported {kind}")
+    if onnx is not None:
+        _compare(model, shape, _write_onnx(program, onnx, kind), f"the ONNX program of {kind}")
+
+
+def _write_onnx(program: ExportedProgram, path: Path, kind: str) -> Compute:
+    """Write the program for ONNX Runtime; returns what this computes."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  torch.onnx says for minutes what it lacks
+    except ImportError as error:
+        raise ValueError(f"--onnx needs the packages onnxruntime and onnxscript: {errors.install('onnx')}") from error
+    log, names = logging.getLogger("torch.onnx"), {"input_names": ["records"], "output_names": ["logits"]}
+    before = log.level
+    log.setLevel(logging.ERROR)  # it warns of torchvision's absence
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            written = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
+            assert written is not None
+            written.save(path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # as above
+        raise ValueError(f"ONNX cannot express {kind} ({_first_line(error)}); leave --onnx out") from error
+    finally:
+        log.setLevel(before)
+    return lambda records: torch.from_numpy(session.run(["logits"], {"records": records.numpy()})[0])
+
+
+def _compare(model: Trained, shape: tuple[int, ...], program: Compute, name: str) -> None:
+    for count in _COUNTS:
+        pixels = torch.randint(256, (count, *shape), generator=torch.Generator().manual_seed(count))
+        with torch.no_grad():
+            expected = model(pixels.byte() if len(shape) == 3 else pixels / 255)
+            found = program(pixels / 255)
+        if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
+            raise ValueError(f"{name} computes other logits than the run's model")
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of the error that began it, without colours."""
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
 
 _RESIZED = {
     "rotation": "as the EXIF tag says",
@@ -28,7 +159,7 @@ _RESIZED = {
     "resize": "bilinear, antialiased (Pillow)",
     "scale": "pixels / 255, to [0, 1]; gray of 16 bits / 65535",
 }
-"""The work of `fedstill.data.resize.fitted` on a picture, in its order, and the scale of the program's input."""
+"""The work of `fedstill.data.decode.fitted` on a picture, in its order, and the scale of the program's input."""
 _LONGEST = 1000
 """Largest length of a text on the card."""
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
@@ -50,7 +181,7 @@ def publish(
         shape: for a run on features of images, channels, height and width of the images that the program takes; by
             default those of the run's data, which are read for that.
         onnx: whether to write ``model.onnx`` too, for ONNX Runtime.
-        attacks: what attacks on the run have found, in words (`fedstill.attacks.report.stored`).
+        attacks: what attacks on the run have found, in words (`fedstill.attacks.results.stored`).
 
     Returns:
         The folder, the files and the number of parameters.
@@ -68,7 +199,7 @@ def publish(
     part = out / f".{os.getpid()}{files.PART}"
     part.mkdir(parents=True)
     try:
-        program.write(model, taken, part / PROGRAM, part / ONNX if onnx else None)
+        write(model, taken, part / PROGRAM, part / ONNX if onnx else None)
         weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
         files.write_bytes(part / WEIGHTS, save(weights))
         facts = _facts(record, model, taken)

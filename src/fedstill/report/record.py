@@ -9,19 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.text import Text
 from typing_extensions import override
 
-from fedstill.errors import front_door
-from fedstill.journal import Refusal
+from fedstill.base.errors import front_door
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
 from fedstill.report import guarantees, picture
-from fedstill.report.words import accuracy_words, human_bytes
 from fedstill.runs.folder import Images, RunFolder, runs_below
+from fedstill.runs.journal import Refusal
 
 if TYPE_CHECKING:  # both take a second to import
     from pandas import DataFrame
 
     from fedstill.experiment.trained import Trained
+
+
+def accuracy_words(mean: float | None, spread: float | None) -> str:
+    """``"92.31 ± 0.18"`` in percent, or only one number, or a dash."""
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "")
+
+
+def human_bytes(count: float) -> str:
+    """Three significant digits in decimal units: ``"78.5 kB"``, ``"1.27 MB"``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def plain(text: str) -> Text:
+    """A text for the terminal without markup or control characters, which words of a stranger's run may have."""
+    return Text("".join(c if c.isprintable() else "?" for c in text))
+
 
 _NONE = no_guarantee("", simulated=False)
 

@@ -8,12 +8,170 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.report import captions, classes, findings, guarantees, holdings, html, plots, tables
-from fedstill.report.record import RunRecord
-from fedstill.report.sweeps import Sweep
-from fedstill.report.tasks import Row, Task, group, setting_words
-from fedstill.report.words import accuracy_words
-from fedstill.runs.folder import RunFolder
+from fedstill.report import export, figures, groups, guarantees, html, tables
+from fedstill.report.groups import Row, Sweep, Task, group, setting_words
+from fedstill.report.picture import TEST, png
+from fedstill.report.record import RunRecord, accuracy_words, human_bytes
+from fedstill.runs.folder import Images, RunFolder
+
+IMAGES_PER_CLASS = 5
+MOST_CLASSES = 20
+
+
+def sheet(rows: Sequence[Row]) -> str:
+    """An HTML table of the images of each row's first run that has any, beside test images; empty without images."""
+    chosen = [(row, next((run for run in row.runs if set(run.images or ()) - {TEST}), None)) for row in rows]
+    shown = [(row, run) for row, run in chosen if run is not None]
+    if not shown:
+        return ""
+    columns: dict[str, tuple[Images, RunRecord]] = {}
+    for row, run in shown:
+        own = {kind: pair for kind, pair in (run.images or {}).items() if kind != TEST}
+        columns |= {row.name if len(own) == 1 else f"{row.name}: {kind}": (pair, run) for kind, pair in own.items()}
+    record = shown[0][1]
+    if test := (record.images or {}).get(TEST):
+        columns[record.summary["judged_on"]] = (test, record)
+    return _table(columns, record)
+
+
+def _table(columns: dict[str, tuple[Images, RunRecord]], record: RunRecord) -> str:
+    labels = sorted({int(label) for (_, values), _ in columns.values() for label in values})
+    slots = {name: _slots(pair) for name, (pair, _) in columns.items()}
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    body = ""
+    for label in labels[:MOST_CLASSES]:
+        name = record.class_name(label)
+        body += f'<tr><th scope="row">{escape(name)}</th>'
+        for column, (pair, _) in columns.items():
+            body += f"<td>{_strip(pair, label, slots[column], f'class {name}: {column}')}</td>"
+        body += "</tr>\n"
+    seeds = ", ".join(str(seed) for seed in sorted({run.summary["seed"] for _, run in columns.values()}))
+    about = f"Seed {seeds}; at most {IMAGES_PER_CLASS} images per class"
+    about += f"; {MOST_CLASSES} of {len(labels)} classes" if len(labels) > MOST_CLASSES else ""
+    return (
+        '<div class="scroll" tabindex="0"><table class="sheet">'
+        f'<thead><tr><th scope="col">class</th>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
+        f'<p class="note">{about}.</p>\n'
+    )
+
+
+def _slots(pair: Images) -> int:
+    """Largest number of images to show of a class."""
+    return min(IMAGES_PER_CLASS, int(np.unique(pair[1], return_counts=True)[1].max(initial=1)))
+
+
+def _strip(pair: Images, label: int, slots: int, words: str) -> str:
+    images, labels = pair
+    places = np.flatnonzero(labels == label)
+    if not len(places):
+        return "–"
+    few = places[np.linspace(0, len(places) - 1, min(slots, len(places))).astype(int)]
+    _, channels, height, width = images.shape
+    # as many slots in each strip of a column, with transparent gaps, so that all strips have one scale
+    strip = np.zeros((height, slots * (width + 1) - 1, channels + 1), dtype=np.uint8)
+    for slot, image in enumerate(images[few]):
+        left = slot * (width + 1)
+        strip[:, left : left + width, :channels] = image.transpose(1, 2, 0)
+        strip[:, left : left + width, channels] = 255
+    source = f"data:image/png;base64,{png(strip)}"
+    return f'<img src="{source}" width="{strip.shape[1]}" height="{height}" alt="{escape(words)}">'
+
+
+MOST_CHANGES = 8
+LONGEST = 40
+"""Number of characters of a setting's value."""
+_DEFAULT = "Default settings"
+_BUT_COLUMNS = "Default settings except for the columns"
+
+
+def page_title(tasks: Sequence[Task]) -> str:
+    """The title of the page."""
+    labels = list(dict.fromkeys(row.label for task in tasks for row in task.rows))
+    data = ", ".join(dict.fromkeys(run.summary["data"] for task in tasks for run in task.runs))
+    names = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
+    return f"{names} on {data}" + (f": {len(tasks)} tasks" if len(tasks) > 1 else "")
+
+
+def finding(task: Task, *, named: bool = True) -> str:
+    """The result of a task in one or two sentences: the most accurate method, and the one with the fewest bytes.
+
+    Args:
+        task: the task.
+        named: whether to begin with the task.
+    """
+    table = task.ranked
+    if not table:
+        return f"No finished run on {task.words} has an accuracy."
+    text = f"On {task.words}, " if named else ""
+    best = table[0]
+    score = f"{accuracy_words(best.accuracy, best.spread)} %"
+    up, down = (human_bytes(best.mean_of(f"bytes_{way}_per_client")) for way in ("up", "down"))
+    rounds = f"{best.mean_of('rounds'):.4g} round{'s' if best.mean_of('rounds') != 1 else ''}"
+    if len(table) == 1:
+        return text + f"{best.name} reaches {score} with {up} up and {down} down per client in {rounds}."
+    second = table[1]
+    if second.accuracy == best.accuracy:
+        equal = [row.name for row in table if row.accuracy == best.accuracy]
+        return (
+            text
+            + f"{', '.join(equal[:-1])} and {equal[-1]} are equally accurate, the best of {_count(table)}: {score}."
+        )
+    text += f"{best.name} is the most accurate of {_count(table)}: {score} with {up} up and "
+    text += f"{down} down per client in {rounds}"
+    assert best.accuracy is not None and second.accuracy is not None
+    if best.spread is not None and second.spread is not None:
+        if best.accuracy - second.accuracy <= best.spread + second.spread:
+            text += f" (its lead over {second.name} is within the spread over seeds)"
+    least = min((row for row in table if _total(row)), key=_total, default=best)  # except methods without bytes
+    if _total(least) < _total(best):
+        score = accuracy_words(least.accuracy, least.spread)
+        ratio = _total(best) / _total(least)
+        times = f", {ratio:.{0 if ratio >= 10 else 1}f} times less," if ratio >= 1.05 else ""
+        text += f". {least.name} exchanges least: {human_bytes(_total(least))} both ways{times} for {score} %"
+    return text + "."
+
+
+def _count(table: Sequence[Row]) -> str:
+    methods = len({row.label for row in table})
+    rows = "" if methods == len(table) else f" in {len(table)} settings"
+    return f"{methods} method{'s' if methods > 1 else ''}{rows}"
+
+
+def overview(tasks: Sequence[Task]) -> str:
+    """The number of tasks and runs, if there is more than one task."""
+    runs = sum(len(task.runs) for task in tasks)
+    return f"{runs} runs on {len(tasks)} tasks. Methods are ranked within a task only."
+
+
+def tuning_sentence(task: Task) -> str:
+    """Which methods run with their default settings, and what was changed in the others, beyond the columns."""
+    labels: dict[str, dict[str, None]] = {}
+    for row in task.rows:
+        own = groups.changed(row.runs[0])
+        if own is None:
+            continue
+        parts = [f"{key} = {_shortened(value)}" for key, value in own.items() if not _is_column(key, task)]
+        what = ", ".join(parts) or (_BUT_COLUMNS if own else _DEFAULT)
+        labels.setdefault(what, {})[row.label] = None
+    usual = [f"{what}: {', '.join(names)}." for what in (_DEFAULT, _BUT_COLUMNS) if (names := labels.pop(what, None))]
+    changed = [f"{', '.join(names)} ({what})" for what, names in labels.items()]
+    if len(changed) > MOST_CHANGES:
+        changed = [*changed[:MOST_CHANGES], f"{len(changed) - MOST_CHANGES} more (see All settings)"]
+    return " ".join([*usual, *([f"Changed: {'; '.join(changed)}."] if changed else [])])
+
+
+def _is_column(key: str, task: Task) -> bool:
+    return key in task.columns or f"method.{key}" in task.columns
+
+
+def _shortened(value: object) -> str:
+    text = groups.value_words(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _total(row: Row) -> float:
+    return row.mean_of("bytes_up_per_client") + row.mean_of("bytes_down_per_client")
+
 
 MOST_REFUSALS = 50
 MOST_CLIENTS = 100
@@ -28,7 +186,7 @@ def results(task: Task) -> str:
     text = html.data_table(
         tables.headings(task), tables.cells(task), tables.text_columns(task), caption=tables.caption(task)
     )
-    if tuning := findings.tuning(task):
+    if tuning := tuning_sentence(task):
         text += f'<p class="note">{escape(tuning)}</p>\n'
     headings, lines = tables.logged(task)
     if lines:
@@ -39,9 +197,9 @@ def results(task: Task) -> str:
     return text
 
 
-def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
+def sweep(sweep: Sweep, look: figures.Look, number: int) -> str:
     """A plot of a sweep over one number, and its matrix, or one matrix for each method of a sweep over two settings."""
-    plot = plots.over_setting(sweep, look)
+    plot = figures.over_setting(sweep, look)
     text = html.figure(plot, f"sweep-{number}", sweep_caption(sweep, plot))
     every = [row for line in sweep.series.values() for row in line.values()]
     low, high = (f([row.accuracy or 0.0 for row in every]) for f in (min, max))
@@ -67,8 +225,8 @@ def sweep(sweep: Sweep, look: plots.Look, number: int) -> str:
 
 def sweep_caption(sweep: Sweep, plot: Any) -> str:
     """What the plot of a sweep shows, and from which runs."""
-    about = captions.of_lines(plot, "methods without this setting")
-    return f"{about} {captions.source_of(sweep.runs, sweep.task)}".strip()
+    about = export.of_lines(plot, "methods without this setting")
+    return f"{about} {export.source_of(sweep.runs, sweep.task)}".strip()
 
 
 def partition(task: Task, number: int) -> str:
@@ -76,9 +234,9 @@ def partition(task: Task, number: int) -> str:
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is None:
         return ""
-    about, also = (partition_caption(record, note) for note in (holdings.BLANK, holdings.AREA))
-    text = html.figure(holdings.records_per_client(record), f"partition-{number}", about)
-    dots = html.figure(holdings.bubbles(record), f"bubbles-{number}", also)
+    about, also = (partition_caption(record, note) for note in (figures.BLANK, figures.AREA))
+    text = html.figure(figures.records_per_client(record), f"partition-{number}", about)
+    dots = html.figure(figures.bubbles(record), f"bubbles-{number}", also)
     text += html.folded("The same as bubbles", dots) if dots else ""
     if values := _column_values(record):
         assert record.counts is not None
@@ -105,7 +263,7 @@ def partition_caption(record: RunRecord, note: str) -> str:
     caption = f"A client has {_range(sizes)} records "
     classes_held = "all" if held.min() == record.counts.shape[1] else f"{_range(held)} of the"
     caption += f"(median {int(np.median(sizes)):,}) of {classes_held} {record.counts.shape[1]} classes. {note} "
-    return caption + captions.source_of([record], setting_words(record))
+    return caption + export.source_of([record], setting_words(record))
 
 
 def _range(numbers: np.ndarray) -> str:
@@ -113,11 +271,11 @@ def _range(numbers: np.ndarray) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def per_class(task: Task, look: plots.Look, number: int) -> str:
+def per_class(task: Task, look: figures.Look, number: int) -> str:
     """Recall of each class as a figure and as a table, and confusion matrices."""
-    rates = classes.recalls(task.ranked)
-    caption = f"{captions.CLASSES} {captions.source(task)}"
-    text = html.figure(plots.per_class_accuracy(task.ranked, look), f"classes-{number}", caption)
+    rates = tables.recalls(task.ranked)
+    caption = f"{export.CLASSES} {export.source(task)}"
+    text = html.figure(figures.per_class_accuracy(task.ranked, look), f"classes-{number}", caption)
     if rates:
         named = next(run for row in task.ranked for run in row.runs if run.confusion is not None)
         assert named.confusion is not None
@@ -137,26 +295,26 @@ def per_class(task: Task, look: plots.Look, number: int) -> str:
 
 
 def _confusions(task: Task, number: int) -> str:
-    shown = [row for row in task.ranked if classes.confusion(row) is not None]
+    shown = [row for row in task.ranked if tables.confusion(row) is not None]
     if not shown:
         return ""
     text = f"<p><strong>Confusion matrix: {escape(shown[0].name)}</strong></p>\n{_confusion(shown[0], task, number)}"
     for row in shown[1:]:
-        matrix = classes.confusion(row)
+        matrix = tables.confusion(row)
         if matrix is not None and len(matrix) <= MOST_NUMBERS:
             text += html.folded(f"Confusion matrix: {row.name}", _confusion(row, task, number))
     return text
 
 
 def _confusion(row: Row, task: Task, number: int) -> str:
-    matrix = classes.confusion(row)
+    matrix = tables.confusion(row)
     assert matrix is not None
     over = " over all seeds" if len(row.runs) > 1 else ""
     if len(matrix) > MOST_NUMBERS:
-        caption = f"Predictions{over}. Colour: percent of the true class; blank: none. {captions.source(task)}"
-        return html.figure(plots.confusion(row), f"confusion-{number}", caption)
+        caption = f"Predictions{over}. Colour: percent of the true class; blank: none. {export.source(task)}"
+        return html.figure(figures.confusion(row), f"confusion-{number}", caption)
     names = [row.runs[0].class_name(c) for c in range(len(matrix))]
-    shares = np.nan_to_num(classes.shares(matrix))
+    shares = np.nan_to_num(tables.shares(matrix))
     lines = {}
     for name, counts, percents in zip(names, matrix, shares, strict=True):
         heading = name if name not in lines else f"{name} "

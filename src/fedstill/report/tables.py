@@ -6,16 +6,57 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.report import guarantees, settings
-from fedstill.report.classes import balanced_accuracy
-from fedstill.report.record import RunRecord
-from fedstill.report.tasks import Row, Task, group
-from fedstill.report.words import accuracy_words, human_bytes, plain
+from fedstill.report import groups, guarantees
+from fedstill.report.groups import Row, Task, group
+from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
+
+
+def recall(run: RunRecord) -> NDArray[np.float64] | None:
+    """The share of each class's records that were predicted right, ``(C,)``; NaN for a class without records."""
+    if run.confusion is None:
+        return None
+    tested = run.confusion.sum(axis=1)
+    right: NDArray[np.float64] = np.diag(run.confusion) / np.where(tested > 0, tested, np.nan)
+    return right
+
+
+def balanced_accuracy(run: RunRecord) -> float | None:
+    """The mean recall over the classes that have test records; None without a confusion matrix."""
+    rates = recall(run)
+    if rates is None or np.isnan(rates).all():
+        return None
+    return float(np.nanmean(rates))
+
+
+def recalls(rows: Sequence[Row]) -> dict[str, NDArray[np.float64]]:
+    """Recall of each class by the name of the row, mean over seeds; empty if runs have different classes."""
+    rates = {row.name: [r for r in map(recall, row.runs) if r is not None] for row in rows}
+    rates = {name: some for name, some in rates.items() if some}
+    if len({len(rate) for some in rates.values() for rate in some}) != 1:
+        return {}
+    return {name: np.mean(some, axis=0) for name, some in rates.items()}
+
+
+def confusion(row: Row) -> NDArray[Any] | None:
+    """The confusion matrix summed over the row's runs; None without one, or if runs have different classes."""
+    matrices = [run.confusion for run in row.runs if run.confusion is not None]
+    if not matrices or len({matrix.shape for matrix in matrices}) > 1:
+        return None
+    return np.sum(matrices, axis=0)  # type: ignore[no-any-return]
+
+
+def shares(matrix: NDArray[Any]) -> NDArray[np.float64]:
+    """A confusion matrix in percent of each true class; NaN where there are no records."""
+    with np.errstate(invalid="ignore"):
+        percent = 100 * matrix / matrix.sum(axis=1, keepdims=True)
+    return np.where(matrix > 0, percent, np.nan)
+
 
 RESULTS = ("accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
 OVER_CLIENTS = "over clients"
@@ -27,7 +68,7 @@ _LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
 _OWN_PLACE = {"round", "accuracy", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
 """Logged numbers with their own columns or figures."""
 _ACCURACIES = {"ensemble", "average", "clients_alone"}
-"""Logged numbers that are accuracies in [0, 1], and are shown in percent (`fedstill.methods.uploads`)."""
+"""Logged numbers that are accuracies in [0, 1], and are shown in percent (`fedstill.methods.parts.model_uploads`)."""
 
 
 def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
@@ -42,17 +83,17 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     """
     tasks = group(records)
     columns = list(dict.fromkeys(column for task in tasks for column in task.columns))
-    shown = [key for key in settings.TASK if key in ("data", "partition", "clients", "model") or _varies(key, tasks)]
+    shown = [key for key in groups.TASK if key in ("data", "partition", "clients", "model") or _varies(key, tasks)]
     table = []
     for row in (row for task in tasks for row in task.rows):
-        task_settings = settings.task_settings(row.runs[0])
+        task_settings = groups.task_settings(row.runs[0])
         guarantee = row.guarantee if row.finished else None
         finite = guarantee if guarantee is not None and guarantees.is_finite(guarantee) else None
         table.append(
             {
                 **{key: task_settings[key] for key in shown},
                 "label": row.label,
-                "method": settings.method_name(row.runs[0]),
+                "method": groups.method_name(row.runs[0]),
                 **{key: row.settings.get(key) for key in columns if key not in shown},
                 "state": row.runs[0].state if len(row.runs) == 1 or row.finished else "unfinished",
                 "accuracy": row.accuracy,
@@ -73,7 +114,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
 
 
 def _varies(key: str, tasks: Sequence[Task]) -> bool:
-    return len({str(settings.task_settings(task.runs[0])[key]) for task in tasks}) > 1
+    return len({str(groups.task_settings(task.runs[0])[key]) for task in tasks}) > 1
 
 
 def headings(task: Task) -> tuple[str, ...]:
@@ -88,7 +129,7 @@ def text_columns(task: Task) -> tuple[int, ...]:
     top = headings(task)
     found = {"method", STATE, "guarantee"}
     values = {key: [v for row in task.rows if (v := row.settings.get(key)) is not None] for key in task.columns}
-    found |= {key for key in task.columns if settings.numbers(values[key]) is None}
+    found |= {key for key in task.columns if groups.numeric(values[key]) is None}
     return tuple(i for i, heading in enumerate(top) if heading in found)
 
 
@@ -115,7 +156,7 @@ def cells(task: Task) -> list[tuple[str, ...]]:
 
 
 def _setting(row: Row, key: str) -> str:
-    return settings.words(row.settings.get(key))
+    return groups.value_words(row.settings.get(key))
 
 
 def each_seed(task: Task) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -8,13 +8,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedstill import files
-from fedstill.experiment.sweep import Outcome
-from fedstill.experiment.sweep_runs import Try, words
+from fedstill.base import files
+from fedstill.experiment.sweep import Outcome, Try, words
 from fedstill.report import export
 from fedstill.report.page import write_report
-from fedstill.report.record import RunRecord, read_run
-from fedstill.report.words import accuracy_words, human_bytes
+from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
 
 HEADINGS = ("method", "tries", "best settings", "validation, %", "test, %", "up/client")
 

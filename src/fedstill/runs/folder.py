@@ -13,7 +13,7 @@
       images/NAME.npz       sample images for the report
       report.html           the report of this run alone
       environment.jsonl     versions, processor, commits and time of each start
-      journal/              requests, replies and checkpoints (`fedstill.journal`)
+      journal/              requests, replies and checkpoints (`fedstill.runs.journal`)
       clients/              states of simulated clients
       attack/               results of ``fedstill attack``
 
@@ -23,27 +23,306 @@ Every file is checked when it is read, as a folder may have been edited, truncat
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedstill import files
-from fedstill.journal import EVALUATIONS, Journal
-from fedstill.journal_files import JournalFiles
-from fedstill.runs import formats, lock, pictures
-from fedstill.runs.contents import ClientResults, Config, Environment, Evaluation, Metric, Part, Partition, Summary
-from fedstill.runs.pictures import Images as Images
+from fedstill.base import files, processes
+from fedstill.base.errors import InputError
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.runs import formats
+from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
 
 if TYPE_CHECKING:  # `fedstill runs` does not need torch, which takes a second
     from torch import Tensor
 
-    from fedstill.records import Records
+    from fedstill.base.records import Records
+
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Part(BaseModel):
+    """A JSON object; undeclared fields are allowed."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
+
+
+class Config(Part):
+    """``config.json``.
+
+    Attributes:
+        experiment: the task's settings.
+        method: the method's settings, with its ``name``.
+        label: the run's name in tables.
+        command: the command line that repeats the run.
+        code: SHA-256 of the source file of each method and model of the user's own, by its name, and of files beside it
+            that it imports, by path.
+        version: the version of fedstill.
+        fingerprint: the digest of the data set.
+        public_fingerprint: the digest of the data set of the public records; absent for noise and for held records.
+        spec: the run's spec as real sites get it (`fedstill.engines.run_spec.RunSpec.text`).
+        run: the run's random number; absent in early versions.
+        extends: the finished run that this run extends.
+        answers: the finished run whose replies this run uses.
+    """
+
+    experiment: dict[str, Any]
+    method: dict[str, Any]
+    label: str
+    command: str | None = None
+    code: dict[str, str] | None = None
+    version: str | None = None
+    fingerprint: str | None = None
+    public_fingerprint: str | None = None
+    spec: str | None = None
+    run: str | None = None
+    extends: str | None = None
+    answers: str | None = None
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """The digests of the records, the run's number and its spec, which a run on this run's replies takes over."""
+        names = {"fingerprint", "public_fingerprint", "run", "spec"}
+        return self.model_dump(include=names, exclude_none=True)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The content of the file, as JSON."""
+        return self.model_dump(exclude_unset=True)
+
+
+def _check_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+Time = Annotated[str, AfterValidator(_check_time)]
+"""A time in ISO 8601."""
+
+
+def _of_any_version(guarantee: object) -> object:
+    """Add the fields that early versions lack."""
+    if not isinstance(guarantee, dict):
+        return guarantee
+    reason = str(guarantee.get("reason"))
+    counted = re.search(r"nothing protects (\d+) of the clients' ", reason)
+    missing: dict[str, Any] = {f.name: None for f in fields(Guarantee)} | {
+        "reason": "",
+        "exposed": int(counted[1]) if counted else None,
+        "simulated": "noise came from the run's seed" in reason,
+    }
+    return missing | guarantee
+
+
+class Summary(Part):
+    """``summary.json``: the results of a finished run; bytes are sums over all clients, except ``..._per_client``."""
+
+    method: str
+    label: str
+    data: str
+    partition: str
+    clients: Annotated[int, Field(ge=1)]
+    rounds: Count
+    seed: int
+    accuracy: Share | None
+    bytes_up: Count
+    bytes_down: Count
+    bytes_up_per_client: Amount
+    bytes_down_per_client: Amount
+    seconds: Amount
+    model: str | None = None
+    num_parameters: Count | None = None
+    judged_on: str = "test records"
+    guarantee: Annotated[Guarantee, BeforeValidator(_of_any_version)]
+    refused: tuple[Refusal, ...] = ()
+    version: str | None = None
+    finished: Time | None = None
+
+
+class Environment(Part):
+    """A line of ``environment.jsonl``: the environment of a start (`fedstill.runs.environment`)."""
+
+    started: Time
+
+
+class ClientResult(Part):
+    """An entry of ``clients.json``: a client's results and bytes; the accuracy is on its own test records."""
+
+    client: Count
+    accuracy: Share | None = None
+    records: Count | None = None
+    test_records: Count | None = None
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    refused: Count = 0
+
+
+class ClientResults(Part):
+    """``clients.json``."""
+
+    clients: tuple[ClientResult, ...]
+
+
+class Metric(Part):
+    """A line of ``metrics.jsonl``: the numbers of a round; bytes are sums over all clients and rounds so far."""
+
+    round: Count
+    accuracy: Share | None = None
+    bytes_up: Count | None = None
+    bytes_down: Count | None = None
+    seconds: Amount | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        """Name the spread over clients as it is named now; runs of 0.1 may call it ``spread``."""
+        if isinstance(line, dict) and {"accuracy", "spread"} <= {*line} and "spread_over_clients" not in line:
+            return {"spread_over_clients" if name == "spread" else name: value for name, value in line.items()}
+        return line
+
+
+class Partition(Part):
+    """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``.
+
+    After the partition by:COLUMN, ``values`` has the column with its values at each client.
+    """
+
+    class_names: tuple[str, ...]
+    counts: tuple[tuple[Count, ...], ...]
+    values: dict[str, tuple[tuple[str, ...], ...]] = {}
+
+
+class Evaluation(Part):
+    """``evaluation.json``: test records by true and predicted class, ``(C, C)``."""
+
+    confusion: tuple[tuple[Count, ...], ...]
+
+
+Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images, uint8 ``(n, c, h, w)``, and labels, int64 ``(n,)``."""
+
+
+def read(file: Path, damaged: Callable[[Path, object], files.Damaged]) -> Images:
+    """The images and labels of a file; raises the error that ``damaged`` makes of the file and the problem."""
+    try:
+        # a pickle in a copied folder would run its author's code
+        with processes.LITERALS, file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            if sum(part.file_size for part in arrays.zip.infolist()) > 1 << 28:  # a few kilobytes can be gigabytes
+                raise ValueError("it unpacks to more than 256 MiB")
+            images, labels = arrays["images"], arrays["labels"]
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise damaged(file, error) from error
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise damaged(file, "images must be uint8 of shape (n, c, h, w)")
+    if images.shape[1] not in (1, 3) or not min(images.shape[2:]):
+        raise damaged(file, "images must have 1 or 3 channels")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or (labels.astype(np.int64) >> 31).any():
+        raise damaged(file, "every image needs one label, a whole number of 0 or more")
+    return images, labels.astype(np.int64)
+
+
+LOCK = ".lock"
+_PATIENCE = 0.2
+"""Seconds to wait for the lock: `is_locked` holds it for a moment."""
+
+
+class Taken(InputError):
+    """A folder has another run, or another process is writing it."""
+
+
+def first_other(path: Path) -> str | None:
+    """The name of a file that a new run's folder must not have, or None."""
+    names = sorted(f.name for f in path.iterdir())
+    return next((name for name in names if name != LOCK and not name.endswith(files.PART)), None)
+
+
+@contextmanager
+def locked(path: Path, has_run: Callable[[], bool]) -> Iterator[None]:
+    """Make the folder ``path`` and lock it against other processes; the lock ends with the process.
+
+    If the folder was new or empty and the block raises while ``has_run()`` is false, the block's files and all folders
+    made here are deleted.
+
+    Raises:
+        Taken: another process holds the lock.
+    """
+    made = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    with _held(path):
+        new = first_other(path) is None
+        try:
+            yield
+        except BaseException:
+            if new and not has_run():
+                _clear(path, made)
+            raise
+
+
+def empty(path: Path) -> None:
+    """Delete all files of the folder except its lock, which no other process can take meanwhile.
+
+    Raises:
+        Taken: another process holds the lock.
+    """
+    with _held(path):
+        for place in path.iterdir():
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            elif place.name != LOCK:
+                place.unlink()
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    lock = FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=_PATIENCE, poll_interval=0.05)
+    except Timeout as error:
+        raise Taken(f"another process is writing {path}; wait for it, or choose another --out") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(path: Path, made: list[Path]) -> None:
+    """Delete the content of ``path`` and then the empty folders of ``made``."""
+    for place in path.iterdir():
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
+    with suppress(OSError):  # another run has begun beside this one
+        for place in made:
+            place.rmdir()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is writing the folder."""
+    if not (path / LOCK).exists():
+        return False
+    try:
+        with FileLock(path / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder of somebody else, which this process cannot lock
+        return False
+
 
 Counts = NDArray[np.int64]
 
@@ -101,8 +380,8 @@ def runs_below(folder: Path) -> list[Path]:
 class RunFolder:
     """A run's folder, which need not exist yet.
 
-    Every ``read_...`` raises `fedstill.files.Damaged`, with one sentence, if its file is damaged, and its subclass
-    `fedstill.files.NewerFormat` if a newer version of fedstill wrote it and this one can't read it.
+    Every ``read_...`` raises `fedstill.base.files.Damaged`, with one sentence, if its file is damaged, and its subclass
+    `fedstill.base.files.NewerFormat` if a newer version of fedstill wrote it and this one can't read it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -171,11 +450,11 @@ class RunFolder:
 
     def stranger(self) -> str | None:
         """The name of a file that a new run's folder must not have, or None."""
-        return lock.first_other(self.path)
+        return first_other(self.path)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Make and lock the folder (`fedstill.runs.lock.locked`); it is deleted again if a start asks no client."""
-        return lock.locked(self.path, lambda: any(f.is_file() for f in self.journal.glob("**/*")))
+        """Make and lock the folder (`fedstill.runs.folder.locked`); it is deleted again if a start asks no client."""
+        return locked(self.path, lambda: any(f.is_file() for f in self.journal.glob("**/*")))
 
     # ------------------------------------------------------------------------------------------------------- the files
 
@@ -283,13 +562,13 @@ class RunFolder:
 
     def write_model(self, weights: "Mapping[str, Tensor]", header: Mapping[str, Any]) -> None:
         """Write ``model.safetensors``."""
-        from fedstill import wire
+        from fedstill.protocol import wire
 
         files.write_bytes(self.model, wire.pack(weights, header))
 
     def read_model(self, build: "Callable[[dict[str, Tensor], dict[str, Any]], R]") -> R:
         """The result of ``build(weights, header)`` for ``model.safetensors``."""
-        from fedstill import wire
+        from fedstill.protocol import wire
         from fedstill.schema import Refused
 
         try:
@@ -305,7 +584,7 @@ class RunFolder:
 
     def read_images(self) -> dict[str, Images]:
         """Images, uint8 ``(n, c, h, w)``, with labels, int64 ``(n,)``, by name."""
-        return {file.stem: pictures.read(file, self.damaged) for file in sorted(self.path.glob("images/*.npz"))}
+        return {file.stem: read(file, self.damaged) for file in sorted(self.path.glob("images/*.npz"))}
 
     def _read(self, file: Path, kind: type[P]) -> P:
         return self._checked(self.read_json(file), kind, file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fedstill
-from fedstill import files
+from fedstill.base import files
 
 FORMAT = 1
 """The format that this version writes, and the last one that it reads."""

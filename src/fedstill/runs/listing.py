@@ -1,17 +1,52 @@
-"""The runs below a folder, finished or not, and their removal."""
+"""Runs below a folder: their list, tags and removal."""
 
+import json
 import re
 import shutil
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedstill import files
-from fedstill.journal_files import JournalFiles
+from fedstill.base import files
+from fedstill.base.errors import InputError
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.runs.folder import RunFolder, is_run, runs_below
-from fedstill.runs.lock import empty, is_locked
-from fedstill.runs.tags import read_tags
+from fedstill.runs.folder import RunFolder, empty, is_locked, is_run, runs_below
+from fedstill.runs.journal import JournalFiles
+
+_FILE = "tags.json"
+_WORD = re.compile(r"[\w.+-]{1,40}")
+
+
+def read_tags(run: Path) -> tuple[str, ...]:
+    """The tags of the run in the folder ``run``, in order of the alphabet."""
+    place = run / _FILE
+    if not place.exists():
+        return ()
+    try:
+        tags = json.loads(place.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise files.Damaged(f"{place} is damaged ({error}); delete it, and tag the run again") from error
+    if not isinstance(tags, list) or not all(isinstance(tag, str) and _WORD.fullmatch(tag) for tag in tags):
+        raise files.Damaged(f"{place} is damaged (it is no list of tags); delete it, and tag the run again")
+    return tuple(sorted(set(tags)))
+
+
+def change_tags(run: Path, add: Collection[str] = (), remove: Collection[str] = ()) -> tuple[str, ...]:
+    """Add tags to a run and remove others; returns those that it has then.
+
+    Raises:
+        ValueError: a tag has other characters than letters, digits, ``_``, ``.``, ``+`` and ``-``, or more than 40.
+    """
+    if (wrong := next((tag for tag in add if not _WORD.fullmatch(tag)), None)) is not None:
+        raise InputError(f"the tag is {wrong!r}; use 1 to 40 letters, digits, _ . + and -")
+    now = tuple(sorted({*read_tags(run), *add} - {*remove}))
+    if now:
+        files.write_json(run / _FILE, list(now))
+    else:
+        (run / _FILE).unlink(missing_ok=True)
+    return now
+
 
 COMPARISON = (
     *("report.html", "runs.csv", "table.json", "table.csv", "table.tex", "table.md", "figures.tex"),
@@ -34,7 +69,7 @@ class Entry(NamedTuple):
         guarantee: the guarantee; None before the end.
         state: ``running`` if a process writes the folder; ``newer`` if a newer fedstill wrote what this can't read.
         last_change: time of the end, or of the last sign of work.
-        tags: the tags that somebody gave it (`fedstill.runs.tags`).
+        tags: the tags that somebody gave it (`fedstill.runs.listing`).
     """
 
     folder: Path

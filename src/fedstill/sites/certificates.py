@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedstill import files
+from fedstill.base import files
 
 HOST = "127.0.0.1"
 """This machine's own address, which every server certificate covers: the SuperLink's programs connect to it."""

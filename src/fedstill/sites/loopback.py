@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedstill import extras
-from fedstill.records import Records
-from fedstill.sites import roster, server, service, setup, submit
+from fedstill.base import errors
+from fedstill.base.records import Records
 from fedstill.sites.certificates import HOST
-from fedstill.sites.submit import RunFlags
+from fedstill.sites.server import roster, service, submit
+from fedstill.sites.server.submit import RunFlags
+from fedstill.sites.site import setup
 
 _FEDSTILL = (sys.executable, "-m", "fedstill")
 
@@ -46,7 +47,7 @@ class Loopback:
     def __init__(self, folder: Path, days: float = 7.0) -> None:
         self.folder = folder
         self.port = free_port()
-        self.server = server.init(
+        self.server = service.init(
             folder / "server", {"host": HOST, "bind": HOST, "port": self.port, "inner_port": free_port()}
         )
         self.server.certificates.sign([HOST], days)
@@ -137,13 +138,13 @@ class Loopback:
             if time.monotonic() > until:
                 raise RuntimeError(f"the run has not finished in {seconds:g} s: {self.output(run)[-3000:]}")
             with suppress(subprocess.TimeoutExpired):  # the stream ends with the run, or breaks
-                self.server.flwr("log", run, server.CONNECTION, "--stream", timeout=until - time.monotonic())
+                self.server.flwr("log", run, service.CONNECTION, "--stream", timeout=until - time.monotonic())
             time.sleep(0.5)
         return status
 
     def output(self, run: str) -> str:
         """Output of a run's server."""
-        return self.server.flwr("log", run, server.CONNECTION, "--show").stdout
+        return self.server.flwr("log", run, service.CONNECTION, "--show").stdout
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End a program and its child processes."""
@@ -173,7 +174,7 @@ def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
 def loopback(folder: Path, days: float = 7.0) -> Iterator[Loopback]:
     """A running server on this machine, as a `Loopback`."""
     if find_spec("flwr") is None:
-        raise ValueError(f"Flower is not installed; {extras.install('flower')}")
+        raise ValueError(f"Flower is not installed; {errors.install('flower')}")
     here = Loopback(folder, days)
     try:
         here.start_server()

@@ -8,13 +8,10 @@ from annotated_types import Ge, Le, Lt
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
-from fedstill.records import Examples, Records
-from fedstill.settings import Settings
-from fedstill.train.augment import DSA, Strategy
-from fedstill.train.cutmix import CutMix
-from fedstill.train.epochs import Epochs
-from fedstill.train.loop import Augment, Loss, cross_entropy
-from fedstill.train.sgd import SGD
+from fedstill.base.records import Examples, Records
+from fedstill.base.settings import Settings
+from fedstill.train.augment import DSA, CutMix, Strategy
+from fedstill.train.sgd import SGD, Augment, Epochs, Loss, cross_entropy
 
 
 class CondensedTraining(Settings):

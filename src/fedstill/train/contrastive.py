@@ -25,15 +25,17 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedstill import files, models, wire
+from fedstill import models
+from fedstill.base import files
+from fedstill.base.records import Records
+from fedstill.base.seeds import derive, draw_seed, isolated, stream
+from fedstill.base.settings import Settings
+from fedstill.base.weights import load, state
 from fedstill.evaluate import mode_of
-from fedstill.records import Records
-from fedstill.seeds import derive, draw_seed, isolated, stream
-from fedstill.settings import Settings
+from fedstill.protocol import wire
 from fedstill.ticks import tick
-from fedstill.train.loop import Diverged, is_finite, lower_rate
-from fedstill.train.views import Views
-from fedstill.weights import load, state
+from fedstill.train.augment import Views
+from fedstill.train.sgd import Diverged, is_finite, lower_rate
 
 __all__ = ["SimCLR", "fingerprint", "knn_accuracy", "nt_xent"]
 

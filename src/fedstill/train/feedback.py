@@ -1,4 +1,4 @@
-"""FedKADP's feedback: a metric of stable training, which determines temperature and noise.
+"""FedKADP's private training: DP-SGD with a public sampling rate, and feedback from public records.
 
 Jiang, Zhao, Li, Xue 2024 (Electronics 13(17), 3538), section 3.2 and equations 17 and 20. The constants are ours: the
 paper prints neither weights, thresholds nor factors.
@@ -8,12 +8,61 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt, Le
-from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from annotated_types import Ge, Gt, Le
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from scipy.special import expit
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedstill.settings import Settings
+from fedstill.base.settings import Settings
+from fedstill.privacy.dp_sgd import DPSGD, per_record_cross_entropy
+from fedstill.privacy.mechanisms import gaussian_event
+from fedstill.privacy.per_record import PerRecordLoss
+from fedstill.privacy.releases import Event
+
+
+class PrivateSGD(Settings):
+    """DP-SGD with a public sampling rate, so that nothing depends on a client's number of records."""
+
+    lr: PositiveFloat = 0.005
+    """Learning rate."""
+    steps: PositiveInt = 20
+    """Steps of one round (E)."""
+    clip: PositiveFloat = 1.0
+    """Largest length of one record's gradient (c)."""
+    batch_size: PositiveInt = 32
+    """Expected number of records in a step's batch, for a client with the supposed number of records (B)."""
+    supposed_records: Annotated[int, Ge(1)] = 600
+    """Public guess of a client's number of records. A record is in a step's batch with probability B over this."""
+
+    @property
+    def sampling(self) -> float:
+        """q, the probability that a record is in a step's batch."""
+        return min(1.0, self.batch_size / self.supposed_records)
+
+    def event(self, noise_multiplier: float) -> Event:
+        """The cost of one round with this noise, the same as of `mechanism`, for `Federation.able`."""
+        return gaussian_event(noise_multiplier, self.sampling, self.steps)
+
+    def mechanism(
+        self,
+        model: nn.Module,
+        noise_multiplier: float,
+        *,
+        clip: float | None = None,
+        loss: PerRecordLoss = per_record_cross_entropy,
+    ) -> DPSGD:
+        """The training of ``model`` as one release; ``clip`` replaces the setting."""
+        return DPSGD(
+            model=model,
+            lr=self.lr,
+            clip=self.clip if clip is None else clip,
+            noise_multiplier=noise_multiplier,
+            sampling=self.sampling,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            loss=loss,
+        )
+
 
 _LEAST_GAIN = 0.005
 """Lower limit of the gain in accuracy in a denominator."""

@@ -1,6 +1,6 @@
 """What is changed or watched in the programs under test; Python imports it where this folder is on PYTHONPATH.
 
-``FEDSTILL_TEST_HOOK``: a file with ``module:function``, called with `fedstill.sites.launcher` in the program for a
+``FEDSTILL_TEST_HOOK``: a file with ``module:function``, called with `fedstill.sites.site.launcher` in the program for a
 message; no file, no change. ``FEDSTILL_TEST_SOCKETS``: a file that gets a line for each use of a socket.
 """
 
@@ -23,7 +23,7 @@ def _patch_when_forked(hook: str) -> None:
     """Change the launcher in each program for a message, of which one process forks all."""
 
     def patch() -> None:
-        launcher = sys.modules.get("fedstill.sites.launcher")
+        launcher = sys.modules.get("fedstill.sites.site.launcher")
         if launcher is None or hasattr(launcher, "hooked") or not os.path.exists(hook):
             return
         launcher.hooked = True  # type: ignore[attr-defined]

@@ -12,10 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from typing_extensions import override
 
 from fedstill import schema
-from fedstill.engines.flower.content import MOST, content, take_bytes
-from fedstill.engines.flower.grid import ASK, GridTransport
-from fedstill.engines.flower.pulls import Pulls
-from fedstill.engines.site import NO_REPLY
+from fedstill.engines.client import NO_REPLY
+from fedstill.engines.flower.messages import ASK, MOST, GridTransport, Pulls, content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
 
 HELLO = "hello"

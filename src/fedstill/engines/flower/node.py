@@ -31,7 +31,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedstill.engines.flower.forks import Forks, Lines
-from fedstill.engines.flower.parent import end_with_parent
+from fedstill.engines.flower.supernode import end_with_parent
 
 _HOST = "127.0.0.1"
 _POLL = 0.2

@@ -28,11 +28,10 @@ from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 from typing_extensions import override
 
-from fedstill.engines.flower.content import content, take_bytes
-from fedstill.engines.flower.grid import ASK, GridTransport
-from fedstill.engines.site import Site
+from fedstill.base.processes import keep_memory
+from fedstill.engines.client import Site
+from fedstill.engines.flower.messages import ASK, GridTransport, content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
-from fedstill.train.allocator import keep_memory
 
 _TURN = 0.0002
 """Python's switch interval in seconds. Flower's threads scan all messages in a loop. With Python's 5 ms the server

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flwr.superlink.cli import flower_superlink
 
-from fedstill.engines.flower.parent import end_with_parent
+from fedstill.engines.flower.supernode import end_with_parent
 
 _PROGRAM = "from fedstill.engines.flower import superlink; superlink.main()"
 

@@ -9,7 +9,9 @@ documented; tests/engines/test_supernode.py pins them. PyTorch is not imported h
 import hashlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
@@ -40,8 +42,24 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 from typing_extensions import override
 
-from fedstill.engines.flower.content import PIECE, TooLarge, content
-from fedstill.engines.flower.parent import end_with_parent
+from fedstill.engines.flower.messages import PIECE, TooLarge, content
+
+_GRACE = 10.0
+"""Seconds to end in order; a SuperNode whose server is away would try to tell it for ever."""
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent, with the id ``parent``, has ended, perhaps before this call."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE)
+    os._exit(1)
+
 
 _FEW = 64
 """Largest number of objects of a message beside those of its pieces, of which each has two."""

@@ -1,0 +1,175 @@
+"""Results of a membership attack, for the terminal and as a page."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from fedstill.attacks import lira
+from fedstill.base.files import Damaged
+from fedstill.experiment.job import Job
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.report import figures, guarantees, html
+from fedstill.runs.folder import RunFolder
+
+
+def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
+    """The maximum TPR at an FPR under the guarantee; None if it does not protect records."""
+    if not guarantee.holds or guarantee.unit == "label":
+        return None
+    assert guarantee.epsilon is not None and guarantee.delta is not None
+    return partial(lira.bound, epsilon=guarantee.epsilon, delta=guarantee.delta)
+
+
+def show(results: dict[str, Any]) -> Iterator[Table | Text]:
+    """The results for a terminal."""
+    yield Text(_finding(results), style="bold")
+    table = Table(*_HEADINGS, box=SIMPLE_HEAD, pad_edge=False)
+    for line in _lines(results):
+        table.add_row(*line)
+    yield table
+    yield Text(_verdict(results))
+    if "posteriors" in results:
+        networks = Table(*_NETWORKS, box=SIMPLE_HEAD, pad_edge=False)
+        for line in _networks(results):
+            networks.add_row(*line)
+        yield networks
+        yield Text(_ABOUT_NETWORKS)
+
+
+def stored(run: Path) -> list[str]:
+    """What the membership attacks on a run have found, in words, one text for each.
+
+    Raises:
+        Damaged: their results can't be read.
+    """
+    found = []
+    for file in sorted(RunFolder(run).attack.glob("client-*/attack.json")):
+        try:
+            content = json.loads(file.read_text("utf-8"))
+            kinds = [results for name, results in content.items() if name.startswith("membership")]
+            found += [f"{_finding(results)}. {_verdict(results)}" for results in kinds]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise Damaged(f"{file} is damaged ({error}); delete it, or attack again") from error
+    return found
+
+
+def _finding(results: dict[str, Any]) -> str:
+    """The stronger form of the attack: that with the most true positives, and with the largest area under the curve."""
+    forms = results["likelihood_ratio"]
+    best = max(forms, key=lambda form: (forms[form]["rates"][-1]["tpr"], forms[form]["auc"]))
+    widest = max(forms, key=lambda form: forms[form]["auc"])
+    rate = forms[best]["rates"][-1]
+    return (
+        f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} % ({best} "
+        f"form), AUC {forms[widest]['auc']:.3f} ({widest} form; guessing has 0.5), on the {results['records']} records "
+        f"of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
+    )
+
+
+def _rmia(results: dict[str, Any]) -> str:
+    """The relative attack's settings, if the scores are its."""
+    return f", RMIA with a {results['rmia']['a']:g}, gamma {results['rmia']['gamma']:g}" if "rmia" in results else ""
+
+
+_HEADINGS = ("attack", "FPR, %", "TPR, %", "95 % interval", "allowed, %", "AUC")
+
+
+def _lines(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for form, rates in results["likelihood_ratio"].items():
+        for rate in rates["rates"]:
+            yield (
+                form,
+                f"{100 * rate['fpr']:g}",
+                f"{100 * rate['tpr']:.2f}",
+                f"{100 * rate['low']:.2f} to {100 * rate['high']:.2f}",
+                "-" if rate["bound"] is None else f"{100 * rate['bound']:.2f}",
+                f"{rates['auc']:.3f}",
+            )
+
+
+def _verdict(results: dict[str, Any]) -> str:
+    guarantee = Guarantee(**results["guarantee"])
+    rates = [rate for form in results["likelihood_ratio"].values() for rate in form["rates"]]
+    others = results["records"] - results["members"]
+    least = rates[0]["fpr"]
+    note = f" {100 * least:g} % of the {others} non-members is less than one record." if others * least < 1 else ""
+    if rates[0]["bound"] is None:
+        reason = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
+        return f"There is no bound to compare with: {reason}.{note}"
+    words = guarantees.words(guarantee)
+    if any(rate["refuted"] for rate in rates):
+        return f"REFUTED: a true positive rate exceeds the bound of {words}, including its interval.{note}"
+    return f"Not refuted: the true positive rates are within the bound of {words}.{note}"
+
+
+_NETWORKS = ("posteriors of", "guess", "precision, %", "recall, %", "F1, %", "records")
+_CLASSES = {"whole": "all classes", "three_largest": "three largest classes"}
+"""Column "posteriors of"; earlier versions wrote "three largest"."""
+_ABOUT_NETWORKS = (
+    "A network that learns from the shadow runs' posteriors, all or the three largest, which records are members: how "
+    "often a guess is right (precision), and how many of these records it finds (recall)."
+)
+
+
+def _networks(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, rates in results["posteriors"].items():
+        for kind, rate in rates.items():
+            words = "non-member" if kind == "others" else "member"
+            numbers = (f"{100 * rate[key]:.0f}" for key in ("precision", "recall", "f1"))
+            yield (_CLASSES[name.replace(" ", "_")], words, *numbers, str(rate["support"]))
+
+
+def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:
+    """The content of ``attack.html``.
+
+    Args:
+        job: the attacked run.
+        results: the entry of ``attack.json``.
+        curves: false and true positive rates of each form of the attack, from `lira.roc`.
+    """
+    title = f"Membership inference: {job.label} on {job.experiment.data}"
+    lines, words = list(_lines(results)), (0,)
+    networks = ""
+    if "posteriors" in results:
+        networks = html.data_table(_NETWORKS, list(_networks(results)), (0, 1), caption=_ABOUT_NETWORKS)
+    body = "".join(
+        (
+            f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(results))}.</p>\n',
+            html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(results))),
+            html.section("True and false positives", html.figure(_figure(results, curves), "roc", _CAPTION)),
+            html.section("Attack networks", networks) if networks else "",
+            html.section("Reproduce", f"<pre>{escape(job.command)}</pre>\n"),
+        )
+    )
+    return html.framed(title, body)
+
+
+_CAPTION = "Up and to the left is worse for the client. Axes are logarithmic, as few false positives matter."
+
+
+def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Any:
+    figure = figures.axes("false positive rate", "true positive rate")
+    low = 0.5 / max(results["members"], results["records"] - results["members"])  # a log axis has no 0
+    for colour, (form, rates) in zip(figures.PALETTE, curves.items(), strict=False):
+        false, true = (rate.clamp_min(low).tolist() for rate in rates)
+        line = {"color": colour, "width": 2, "shape": "hv"}
+        figure.add_scatter(x=false, y=true, mode="lines", line=line, name=form)
+    xs = np.geomspace(low, 1, 200)
+    figure.add_scatter(x=xs, y=xs, mode="lines", line={"color": figures.PALETTE[-1], "dash": "dot"}, name="guessing")
+    if limit := allowed(Guarantee(**results["guarantee"])):
+        line = {"color": figures.PALETTE[2], "dash": "dash"}
+        figure.add_scatter(x=xs, y=[limit(x) for x in xs], mode="lines", line=line, name="allowed by the guarantee")
+    span = [math.log10(low), 0.02]
+    figure.update_xaxes(type="log", range=span, dtick=1)  # a tick at each decade
+    figure.update_yaxes(type="log", range=span, dtick=1)
+    return figure

@@ -1,0 +1,100 @@
+"""The base of every settings class, shared types of fields, and an invalid setting in one sentence."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, ClassVar, get_args
+
+from annotated_types import Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+
+from fedstill.base.lookup import suggestion
+
+Epsilon = PositiveFloat | None
+"""Privacy cost of an upload at the run's delta; None adds no noise and gives no guarantee."""
+Rate = Annotated[float, Gt(0), Le(1e38)]
+"""A learning rate, within what float32 can hold."""
+MOST_CLASSES = 32768
+"""Largest number of classes: a larger one is a mistake (a patient's number as the class), whose tables fill memory."""
+Share = Annotated[float, Gt(0), Lt(1)]
+"""A share strictly between 0 and 1."""
+
+
+class Settings(BaseModel):
+    """Hyperparameters: frozen and checked, unknown names refused; the docstrings of fields are their help texts."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+def sentence(
+    error: ValidationError,
+    *,
+    flags: str = "",
+    kind: type[Settings] | None = None,
+    also: Collection[str] = (),
+    owners: Mapping[str, type[Settings]] = {},
+) -> str:
+    """A validation error as one sentence with the value and the limit.
+
+    Args:
+        error: the error.
+        flags: a prefix of the setting's name.
+        kind: the settings that were checked, to suggest a name in place of an unknown one.
+        also: other names that may stand at the same place.
+        owners: settings that stand apart, by the heading under which they do.
+    """
+    first = error.errors()[0]
+    name = ".".join(part for part in first["loc"] if isinstance(part, str))  # without places in a list
+    name = flags + name.replace("_", "-").rstrip("-") if flags else name
+    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    why = _WORDS.get(first["type"], why)
+    value = first["input"]
+    if first["type"] == "missing":
+        return f"{name} is missing; give it"
+    if first["type"] == "extra_forbidden" and "." in str(first["loc"][-1]) and not flags:  # a flag's name in a file
+        *path, last = str(first["loc"][-1]).split(".")
+        inside = "".join(f"{part}: {{" for part in path)
+        return f"{name} is not a setting here; write {inside}{last}: {value}{'}' * len(path)}"
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not a setting here{_remedy(name, kind, also, owners)}"
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # settings that conflict
+        return f"{name}: {why}" if first["loc"] else why
+    return f"{name} is {value if _is_number(value) else repr(value)}; {why}"
+
+
+def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owners: Mapping[str, type[Settings]]) -> str:
+    """What to do about an unknown setting: the place where it belongs, or the most similar name."""
+    *path, last = name.split(".")
+    if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
+        return f"; put it under {place}:"
+    there = [word.split(".") for word in [*(() if path else also), *(names(kind) if kind else ())]]
+    beside = [words[-1] for words in there if words[:-1] == path]
+    elsewhere = [".".join(words) for words in there if words[-1] == last]
+    near = f"; did you mean {elsewhere[0]}?" if elsewhere else "; leave it out"
+    return suggestion(last, beside, "".join(f"{part}." for part in path)) or near
+
+
+def names(kind: type[Settings]) -> Iterator[str]:
+    """The dotted names of all settings, those of settings inside them too."""
+    for name, field in kind.model_fields.items():
+        yield name
+        for one in (field.annotation, *get_args(field.annotation)):
+            if isinstance(one, type) and issubclass(one, Settings):
+                yield from (f"{name}.{inner}" for inner in names(one))
+
+
+_WORDS = {
+    "int_parsing": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_parsing": "it must be a number",
+    "bool_parsing": "it must be True or False",
+}
+"""Limits in words, by pydantic's type of the error."""
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number in words, as flags give them."""
+    try:
+        return isinstance(value, str) and float(value) is not None
+    except ValueError:
+        return False

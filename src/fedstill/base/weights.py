@@ -1,0 +1,122 @@
+"""Weights of a network: as named tensors, and as one vector."""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+_NESTED = ("state_dict", "model")
+"""Names under which checkpoints of others have a state dict."""
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state (parameters and buffers) by name, detached."""
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The model's trainable parameters by name, detached."""
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def content_digest(model: nn.Module) -> str:
+    """SHA-256 of the model's layers, as their ``repr`` shows them, and of all parameters and buffers."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copy ``source`` into the tensors of the same names in ``target``, rounding values to integers where needed."""
+    targets = target.state_dict() if isinstance(target, nn.Module) else target
+    for name, value in source.items():
+        into = targets[name]
+        into.copy_(value.round() if value.is_floating_point() and not into.is_floating_point() else value)
+
+
+def read(path: Path) -> dict[str, Tensor] | list[Tensor]:
+    """The tensors in a file, without running anything in it: by name, or in order where they have no names.
+
+    Args:
+        path: a safetensors file; what ``torch.save`` made of a state dict, of a dictionary with one as ``state_dict``
+            or ``model``, or of a list of tensors; or an ``.npz`` file, where the names ``arr_0``, ``arr_1``, ... are no
+            names.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it holds something else.
+    """
+    content = path.read_bytes()
+    if content.startswith(b"PK") and _is_numpy(content):
+        return _arrays(content)
+    if not content.startswith((b"PK", b"\x80")):  # neither a zip archive nor a pickle, as torch.save writes them
+        try:
+            return safetensors.torch.load(content)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"its format is neither safetensors nor torch's: {error}") from error
+    loaded = plain(content)
+    if isinstance(loaded, Mapping):
+        loaded = next((loaded[name] for name in _NESTED if isinstance(loaded.get(name), Mapping)), loaded)
+    if isinstance(loaded, list | tuple) and loaded and all(isinstance(value, Tensor) for value in loaded):
+        return list(loaded)
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ValueError(f"it has a {type(loaded).__name__} that is not a state dict of names and tensors")
+    return dict(loaded)
+
+
+def plain(content: bytes) -> Any:
+    """What ``torch.save`` wrote, if it is made of tensors, numbers, texts and plain containers: nothing in it is run.
+
+    Raises:
+        ValueError: it holds something else, or is damaged.
+    """
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and its unpickler raise many kinds of errors on damaged and on foreign files
+        why = str(error).strip().split("\n")[0].split(". ")[0]
+        raise ValueError(f"torch can't read it as plain tensors: {why}") from error
+
+
+def _is_numpy(content: bytes) -> bool:
+    try:
+        names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    except zipfile.BadZipFile:
+        return False
+    return bool(names) and all(name.endswith(".npy") for name in names)
+
+
+def _arrays(content: bytes) -> dict[str, Tensor] | list[Tensor]:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            found = {name: torch.from_numpy(file[name]) for name in file.files}
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:  # arrays of objects, damage
+        raise ValueError(f"numpy can't read it as plain arrays: {str(error).splitlines()[0]}") from error
+    places = [f"arr_{i}" for i in range(len(found))]
+    return [found[name] for name in places] if set(places) == found.keys() else found
+
+
+def flattened(model: nn.Module) -> Float[Tensor, " values"]:
+    """All entries of the model's state as one float32 vector."""
+    return torch.cat([value.flatten().float() for value in state(model).values()])
+
+
+def load_flat(model: nn.Module, values: Float[Tensor, " values"]) -> None:
+    """Copy a vector of `flattened` into ``model``; a ValueError if its length is another."""
+    own = state(model)
+    sizes = [value.numel() for value in own.values()]
+    if sum(sizes) != len(values):
+        raise ValueError(f"a model of {len(values)} values came; the network here has {sum(sizes)}")
+    parts = values.split(sizes)  # type: ignore[no-untyped-call]
+    load(model, {name: part.view_as(like) for (name, like), part in zip(own.items(), parts, strict=True)})

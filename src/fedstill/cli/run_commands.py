@@ -1,0 +1,529 @@
+"""`fedstill run`, `compare`, `sweep`, `report`: everything that computes."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_wide, terminal, usage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.cli.flags import CompareFlags, RunOutput
+    from fedstill.experiment.estimate import Estimate, Request
+    from fedstill.experiment.job import Job
+    from fedstill.report.printed import Kind
+    from fedstill.report.record import RunRecord
+
+
+def note_default(words: "Sequence[str]", output: "RunOutput") -> None:
+    """Say that the default data set is large, if a command names none."""
+    from fedstill.experiment.config import Experiment
+
+    named = any(word.partition("=")[0] == "--data" for word in words)
+    if named or output.json_ or output.quiet or (words and Path(words[0]).suffix in (".yaml", ".yml")):
+        return
+    data = Experiment().data
+    sentence = f"data: {data}, the default, with 60,000 images; --data digits takes seconds, --limit 2000 fewer records"
+    terminal().print(sentence + ("" if output.dry_run else ", and --dry-run tells the time"), soft_wrap=True)
+
+
+def show_estimates(jobs: "Mapping[str, Job]", output: "RunOutput", *, seeds: int = 1) -> None:
+    """Print the estimate of each job, by label; ``seeds`` is the number of runs of each."""
+    from fedstill.experiment.estimate import estimate
+    from fedstill.experiment.progress import watch
+
+    console = terminal(stderr=output.json_)
+    found: dict[str, Estimate] = {}
+    for label, job in jobs.items():
+        with watch(console, f"dry run of {label}", quiet=output.quiet) as watcher:
+            found[label] = estimate(job, watcher)
+    if output.json_:
+        names = {label: {"label": label, "method": jobs[label].name, "seeds": seeds} for label in found}
+        print_json({"estimates": [{**names[label], **_as_json(each)} for label, each in found.items()]})
+        return
+    for label, each in found.items():
+        _show_estimate(label, each, jobs[label], seeds)
+    if len(found) > 1 or seeds > 1:
+        total = seeds * sum(each.seconds for each in found.values())
+        print(f"all {seeds * len(found)} runs: about {_clock(total)}")
+    print("dry run: nothing was run and no folder was written")
+
+
+def _as_json(each: "Estimate") -> dict[str, Any]:
+    from fedstill.report import guarantees
+
+    return {
+        "requests": [_request(request) for request in each.requests],
+        "bytes_up": each.bytes_up,
+        "bytes_down": each.bytes_down,
+        "bytes_judging": each.bytes_judging,
+        "guarantee": guarantees.as_json(each.guarantee),
+        "within_budget": each.within_budget,
+        "at_most": each.at_most,
+        "seconds": each.seconds,
+        "seconds_clients": each.seconds_clients,
+        "seconds_server": each.seconds_server,
+        "clients_at_once": each.at_once,
+    }
+
+
+def _request(request: "Request") -> dict[str, Any]:
+    facts = request._asdict()
+    return facts | {"bytes_up_per_client": facts.pop("up"), "bytes_down_per_client": facts.pop("down")}
+
+
+def _show_estimate(label: str, each: "Estimate", job: "Job", seeds: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    from fedstill.report.guarantees import words
+    from fedstill.report.record import human_bytes
+
+    task = job.experiment
+    console = terminal()
+    title = f"{label} on {task.data}, {task.partition}, {task.clients} clients" + (f", {seeds} seeds" * (seeds > 1))
+    console.print(title, style="bold", highlight=False, soft_wrap=True, markup=False)
+    headings = ("step", "requests", "clients", "down, each", "up, each", "seconds, each")
+    table = Table(*(Column(heading, no_wrap=True) for heading in headings), box=SIMPLE_HEAD, pad_edge=False)
+    for request in each.requests:
+        counts = (str(request.times), str(request.clients), human_bytes(request.down), human_bytes(request.up))
+        table.add_row(request.step, *counts, f"{request.seconds:.2g}")
+    console.print(table)
+    lines = [
+        f"bytes:   {human_bytes(each.bytes_up)} up, {human_bytes(each.bytes_down)} down; of a client "
+        f"{human_bytes(each.bytes_up / task.clients)} up, {human_bytes(each.bytes_down / task.clients)} down"
+        + (f"; {human_bytes(each.bytes_judging)} for evaluations" if each.bytes_judging else ""),
+        f"privacy: {'at most ' * (each.at_most and each.guarantee.holds)}{words(each.guarantee)}"
+        + ("" if each.guarantee.holds else f" ({each.guarantee.reason})")
+        + ("; rounds ask some of the clients, so that none releases in all of them" if each.at_most else "")
+        + ("" if each.within_budget else f"; the budget {'may end' if each.at_most else 'ends'} the releases early"),
+        f"time:    about {_clock(each.seconds)} (clients {_clock(each.seconds_clients)}, {each.at_once} at once; "
+        f"server {_clock(each.seconds_server)}; without the start of processes)",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    from fedstill.experiment.progress import clock
+
+    return f"{seconds:.1f} s" if seconds < 10 else clock(seconds)
+
+
+def run_one(words: list[str]) -> None:
+    """``fedstill run METHOD``."""
+    from fedstill import methods
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.cli import flags
+    from fedstill.experiment import config
+
+    names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
+    text = (
+        f"usage: fedstill run METHOD|FILE.yaml [flags]\n\n{names}\n\n"
+        "flags:   fedstill run METHOD --help\nexample: fedstill run fedavg --data digits --model convnet:depth=2"
+    )
+    if usage(words, text):
+        return
+    if words[0].startswith("-"):
+        if words[0] == "--method" and len(words) > 1:
+            raise Bad(f"the method comes first: fedstill run {' '.join(words[1:])}")
+        raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
+    add_working_folder()
+    name = words[0]
+    if (Path(name) / "config.json").is_file():
+        from fedstill.runs.folder import RunFolder, is_run
+
+        if is_run(Path(name), certainly=True):  # models of other programs have such a file too
+            begun = RunFolder(Path(name))
+            command = begun.read_json(begun.config).get("command") or "its command"
+            raise Bad(f"{name} is the folder of a run; repeat {command} to resume it")
+    if Path(name).suffix in (".yaml", ".yml"):
+        experiment, name, method = config.read_yaml(Path(name))
+    else:
+        experiment, method = config.Experiment(), flags.method_of(name, words[1:])
+    parsed = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
+    from fedstill.experiment.job import Job
+
+    job = Job(parsed.experiment, parsed.method, Path(), name=name, command=line_of(["run", *words]))
+    plain = Path("runs") / f"{slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
+    output = parsed.output
+    note_default(words, output)
+    if output.dry_run:
+        show_estimates({name: job}, output)
+        return
+    _in_folder(output.out, plain, {Path(): job}, lambda out: make_and_show(job.replace(out=out), output))
+
+
+def _in_folder(given: Path | None, plain: Path, jobs: "Mapping[Path, Job]", make: Callable[[Path], None]) -> None:
+    """Call ``make`` with the folder ``given`` or the default folder of these jobs, by their paths in it."""
+    from fedstill.experiment.job import default_folder
+    from fedstill.runs.folder import Taken
+
+    if given is not None:
+        make(given)
+        return
+    out = default_folder(plain, jobs)
+    try:
+        make(out)
+    except Taken:  # another process has begun there at the same moment
+        again = default_folder(plain, jobs)
+        if again == out:
+            raise
+        make(again)
+
+
+def make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
+    """Run ``job``, write its report and print its results; ``nobody`` as for `_make`."""
+    from fedstill.report import tables
+    from fedstill.report.page import write_report
+    from fedstill.report.record import read_run
+    from fedstill.runs.folder import RunFolder
+
+    _make(job, output, nobody=nobody)
+    record, page = read_run(job.out), RunFolder(job.out).report
+    write_report([record], page)
+    if output.json_:
+        print_json({**record.summary, "folder": str(job.out), "report": str(page)})
+        return
+    console = terminal()
+    print_wide(tables.terminal([record]))
+    _print_remarks(console, [record])
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
+    from fedstill.report import spending
+
+    for sentence in spending.remarks(records):
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+
+def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
+    """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
+    from fedstill.experiment.progress import watch
+    from fedstill.experiment.reuse import Nobody
+    from fedstill.experiment.run import run
+    from fedstill.tracking import followed
+
+    console = terminal(stderr=output.json_)
+    with watch(console, job.title, quiet=output.quiet) as bars, followed(output.track, job.out, bars) as watcher:
+        run(job, watcher=watcher, sites=(lambda spec: Nobody()) if nobody else None)
+
+
+def slug_of(name: str) -> str:
+    """A method's name as part of a folder's name."""
+    return Path(name).name.replace(".py:", ".").replace(":", ".")
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(text).stem) or "data"
+
+
+def compare(words: list[str]) -> None:
+    """``fedstill compare``."""
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.cli import flags
+
+    add_working_folder()
+    entries = []
+    while words and not words[0].startswith("-"):
+        entries.append(words.pop(0))
+    parsed = flags.parse_compare("fedstill compare", words, entries)
+    command = line_of(["compare", *entries, *words])
+    jobs = _jobs(parsed, command)
+    note_default(words, parsed.output)
+    from fedstill.experiment.checks import check_job  # imported here, as help needs no torch
+
+    for job in jobs.values():  # the last one must not fail after hours of the others
+        check_job(job)
+    if parsed.output.dry_run:
+        first = {label: jobs[Path(label) / f"seed-{parsed.seeds[0]}"] for label in parsed.methods}
+        show_estimates(first, parsed.output, seeds=len(parsed.seeds))
+        return
+    plain = Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
+    _in_folder(parsed.output.out, plain, jobs, lambda out: _compare(out, jobs, command, parsed.output))
+
+
+def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
+    """The runs of a comparison, by their paths in its folder."""
+    from fedstill.experiment.job import Job
+
+    jobs = {}
+    for seed in parsed.seeds:
+        experiment = parsed.experiment.model_copy(update={"seed": seed})
+        for label, (name, method) in parsed.methods.items():
+            path = Path(label) / f"seed-{seed}"
+            jobs[path] = Job(experiment, method, path, name=name, label=label, command=command)
+    return jobs
+
+
+def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOutput") -> None:
+    from fedstill.experiment import reuse
+    from fedstill.report.record import read_run
+
+    if not output.quiet:
+        console = terminal(stderr=output.json_)
+        console.print(f"{len(jobs)} runs in {out}", soft_wrap=True, highlight=False, markup=False)
+    folders: list[Path] = []
+    for path, job in jobs.items():
+        here = job.replace(out=out / path)
+        reuse.prepare(here, folders)
+        _make(here, output)
+        folders.append(here.out)
+    _show_runs([read_run(folder) for folder in folders], out, command, as_json=output.json_)
+
+
+def _show_runs(
+    records: "Sequence[RunRecord]",
+    out: Path,
+    command: str | None,
+    *,
+    as_json: bool,
+    latex: bool = False,
+    markdown: bool = False,
+    with_pareto: bool = False,
+    figures: "tuple[Kind, ...]" = (),
+    column_cm: float = 8.4,
+) -> None:
+    from fedstill.report import export, pareto, tables
+    from fedstill.report.page import write_page
+
+    page = out / "report.html"
+    fronts = pareto.pictures(records) if with_pareto else []
+    if with_pareto and not fronts:
+        raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
+    write_page(records, page, command=command, fronts=fronts)
+    written = export.write_tables(records, out, latex=latex, markdown=markdown)
+    written += export.write_fronts(fronts, out)
+    if figures:
+        from fedstill.report import printed
+
+        drawn = printed.write(records, out, figures, column_cm)
+    if as_json:
+        more = {"pareto": pareto.lines(fronts)} if fronts else {}
+        print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
+        return
+    console = terminal()
+    print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))
+    _print_remarks(console, records)
+    for file in written:
+        console.print(f"table: {file}", soft_wrap=True, markup=False)
+    if figures:
+        console.print(
+            f"figures: {drawn[-1]}, {', '.join(file.name for file in drawn[:-1])}", soft_wrap=True, markup=False
+        )
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def report(words: list[str]) -> None:
+    """``fedstill report``."""
+    from fedstill.cli import flags
+
+    runs, output = flags.parse_report("fedstill report", words)
+    from fedstill.report.record import find_runs, read_run
+
+    folders = dict.fromkeys(folder for word in runs for folder in find_runs(word, unfinished=True))
+    records = [read_run(folder, unfinished=True) for folder in folders]
+    _show_runs(
+        records,
+        output.out,
+        None,
+        as_json=output.json_,
+        latex=output.latex,
+        markdown=output.markdown,
+        with_pareto=output.pareto,
+        figures=output.figures,
+        column_cm=output.column_cm,
+    )
+
+
+def run(words: list[str]) -> None:
+    """``fedstill run``, of a method or of a finished run's replies."""
+    if words and words[0] in _FORMS:
+        _FORMS[words[0]](words[1:])
+    else:
+        run_one(words)
+
+
+def _extended(words: list[str]) -> None:
+    """``fedstill run --extend``."""
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.cli import flags
+    from fedstill.experiment import reuse
+    from fedstill.experiment.reuse import read_job
+    from fedstill.runs.folder import RunFolder
+
+    text = (
+        "usage: fedstill run --extend RUN [--out FOLDER] [flags]\n\n"
+        "Ask the clients whose reply is missing in the finished one-shot run RUN.\n"
+        "The flags are those of its method: fedstill run METHOD --help"
+    )
+    if asks_help(words[:1]):
+        print(text)
+        return
+    if not words or words[0].startswith("-"):
+        raise Bad("--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...")
+    add_working_folder()
+    run = _run_of(words[0])
+    out = run.with_name(f"{run.name}-extended")
+    job = read_job(run, out, line_of(["run", "--extend", *words]))
+    if RunFolder(run).asked_sites:
+        raise Bad(
+            f"{run} asked real sites; extend it with flwr run APP CONNECTION --run-config "
+            f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
+        )
+    parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
+    _refuse_dry_run(parsed.output)
+    job = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or out)
+    reuse.begin(run, job)
+    make_and_show(job, parsed.output)
+
+
+def _without_client(words: list[str]) -> None:
+    """``fedstill run --without``."""
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.cli import flags
+    from fedstill.experiment import config
+    from fedstill.experiment.reuse import leave_out, read_job
+    from fedstill.runs.folder import RunFolder
+
+    text = (
+        "usage: fedstill run --without CLIENT RUN [--out FOLDER] [flags]\n\n"
+        "The model that the other clients of the finished one-shot run RUN would have made;\n"
+        "no client is asked. The flags are those of fedstill run that change no result.\n"
+        "example: fedstill run --without 3 runs/fedgm-digits-0"
+    )
+    if asks_help(words[:1]):
+        print(text)
+        return
+    if len(words) < 2 or not words[0].isdecimal() or words[1].startswith("-"):
+        raise Bad("--without needs a client's number and a finished run: fedstill run --without 3 RUN [--out FOLDER]")
+    add_working_folder()
+    client, run = int(words[0]), _run_of(words[1])
+    job = read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
+    parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
+    _refuse_dry_run(parsed.output)
+    changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
+    if other := config.difference(job.description(), changed.description()):
+        raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
+    if parsed.experiment.min_clients != job.experiment.min_clients:
+        raise Bad("--without takes all other replies that there are; leave --min-clients out")
+    job = leave_out(run, client, changed)
+    make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+def _on_replies(words: list[str]) -> None:
+    """``fedstill run --replies``."""
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.cli import flags
+    from fedstill.experiment import reuse
+    from fedstill.experiment.reuse import read_job
+    from fedstill.runs.folder import RunFolder
+
+    text = (
+        "usage: fedstill run --replies RUN METHOD [--out FOLDER] [flags]\n\n"
+        "Another method, or other settings of the server, on the replies to the first request of\n"
+        "the finished run RUN. The clients' settings and the task are those of RUN; no client is\n"
+        "asked for these replies again.\n"
+        "The flags are those of the method: fedstill run METHOD --help\n"
+        "example: fedstill run --replies runs/feddf-digits-0 dense --epochs 40"
+    )
+    if asks_help(words[:1]):
+        print(text)
+        return
+    if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
+        raise Bad("--replies needs a finished run and a method: fedstill run --replies RUN METHOD [--out FOLDER]")
+    add_working_folder()
+    run, name = _run_of(words[0]), words[1]
+    before = read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), line_of(["run", "--replies", *words]))
+    method = before.method if name == before.name else flags.method_of(name, words[2:])
+    method = reuse.with_client_settings(method, before.method)
+    parsed = flags.parse_run(f"fedstill run --replies {run} {name}", words[2:], before.experiment, method)
+    _refuse_dry_run(parsed.output)
+    job = before.replace(
+        experiment=parsed.experiment, name=name, method=parsed.method, label="", out=parsed.output.out or before.out
+    )
+    job = reuse.repeat(run, job)
+    make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+
+
+def _run_of(word: str) -> Path:
+    """The folder of a run, with a name also where it is the working folder."""
+    if not word:
+        raise Bad("the run is ''; give the folder of a finished run (fedstill runs)")
+    return Path(word) if Path(word).name not in ("", "..") else Path(os.path.abspath(word))
+
+
+def _refuse_dry_run(output: "RunOutput") -> None:
+    if output.dry_run:
+        raise Bad("--dry-run estimates a new run; this one takes the replies of a finished run, and their bytes")
+
+
+_FORMS: Mapping[str, Callable[[list[str]], None]] = {
+    "--extend": _extended,
+    "--without": _without_client,
+    "--replies": _on_replies,
+}
+
+
+EXAMPLE = """
+data: digits
+partition: classes:1
+model: convnet:width=16,depth=2
+methods:
+  fedavg:
+    rounds: 5
+    try: {local.lr: [0.03, 0.1, 0.3]}
+  fedgm:
+    ipc: 1
+    try: {matching.nets: [10, 30, 100]}
+"""
+
+
+def sweep(words: list[str]) -> None:
+    """``fedstill sweep FILE.yaml``."""
+    from fedstill.cli import flags, parser
+
+    about = (
+        "Try settings of several methods on validation records, each method as often as the others, and write a table "
+        "with the best of each. With --final, those run on the test set too. The same command resumes a sweep.\n\n"
+        "Example: fedstill sweep examples/sweep.yaml --final"
+    )
+    sections = [parser.Section(flags.SweepOutput())]
+    text = parser.flags_text("fedstill sweep", sections)
+    head, _, example = about.partition("\n\nExample: ")
+    shown = f"usage: fedstill sweep FILE.yaml [flags]\n\n{head}\n\nthe file:{EXAMPLE}\nexample: {example}\n{text}"
+    if usage(words, shown):
+        return
+    if words[0].startswith("-"):
+        raise Bad(f"the file comes first: fedstill sweep FILE.yaml {' '.join(words)}")
+    (output,) = parser.parse("fedstill sweep FILE.yaml", about, words[1:], sections)
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.experiment.progress import watch
+    from fedstill.experiment.sweep import read_sweep, run_sweep
+    from fedstill.report import tuning
+
+    add_working_folder()
+    file = Path(words[0])
+    found, command = read_sweep(file), line_of(["sweep", *words])
+    out = output.out or Path("runs") / f"sweep-{file.stem}"
+    with watch(terminal(stderr=output.json_), file.stem, quiet=output.quiet) as watcher:
+        run = partial(run_sweep, found, out, final=output.final, parallel=output.parallel)
+        outcome = run(watcher=watcher, command=command)
+    page = tuning.write(outcome, out, command)
+    failed = next((one for one in outcome.tests.values() if one.score is None), None)
+    if output.json_:
+        folder = {"folder": str(out), "report": str(page)}
+        print_json({**folder, "budget": tuning.budget(outcome), "rows": tuning.rows(outcome)})
+    else:
+        console = terminal()
+        console.print(tuning.terminal(outcome))
+        console.print(f"every try: {out / 'sweep.csv'}\nreport: {page}", soft_wrap=True, markup=False)
+    if failed is not None:
+        print(f"fedstill: {failed.entry.label} failed on the test set: {failed.failure}", file=sys.stderr)
+        raise SystemExit(1)

@@ -1,0 +1,190 @@
+"""Sums of features, and totals of them that a server solves.
+
+A client subtracts a public centre from its rows of features, appends a constant that counts them, and sums them by
+class; `ClassSums` adds the noise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Float32, Float64
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from fedstill import models
+from fedstill.base.settings import Epsilon, Settings, Share
+from fedstill.distill.embedding import embed
+from fedstill.methods.parts.moments import MomentSums, Sums, noise_of
+from fedstill.privacy.accounting import release_noise
+from fedstill.privacy.mechanisms import ClassSums
+from fedstill.privacy.second_moments import unpacked
+from fedstill.protocol import Client, Federation, Public, Records, Released, Reply
+
+Centre = Annotated[Float32[Tensor, " dims"], Public()]
+
+
+class Embedding(Reply):
+    """Noisy sums, by class, of unit features and of a constant."""
+
+    sums: Released[Float32[Tensor, "classes dims"]]
+
+
+_ALIKE = 1e-6
+"""Largest difference of rows, relative to the longest, that is rounding."""
+
+
+class Summing(Settings):
+    """Settings of the sums of features and their release."""
+
+    images_only: ClassVar[bool] = True
+    protects: ClassVar[str] = "record"
+    epsilon: Epsilon = 1.0
+    """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
+    nets: PositiveInt = 16
+    """Random networks whose features are summed."""
+    count_share: Share = 0.01
+    """Share of a row's squared length for the constant that counts records."""
+
+
+def public_ball(nets: Sequence[nn.Module], public: Records | None) -> tuple[Tensor, float]:
+    """Centre and radius to clip rows: the public rows' mean and 90 % quantile of distances; 0 and 1 without any."""
+    if public is None:
+        return torch.zeros(1), 1.0
+    rows = embed(nets, public[:5000])
+    centre = rows.mean(0)
+    radius = float((rows - centre).norm(dim=1).quantile(0.9))
+    if radius <= _ALIKE * float(rows.norm(dim=1).max()):
+        raise ValueError("all public images have the same features, which bound no row; name others with --public")
+    return centre.cpu(), radius
+
+
+def row_size(fed: Federation, nets: Sequence[nn.Module]) -> dict[str, int]:
+    """Length of a row for `Federation.ask`: the features of all networks, and the constant."""
+    return {"dims": sum(models.feature_width(net, fed.like.shape) for net in nets) + 1}
+
+
+def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> Embedding:
+    """Release A_k, the class sums of a client's rows ``(n, d)`` relative to ``centre`` and of a constant."""
+    relative = rows - centre.to(client.device)
+    constant = relative.new_full((len(relative), 1), radius * math.sqrt(settings.count_share))
+    relative = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1)
+    mechanism = ClassSums(client.train.num_classes, radius, release_noise(settings.epsilon, client.delta))
+    sums = client.release(mechanism, (relative, client.train.labels))
+    return Embedding(sums=sums.map(Tensor.float))
+
+
+def class_means(
+    fed: Federation, replies: Sequence[Embedding], centre: Tensor, radius: float, settings: Summing
+) -> Float[Tensor, "classes d"]:
+    """Each class's mean row over all clients, from their releases."""
+    total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
+    sums = torch.as_tensor(total, device=fed.device)
+    counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)
+    means: Tensor = sums[:, :-1] / (math.sqrt(1 - settings.count_share) * counts) + centre.to(fed.device)
+    return means
+
+
+Spectrum = Literal["clamped", "cleaned"]
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sums over all clients, in float64.
+
+    Attributes:
+        second: upper triangle of G, row by row, ``(1, entries)``; or of each class's own G, ``(classes, entries)``.
+        first: H, ``(classes, p)``, whose last column counts records, times ``bias``.
+        bias: value of the constant feature, b.
+        std: standard deviation of the noise in a diagonal entry of G; 0 without noise.
+        first_std: the same in H.
+    """
+
+    second: Float64[Tensor, "groups entries"]
+    first: Float64[Tensor, "classes p"]
+    bias: float
+    std: float
+    first_std: float
+
+    def matrix(self, group: int = 0) -> Float64[Tensor, "p p"]:
+        """G of all classes, or of one."""
+        return unpacked(self.second[group], self.first.shape[1])
+
+    @property
+    def noise(self) -> float:
+        """The expected spectral norm of the noise in G, ``std sqrt(2 p)``.
+
+        A random symmetric ``(p, p)`` matrix whose entries above the diagonal have the standard deviation t has
+        eigenvalues within about 2 t sqrt(p); here ``t = std / sqrt(2)``.
+        """
+        return self.std * math.sqrt(2 * self.first.shape[1])
+
+
+def add_up(replies: Sequence[Sums], settings: MomentSums, delta: float, device: torch.device) -> Total:
+    """The sums of all replies, of which one is in memory at a time."""
+    second = torch.zeros(replies[0].second.value.shape, dtype=torch.float64)
+    first = torch.zeros(replies[0].first.value.shape, dtype=torch.float64)
+    for reply in replies:
+        second += reply.second.value
+        first += reply.first.value
+    std, first_std = noise_of(settings, delta)
+    many = math.sqrt(len(replies))
+    return Total(
+        second.div_(settings.scale).to(device),
+        first.div_(settings.scale).to(device),
+        settings.bias,
+        many * std,
+        many * first_std,
+    )
+
+
+def solve(
+    matrix: Float64[Tensor, "p p"],
+    right: Float64[Tensor, "p m"],
+    ridge: float,
+    *,
+    noise: float = 0.0,
+    spectrum: Spectrum = "clamped",
+) -> Float64[Tensor, "p m"]:
+    """``(A + ridge I)^-1 B`` by one factorisation.
+
+    Args:
+        matrix: A, symmetric.
+        right: B.
+        ridge: multiple of the identity.
+        noise: the expected spectral norm of the noise in A (`Total.noise`); 0 for none.
+        spectrum: what becomes of the eigenvalues of a noisy A: negative ones count as 0, or all are cleaned before.
+
+    Raises:
+        ValueError: A without noise is not positive definite with this ridge.
+    """
+    if noise:
+        values, vectors = torch.linalg.eigh(matrix)
+        values = cleaned(values, noise) if spectrum == "cleaned" else values
+        solution: Tensor = vectors @ ((vectors.T @ right) / (values.clamp_min(0) + ridge)[:, None])
+        return solution
+    factor, failed = torch.linalg.cholesky_ex(matrix + ridge * torch.eye(len(matrix)).to(matrix))
+    if int(failed):
+        raise ValueError(
+            f"the sums of products plus a ridge of {ridge:g} are not positive definite; take a larger ridge or fewer "
+            "directions (--space.dims)"
+        )
+    return torch.cholesky_solve(right, factor)
+
+
+def cleaned(values: Float64[Tensor, " p"], noise: float) -> Float64[Tensor, " p"]:
+    """Eigenvalues of A that its noisy eigenvectors ask for: ``v^T A v`` for each eigenvector v of A plus noise.
+
+    Noise spreads eigenvalues and pushes them apart. ``lambda - 2 s^2 h(lambda)`` with the Hilbert transform
+    ``h(lambda) = mean_j (lambda - lambda_j) / ((lambda - lambda_j)^2 + w^2)`` undoes this for many entries (Bun, Allez,
+    Bouchaud, Potters 2016, arXiv:1502.06736, the case of additive Gaussian noise).
+
+    Args:
+        values: eigenvalues of the noisy matrix.
+        noise: 2 s, the expected spectral norm of the noise; the width w is a sixteenth of it.
+    """
+    gaps = values[:, None] - values
+    hilbert = (gaps / (gaps.square() + (noise / 16) ** 2)).mean(1)
+    return values - noise**2 / 2 * hilbert

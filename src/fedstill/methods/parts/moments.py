@@ -1,0 +1,162 @@
+"""Shared parts of the methods with one upload of sums of features and of their products: AFL, FedCGS and GH-OFL.
+
+The sums add up over clients to those of all records, so the model does not depend on how the records are split.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from annotated_types import Gt, Lt
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedstill.base.settings import Epsilon, Settings, Share
+from fedstill.distill.public_map import PublicFeatures, PublicMap
+from fedstill.methods.parts import on_features
+from fedstill.models.heads import HeadModel
+from fedstill.privacy.accounting import release_noise
+from fedstill.privacy.second_moments import Labelled, SecondMoments, entries
+from fedstill.protocol import Client, Federation, Records, Released, Reply, public_images
+from fedstill.train.extractor import Extractor
+
+_BATCH = 2000
+"""Records whose products are added at a time."""
+DTYPES = {"half": torch.float16, "single": torch.float32, "double": torch.float64}
+
+
+class Sums(Reply):
+    """A client's noisy sums (`Moments`)."""
+
+    second: Released[Float[Tensor, "groups entries"]]
+    first: Released[Float[Tensor, "classes moments"]]
+
+
+class MomentSums(Settings):
+    """Settings of the public features, and of the sums and their release."""
+
+    needs_public: ClassVar[str] = "images"
+    protects: ClassVar[str] = "record"
+    epsilon: Epsilon = 1.0
+    """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
+    extractor: Extractor = Extractor()
+    """Source of the features."""
+    space: PublicMap = PublicMap()
+    """Map of the features to the rows that are summed; fewer directions mean fewer bytes and less noise."""
+    bias: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """Value of the constant feature, which counts records and gives the bias."""
+    share: Share = 0.6
+    """Share of the privacy budget for the sums of rows; the rest is for those of their products."""
+    precision: Literal["half", "single", "double"] = "single"
+    """Bytes of each number sent, after the noise: 2, 4 or 8."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the numbers sent: in half precision, so that sums of millions of records fit its range."""
+        return 2.0**-10 if self.precision == "half" else 1.0
+
+    @property
+    def sums_settings(self) -> tuple[Any, ...]:
+        """The settings that a client's sums depend on, for `Method.first_reply`."""
+        return Sums, self.epsilon, self.extractor, self.space, self.bias, self.share, self.precision
+
+
+def noise_of(settings: MomentSums, delta: float) -> tuple[float, float]:
+    """Standard deviations of the noise that each client adds to a diagonal entry of G, and to an entry of H."""
+    multiplier = release_noise(settings.epsilon, delta)
+    return multiplier / math.sqrt(1 - settings.share), multiplier / math.sqrt(settings.share)
+
+
+def public_features(fed: Federation, settings: MomentSums, method: str) -> PublicFeatures:
+    """The run's feature map, estimated from public images alone."""
+    return on_features.public_features(fed, public_images(fed.public, method), settings.extractor, settings.space)
+
+
+class Embedding(NamedTuple):
+    """A public map of rows to the rows that are summed.
+
+    Attributes:
+        dims: number of entries of an embedded row.
+        radius: length to which embedded rows are clipped.
+        of: the map, from ``(n, d)`` to ``(n, dims)``; a row's result depends on no other row.
+    """
+
+    dims: int
+    radius: float
+    of: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n dims"]]
+
+
+def sizes(
+    fed: Federation,
+    features: PublicFeatures,
+    settings: MomentSums,
+    *,
+    by_class: bool = False,
+    dims: int | None = None,
+) -> dict[str, int]:
+    """The sizes of a reply, for `Federation.ask`; ``dims`` are those of embedded rows.
+
+    Raises:
+        ValueError: the reply would be larger than a message may be; no client has released anything yet.
+    """
+    width, groups = (dims or features.projection.shape[1]) + 1, fed.num_classes if by_class else 1
+    size = DTYPES[settings.precision].itemsize * (groups * entries(width) + fed.num_classes * width)
+    if size > fed.max_bytes:
+        raise ValueError(
+            f"each client would send {size / 1e6:.0f} MB, the sums of products of {width - 1} features"
+            + (f" for each of {groups} classes" if by_class else "")
+            + f", but the limit is {fed.max_bytes / 1e6:.0f} MB; use a smaller --space.dims or a larger "
+            "--max-message-mb"
+        )
+    return {"groups": groups, "entries": entries(width), "moments": width}
+
+
+def release_moments(
+    client: Client,
+    features: PublicFeatures,
+    settings: MomentSums,
+    *,
+    by_class: bool = False,
+    embedding: Embedding | None = None,
+) -> Sums:
+    """Release the sums of a client's rows, or of their ``embedding``."""
+    mechanism = SecondMoments(
+        num_classes=client.train.num_classes,
+        dims=embedding.dims if embedding else features.projection.shape[1],
+        radius=embedding.radius if embedding else features.radius,
+        noise_multiplier=release_noise(settings.epsilon, client.delta),
+        bias=settings.bias,
+        share=settings.share,
+        by_class=by_class,
+    )
+    released = client.release(mechanism, _batches(client, features, embedding))
+    dtype, scale = DTYPES[settings.precision], settings.scale
+    return Sums(
+        second=released.map(lambda sums: (sums.second * scale).to(dtype)),
+        first=released.map(lambda sums: (sums.first * scale).to(dtype)),
+    )
+
+
+def _batches(client: Client, features: PublicFeatures, embedding: Embedding | None) -> Iterator[Labelled]:
+    model = client.new_model(features.weights)
+    for start in range(0, len(client.train), _BATCH):
+        some: Records = client.train[slice(start, start + _BATCH)]
+        rows = features.rows(model, some)
+        yield embedding.of(rows) if embedding else rows, some.labels
+
+
+def moment_model(fed: Federation, features: PublicFeatures, head: Tensor, settings: MomentSums) -> HeadModel:
+    """The run's extractor, map and ``head`` as one network."""
+    return on_features.head_model(fed, features, head.float(), bias=settings.bias, clip=True)
+
+
+def row_model(fed: Federation, features: PublicFeatures, settings: MomentSums) -> HeadModel:
+    """The network whose outputs are the rows themselves, for a classifier that is no linear head."""
+    dims = features.projection.shape[1]
+    return moment_model(fed, features, torch.eye(dims, dims + 1), settings)
+
+
+def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: MomentSums) -> HeadModel:
+    """The network of `moment_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
+    return on_features.rebuild_model(network, weights, bias=settings.bias, clip=True)

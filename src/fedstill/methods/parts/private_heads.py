@@ -1,0 +1,177 @@
+"""Shared parts of the methods with private linear heads on public features: FedAVG+P, FedD+P and the FedAUX methods.
+
+Settings of a head's training and the mechanisms that they define; public features; the resulting model.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Lt
+from jaxtyping import Float, Float32, Float64
+from pydantic import FiniteFloat, PositiveFloat
+from torch import Tensor, nn
+
+from fedstill.base.settings import Epsilon, Settings
+from fedstill.distill.public_map import PublicFeatures, PublicMap
+from fedstill.methods.parts import on_features
+from fedstill.models.heads import HeadModel
+from fedstill.privacy.accounting import release_noise
+from fedstill.privacy.logistic import (
+    LEAST_PENALTY,
+    BinaryHead,
+    LogisticHead,
+    PublishedBinaryHead,
+    PublishedLogisticHead,
+    extend,
+)
+from fedstill.privacy.mechanisms import Mechanism
+from fedstill.protocol import Client, Federation, Records, Released, Reply
+from fedstill.train.extractor import Extractor
+
+
+class Head(Reply):
+    """A private linear classifier on the public features; the last column is the bias."""
+
+    head: Released[Float32[Tensor, "classes coefficients"]]
+
+
+Penalty = Annotated[FiniteFloat, Ge(LEAST_PENALTY)]
+
+
+class HeadTraining(Settings):
+    """Training of a client's class head."""
+
+    penalty: Penalty | None = None
+    """Lambda, the weight of the penalty when losses are summed; the sensitivity is sqrt(2) / Lambda. By default
+    ``logit_noise`` determines it."""
+    logit_noise: PositiveFloat = 1.0
+    """Standard deviation of a logit's noise. The default Lambda is sqrt(2) noise multipliers over it, at least 0.3."""
+    bias: Annotated[float, Ge(0), Lt(1)] = 0.1
+    """Value of the constant feature, whose coefficients are the penalised bias."""
+    lam: PositiveFloat = 0.01
+    """For privacy=published: the paper's lambda, the weight of the penalty when losses are averaged."""
+    scaling: Literal["paper", "repository"] = "paper"
+    """For privacy=published: lambda times the number of records, as in the paper, or lambda alone, as in the code."""
+
+    def weight(self, noise_multiplier: float) -> float:
+        """Lambda for noise of this many sensitivities."""
+        return self.penalty or max(0.3, math.sqrt(2) * noise_multiplier / self.logit_noise)
+
+
+class PrivateHeads(Settings):
+    """Settings of the public features, and of the privacy and training of a client's heads on them."""
+
+    needs_public: ClassVar[str] = "images"
+    protects: ClassVar[str] = "record"
+    epsilon: Epsilon = 1.0
+    """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
+    privacy: Literal["sound", "published"] = "sound"
+    """Heads whose noise a theorem covers, or the paper's heads, whose claimed guarantee does not hold."""
+    extractor: Extractor = Extractor()
+    """Source of the features."""
+    space: PublicMap = PublicMap()
+    """Map of the features to the heads' inputs."""
+    head: HeadTraining = HeadTraining()
+    """A client's training of its class head."""
+
+    @property
+    def head_settings(self) -> tuple[Any, ...]:
+        """The method, and the settings on which a client's features and its class head depend."""
+        return type(self), self.epsilon, self.privacy, self.extractor, self.space, self.head
+
+    @property
+    def sound(self) -> bool:
+        """Whether heads clip rows to a public radius and add sound noise."""
+        return self.privacy == "sound"
+
+
+def public_features(fed: Federation, public: Records, settings: PrivateHeads) -> PublicFeatures:
+    """The run's feature map, estimated from public images alone."""
+    return on_features.public_features(fed, public, settings.extractor, settings.space)
+
+
+def head_inputs(
+    rows: Float[Tensor, "n d"], features: PublicFeatures, settings: PrivateHeads
+) -> Float64[Tensor, "n d+1"]:
+    """Inputs of the heads: rows with the constant feature, clipped if heads are sound."""
+    return extend(rows, features.radius if settings.sound else None, settings.head.bias)
+
+
+def class_head(
+    client: Client, features: PublicFeatures, settings: PrivateHeads, share: float = 1.0
+) -> Mechanism[tuple[Tensor, Tensor], Tensor]:
+    """The mechanism that trains and releases a class head on a client's rows and labels.
+
+    ``share`` is a part of the privacy budget: of ``1 / sigma^2`` for sound noise, of epsilon for published noise.
+    """
+    classes, head = client.train.num_classes, settings.head
+    if not settings.sound:
+        return PublishedLogisticHead(
+            num_classes=classes,
+            lam=head.lam,
+            epsilon=_published_epsilon(settings.epsilon) * share,
+            delta=client.delta,
+            bias=head.bias,
+            scaling=head.scaling,
+        )
+    multiplier = release_noise(settings.epsilon, client.delta, precision_share=share)
+    return LogisticHead(
+        num_classes=classes,
+        penalty=head.weight(multiplier),
+        radius=features.radius,
+        noise_multiplier=multiplier,
+        bias=head.bias,
+    )
+
+
+def score_head(
+    client: Client,
+    features: PublicFeatures,
+    settings: PrivateHeads,
+    negatives: Float[Tensor, "m d"],
+    penalty: float,
+    share: float = 1.0,
+) -> Mechanism[Float[Tensor, "n d"], Tensor]:
+    """The mechanism that trains and releases a score head: a client's rows against public ``negatives``.
+
+    ``penalty`` is Lambda, as `ScoreTraining.penalty`; ``share`` is as for `class_head`.
+    """
+    if not settings.sound:
+        return PublishedBinaryHead(
+            lam=settings.head.lam,
+            epsilon=_published_epsilon(settings.epsilon) * share,
+            delta=client.delta,
+            bias=settings.head.bias,
+            scaling=settings.head.scaling,
+            negatives=negatives,
+        )
+    return BinaryHead(
+        penalty=penalty,
+        radius=features.radius,
+        noise_multiplier=release_noise(settings.epsilon, client.delta, precision_share=share),
+        bias=settings.head.bias,
+        negatives=negatives,
+    )
+
+
+def _published_epsilon(epsilon: Epsilon) -> float:
+    """The epsilon of the classic formula; in place of None, one so large that hardly any noise remains."""
+    return 1e12 if epsilon is None else epsilon
+
+
+def mean_head(heads: Iterable[Tensor]) -> Float32[Tensor, "classes coefficients"]:
+    """The plain mean of the clients' heads."""
+    doubles = [head.double() for head in heads]
+    return (torch.stack(doubles).sum(0) / len(doubles)).float()
+
+
+def head_model(fed: Federation, features: PublicFeatures, head: Tensor, settings: PrivateHeads) -> HeadModel:
+    """The run's extractor, map and ``head`` as one network."""
+    return on_features.head_model(fed, features, head, bias=settings.head.bias, clip=settings.sound)
+
+
+def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: PrivateHeads) -> HeadModel:
+    """The network of `head_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
+    return on_features.rebuild_model(network, weights, bias=settings.head.bias, clip=settings.sound)

@@ -1,0 +1,399 @@
+"""Sweeps: runs of the same methods with several values of one setting, or of two."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedstill import methods
+from fedstill.experiment.config import FREE, Experiment, defaults_of, flat
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.report import guarantees
+from fedstill.report.record import RunRecord
+from fedstill.runs.journal import WITHDRAWN
+
+TASK = ("data", "size", "partition", "clients", "model", "models", "limit", "validation", "local_test")
+"""Settings that make a task: accuracies of runs that differ in one of these are not comparable."""
+
+UNNAMED = FREE | {"seed", "threads", "device"}
+"""Settings that may differ between the runs of one row."""
+
+_RESULTS = {"label", "method", "state", "accuracy", "rounds", "guarantee", "epsilon", "delta", "unit", "seconds"}
+_OPTIONS = re.compile(r"[\w.-]+:\w+=[^,=]+(?:,\w+=[^,=]+)*")
+_NUMBER = re.compile(r"(.*?[:=])?(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+
+
+def task_settings(record: RunRecord) -> dict[str, Any]:
+    """All settings of the experiment; `Experiment`'s default for one that the run's version did not have."""
+    return flat(Experiment().model_dump(mode="json")) | flat(record.config["experiment"])
+
+
+def method_settings(record: RunRecord) -> dict[str, Any]:
+    """The method's settings; ``method.`` is put before a name that the experiment or a result has too."""
+    own = flat({key: value for key, value in record.config["method"].items() if key != "name"})
+    taken = task_settings(record).keys() | _RESULTS
+    return {f"method.{key}" if key in taken else key: value for key, value in own.items()}
+
+
+def method_name(record: RunRecord) -> str:
+    """The name of the method, whatever the run's label is."""
+    return str(record.config["method"].get("name", record.label))
+
+
+def row_settings(record: RunRecord) -> dict[str, Any]:
+    """The settings that all runs of a row share, with the options of a model apart."""
+    task = {key: value for key, value in task_settings(record).items() if key not in UNNAMED}
+    return options_apart(task | method_settings(record))
+
+
+def options_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``model = convnet:width=8`` as ``model = convnet`` and ``model.width = 8``; other settings as they are."""
+    apart: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, str) and _OPTIONS.fullmatch(value):
+            name, _, options = value.partition(":")
+            apart[key] = name
+            apart |= {f"{key}.{option.partition('=')[0]}": option.partition("=")[2] for option in options.split(",")}
+        else:
+            apart[key] = value
+    return apart
+
+
+def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not equal in all of these."""
+    every = list(settings)
+    keys = dict.fromkeys(key for one in every for key in one)
+    return [key for key in keys if len({value_words(one.get(key)) for one in every}) > 1]
+
+
+def value_words(value: object) -> str:
+    """A value of a setting as text; a dash for no value."""
+    if value is None or value == []:
+        return "–"
+    if isinstance(value, list | tuple):
+        return " ".join(map(value_words, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def numeric(values: Sequence[object]) -> tuple[str, list[float]] | None:
+    """The common prefix and the numbers of values such as ``dirichlet:0.1``; None if they are not of this form."""
+    matches = [_NUMBER.fullmatch(value_words(value)) for value in values]
+    if any(isinstance(value, bool) for value in values) or not all(matches):
+        return None
+    prefixes = {match[1] or "" for match in matches if match}
+    if len(prefixes) != 1:
+        return None
+    return prefixes.pop().rstrip(":="), [float(match[2]) for match in matches if match]
+
+
+def changed(record: RunRecord) -> dict[str, Any] | None:
+    """The method's settings that differ from their defaults; None for a method that is not fedstill's.
+
+    The code of a stranger's method is not imported.
+    """
+    name = method_name(record)
+    if name not in methods.TABLE:
+        return None
+    defaults = defaults_of(methods.find(name))
+    own = flat({key: value for key, value in record.config["method"].items() if key != "name"})
+    return {key: value for key, value in own.items() if value_words(value) != value_words(defaults.get(key))}
+
+
+_CONTENT = "data set"
+_PUBLIC = "public records"
+_CODE = "code"
+_WITHOUT = "without client"
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Runs that differ in their seed only.
+
+    Attributes:
+        label: the runs' label.
+        name: the label with the settings that distinguish it from other rows of the task, for legends.
+        settings: what the runs share: settings as `fedstill.report.groups.row_settings` returns them, and digests of
+            the code and of the public records, and the clients whose replies were withdrawn.
+        runs: one per seed, in order of seeds.
+        task: words for the task.
+    """
+
+    label: str
+    name: str
+    settings: dict[str, Any]
+    runs: list[RunRecord]
+    task: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the runs have finished; a row has no runs of both kinds."""
+        return self.runs[0].finished
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The weakest guarantee of the runs."""
+        return guarantees.weakest(run.guarantee for run in self.runs)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over seeds, in [0, 1]; None if no run has one. Of unfinished runs: the last one logged."""
+        return self.mean(lambda run: run.summary["accuracy"])
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation of the accuracy over seeds; None with fewer than two."""
+        values = [run.summary["accuracy"] for run in self.runs if run.summary["accuracy"] is not None]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def mean(self, number: Callable[[RunRecord], float | None]) -> float | None:
+        """The mean of a number over those runs that have it."""
+        values = [value for value in map(number, self.runs) if value is not None]
+        return float(np.mean(values)) if values else None
+
+    def mean_of(self, key: str) -> float:
+        """The mean of a number that every ``summary.json`` has."""
+        return float(np.mean([run.summary[key] for run in self.runs]))
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Comparable rows: same data, partition, clients and model.
+
+    Attributes:
+        words: the task, as ``digits (partition iid, 10 clients)``.
+        rows: the most accurate first, then those of unfinished runs.
+        columns: names of the settings that differ between the rows of one method, or that one row has and others lack.
+    """
+
+    words: str
+    rows: list[Row]
+    columns: list[str] = field(default_factory=list)
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The rows of finished runs with an accuracy."""
+        return [row for row in self.rows if row.finished and row.accuracy is not None]
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs of the task."""
+        return [run for row in self.rows for run in row.runs]
+
+
+def group(records: Iterable[RunRecord]) -> list[Task]:
+    """The records by task, in order of first appearance; runs of other code or other public records are no row's seeds.
+
+    Of two runs with the same label, settings and seed, the first counts; a finished one before an unfinished one.
+    """
+    tasks: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record in records:
+        tasks.setdefault(_key(record), []).append(record)
+    firsts = [runs[0] for runs in tasks.values()]
+    apart = [key for key in differing(map(_identity, firsts)) if key not in ("data", "partition", "clients")]
+    contents = {(record.summary["data"], record.config.get("fingerprint")) for record in firsts}
+    if _are_named(contents):
+        apart = [key for key in apart if key != _CONTENT]
+    return [_task(runs, apart) for runs in tasks.values()]
+
+
+def _identity(record: RunRecord) -> dict[str, Any]:
+    """The settings that make the task; the data set by its content, if the run knows it."""
+    everything = task_settings(record)
+    return {key: everything[key] for key in TASK} | {_CONTENT: record.config.get("fingerprint")}
+
+
+def _are_named(contents: set[tuple[Any, Any]]) -> bool:
+    """Whether the names, which come first, say which contents they have."""
+    return len(contents) == len({name for name, _ in contents})
+
+
+def _key(record: RunRecord) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in sorted(_identity(record).items()))
+
+
+def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Task:
+    families: dict[tuple[str, ...], dict[int, RunRecord]] = {}
+    complete = {(_family(record), record.summary["seed"]) for record in records if record.finished}
+    for record in records:
+        family, seed = _family(record), record.summary["seed"]
+        if record.finished or (family, seed) not in complete:
+            families.setdefault((*family, str(record.finished)), {}).setdefault(seed, record)
+    groups = [[seeds[seed] for seed in sorted(seeds)] for seeds in families.values()]
+    columns = _columns([group[0] for group in groups])
+    identity = _identity(records[0])
+    more = [f"{key} {_short(key, identity[key])}" for key in apart if identity[key]]
+    words = setting_words(records[0], more)
+    rows = [_row(group, columns, words) for group in groups]
+    if len({row.name for row in rows}) < len(rows):  # names are keys of figures; the number of rounds is no column
+        rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
+    rows.sort(key=lambda row: (row.finished, -1.0 if row.accuracy is None else row.accuracy), reverse=True)
+    return Task(words, rows, columns)
+
+
+def _family(record: RunRecord) -> tuple[str, ...]:
+    return record.label, *(f"{key}={value}" for key, value in sorted(_shared(record).items()))
+
+
+def _shared(record: RunRecord) -> dict[str, Any]:
+    """What all runs of a row share."""
+    code, public = record.config.get("code"), record.config.get("public_fingerprint")
+    facts: dict[str, Any] = {
+        _CODE: code and hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:8],
+        _PUBLIC: public and str(public)[:8],
+        _WITHOUT: sorted({refusal.client for refusal in record.refused if refusal.reason == WITHDRAWN}),
+    }
+    return row_settings(record) | {key: value for key, value in facts.items() if value}
+
+
+def _row(runs: list[RunRecord], columns: Sequence[str], task: str) -> Row:
+    own = _shared(runs[0])
+    parts = [f"{key} {value_words(own[key])}" for key in columns if own.get(key) is not None]
+    parts += [] if runs[0].finished else ["unfinished"]
+    label = runs[0].label
+    return Row(label, f"{label} ({', '.join(parts)})" if parts else label, own, runs, task)
+
+
+def _columns(firsts: Sequence[RunRecord]) -> list[str]:
+    """The settings that distinguish rows; the number of rounds is a result too, and no column if both are equal."""
+    by_method: dict[str, list[RunRecord]] = {}
+    for record in firsts:
+        by_method.setdefault(method_name(record), []).append(record)
+    found = {key for some in by_method.values() for key in differing(map(_shared, some))}
+    shared = [{key: task_settings(record)[key] for key in task_settings(record).keys() - UNNAMED} for record in firsts]
+    found |= set(differing(shared))
+    if all(row_settings(r).get("method.rounds", r.summary["rounds"]) == r.summary["rounds"] for r in firsts):
+        found.discard("method.rounds")
+    contents = {(record.config["experiment"].get("public"), _shared(record).get(_PUBLIC)) for record in firsts}
+    if _are_named(contents):
+        found.discard(_PUBLIC)
+    order = dict.fromkeys(key for record in firsts for key in _shared(record))
+    return [key for key in order if key in found]
+
+
+def _short(key: str, value: object) -> str:
+    return str(value)[:8] if key == _CONTENT else value_words(value)
+
+
+def setting_words(record: RunRecord, more: Sequence[str] = ()) -> str:
+    """The task of a run in words: data, partition and clients, and ``more``."""
+    return words_of([record], more)
+
+
+def words_of(records: Iterable[RunRecord], more: Sequence[str] = ()) -> str:
+    """As `setting_words`, for runs on several tasks."""
+    summaries = [record.summary for record in records]
+    data, partitions, clients = (
+        list(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("data", "partition", "clients")
+    )
+    parts = [f"partition {' or '.join(partitions)}", f"{' or '.join(clients)} client{'s' * (clients != ['1'])}", *more]
+    return f"{' and '.join(data)} ({', '.join(parts)})"
+
+
+_JUDGES = ("validation", "local_test")
+"""Settings of a task that decide on which records its models are evaluated."""
+FEWEST_LABELS = 3
+"""Number of labels of one method, each with its own value of a setting, that make a sweep."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The rows of a sweep; all other settings of a method are the same at all values.
+
+    Attributes:
+        keys: the one or two settings that vary.
+        values: the values of each, as text, in order.
+        series: the row of each method at each value; a value may be missing.
+        levels: other methods on the same task, which do not have the setting.
+        task: the tasks of the rows, in words.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[list[str], ...]
+    series: dict[str, dict[tuple[str, ...], Row]]
+    levels: dict[str, Row]
+    task: str
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """The runs of all rows that vary."""
+        return [run for line in self.series.values() for row in line.values() for run in row.runs]
+
+    @property
+    def axis(self) -> tuple[str, list[float]] | None:
+        """Name and numbers of the axis of a sweep over one number; None if the values are no numbers."""
+        if len(self.keys) != 1 or (found := numeric(self.values[0])) is None:
+            return None
+        prefix, numbers = found
+        return (f"{self.keys[0]}: {prefix}" if prefix else self.keys[0]), numbers
+
+    @property
+    def heading(self) -> str:
+        """The settings, in words."""
+        return " and ".join(self.keys)
+
+
+def find(tasks: Sequence[Task]) -> list[Sweep]:
+    """The sweeps over one or two settings among the finished runs, those with most rows first.
+
+    Accuracies on different records are in different sweeps, as those on the validation records and on the test set.
+    """
+    series: dict[tuple[str, ...], list[Row]] = {}
+    for task in tasks:
+        for row in task.ranked:
+            judge = (value_words(row.settings.get(key)) for key in _JUDGES)
+            series.setdefault((_line(task, row), *judge), []).append(row)
+    found: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, list[Row]]] = {}
+    for (name, *_), rows in series.items():
+        for part in _connected(rows):
+            keys = differing([row.settings for row in part])
+            if len(part) > 1 and len(keys) in (1, 2):
+                shared = tuple(value_words(part[0].settings.get(key)) for key in TASK if key not in keys)
+                lines = found.setdefault((tuple(keys), shared), {})
+                lines[name if name not in lines else f"{name} ({len(lines) + 1})"] = part
+    sweeps = [_sweep(key[0], lines, tasks) for key, lines in found.items()]
+    return sorted(sweeps, key=lambda sweep: -sum(map(len, sweep.series.values())))
+
+
+def names(found: Sequence[Sweep], tasks: Sequence[Task]) -> list[str]:
+    """The names of a page's lines: those of sweeps first, whose pictures so get the most different colours."""
+    first = [name for sweep in found for name in (*sweep.series, *sweep.levels)]
+    return list(dict.fromkeys([*first, *(row.name for task in tasks for row in task.rows)]))
+
+
+def _line(task: Task, row: Row) -> str:
+    """The name of the line that a row is a point of: its label, or its method where labels stand for values."""
+    method = method_name(row.runs[0])
+    labels = [other.label for other in task.ranked if method_name(other.runs[0]) == method]
+    return method if len(set(labels)) == len(labels) >= FEWEST_LABELS else row.label
+
+
+def _connected(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in parts that one can walk through by changing one setting at a time."""
+    parts: list[list[Row]] = []
+    for row in rows:
+        near = [part for part in parts if any(len(differing([row.settings, r.settings])) == 1 for r in part)]
+        parts = [part for part in parts if part not in near] + [[row, *(r for part in near for r in part)]]
+    return parts
+
+
+def _sweep(keys: tuple[str, ...], lines: dict[str, list[Row]], tasks: Sequence[Task]) -> Sweep:
+    rows = [row for line in lines.values() for row in line]
+    values = tuple(_ordered([value_words(row.settings.get(key)) for row in rows]) for key in keys)
+    series = {
+        name: {tuple(value_words(row.settings.get(key)) for key in keys): row for row in line}
+        for name, line in lines.items()
+    }
+    inside = [task for task in tasks if any(row in task.rows for row in rows)]
+    others = [row for row in inside[0].ranked if row not in rows] if len(inside) == 1 else []
+    words = inside[0].words if len(inside) == 1 else words_of(run for task in inside for run in task.runs)
+    return Sweep(keys, values, series, {row.name: row for row in others}, words)
+
+
+def _ordered(values: Sequence[str]) -> list[str]:
+    distinct = list(dict.fromkeys(values))
+    found = numeric(distinct)
+    return [value for _, value in sorted(zip(found[1], distinct, strict=True))] if found else distinct

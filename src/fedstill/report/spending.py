@@ -1,0 +1,182 @@
+"""``fedstill privacy RUN``: each client's releases in a run, and their costs."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.data.names import KNOWN
+from fedstill.privacy import guarantee
+from fedstill.privacy.ledger import Entry
+from fedstill.privacy.releases import UNITS, Pure, Unbounded, Unit
+from fedstill.report import guarantees
+from fedstill.report.record import RunRecord, read_run
+from fedstill.runs.folder import RunFolder
+from fedstill.runs.journal import Journal
+
+_MOST = 12
+"""Maximum number of clients in the table, if their releases differ."""
+
+
+def show(folder: Path) -> Iterator[Table | Text]:
+    """The run's guarantee, a table of its releases, and the clients' total epsilons.
+
+    Raises:
+        ValueError: ``folder`` is not a finished run.
+    """
+    record = read_run(folder)
+    promised = record.guarantee
+    journal = Journal(RunFolder(folder).journal)
+    spent = journal.releases()
+    yield Text(f"{record.label}, seed {record.summary['seed']}: {guarantees.words(promised)}", style="bold")
+    if guarantees.is_finite(promised):
+        yield Text(f"neighbours: {promised.adjacency or '-'}\nholds against: {promised.adversary}")
+        yield Text(f"composed by: {promised.accountant or '-'}")
+    yield Text(f"because: {promised.reason}")
+    if not spent:
+        yield Text("No client released anything through a privacy mechanism.")
+        return
+    yield _table(spent, journal.last_message_times())
+    yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
+
+
+def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
+    """What the table of these runs leaves open.
+
+    Noise from a seed, the sum of several runs, exact numbers of private records, and why runs with private releases
+    promise nothing.
+
+    Raises:
+        ValueError: a file of a run is damaged.
+    """
+    if any(guarantees.is_simulated(record.guarantee) for record in records):
+        yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
+    real = [
+        r for r in records if guarantees.is_finite(r.guarantee) and r.guarantee.epsilon and not r.guarantee.simulated
+    ]
+    yield from _together(real)
+    if any(record.counts is not None and record.config["experiment"]["data"] not in KNOWN for record in real):
+        yield (
+            "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
+            "them: do not hand on this page or the run's folder (fedstill publish writes files without them)."
+        )
+    broken = {}
+    for record in records:
+        if record.finished and not guarantees.is_finite(record.guarantee) and record.label not in broken:
+            if Journal(RunFolder(record.folder).journal).releases():
+                broken[record.label] = f"{record.label} has no guarantee: {record.guarantee.reason}."
+    yield from broken.values()
+
+
+def _together(real: Sequence[RunRecord]) -> Iterator[str]:
+    """The sum of the guarantees of runs with real noise on the same records: whoever sees all has learnt from each."""
+    alike: dict[object, list[guarantee.Guarantee]] = {}
+    for record in real:
+        alike.setdefault((record.config.get("fingerprint"), record.guarantee.unit), []).append(record.guarantee)
+    for each in alike.values():
+        if len(each) > 1:
+            epsilon = sum(one.epsilon or 0.0 for one in each)
+            delta = sum(one.delta or 0.0 for one in each)
+            of_delta = f" at delta {guarantees.round_up(delta)}" if delta else ""
+            yield (
+                f"Each epsilon is that of one run. Whoever sees all {len(each)} runs of these records has an epsilon "
+                f"of up to {guarantees.round_up(epsilon)}{of_delta}."
+            )
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """The facts of `show` as numbers, for a program.
+
+    Returns:
+        ``label``, ``method``, ``seed``, ``guarantee`` (the fields of `Guarantee`), ``releases`` (a list: client, step,
+        mechanism, unit, the fields of its ``event``, ``theorem``, ``adaptive``, ``part``, number of the request, and
+        ``seconds``, the time of the client's reply since the start, or None), and ``clients`` (the total ``epsilon`` at
+        ``delta`` of each client's releases of one unit, or None where nothing bounds it).
+
+    Raises:
+        ValueError: as for `show`.
+    """
+    record = read_run(folder)
+    journal = Journal(RunFolder(folder).journal)
+    spent, times = journal.releases(), journal.last_message_times()
+    experiment = record.config["experiment"]
+    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
+    releases = [
+        {"client": client, **entry.model_dump(mode="json"), "seconds": times.get((entry.exchange, client))}
+        for client, entries in spent.items()
+        for entry in entries
+    ]
+    clients = [
+        {"client": client, "unit": unit, "epsilon": total if math.isfinite(total) else None, "delta": delta}
+        for unit in UNITS
+        for client, total in _totals(spent, unit, delta, budget).items()
+    ]
+    return {
+        "label": record.label,
+        "method": record.summary["method"],
+        "seed": record.summary["seed"],
+        "guarantee": guarantees.as_json(record.guarantee),
+        "releases": releases,
+        "clients": clients,
+    }
+
+
+def _totals(spent: Mapping[int, Sequence[Entry]], unit: Unit, delta: float, budget: float | None) -> dict[int, float]:
+    """The total epsilon of each client that released anything of this unit."""
+    counted = {client: tuple(e for e in entries if e.unit == unit) for client, entries in spent.items()}
+    found = {kind: guarantee.of_client(kind, delta, budget)[0] for kind in {*counted.values()} - {()}}
+    return {client: found[kind] for client, kind in counted.items() if kind}
+
+
+def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("client", "step", "mechanism", "protects", "cost of each", "times", "at second"):
+        justify: Literal["left", "right"] = "right" if heading in ("times", "at second") else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "cost of each")
+    same = len({tuple(entries) for entries in spent.values()}) == 1
+    clients = sorted(spent)
+    shown = clients[:1] if same else clients[:_MOST]
+    for client in shown:
+        kinds: dict[tuple[str, ...], list[Entry]] = {}  # releases that differ in their time only
+        for entry in spent[client]:
+            kinds.setdefault((entry.step, entry.mechanism, entry.unit, cost_words(entry)), []).append(entry)
+        for kind, entries in kinds.items():
+            asked = {entry.exchange for entry in entries}
+            at = [times[n, c] for n in asked for c in (clients if same else [client]) if (n, c) in times]
+            when = "-" if not at else f"{min(at):.0f}" + (f" to {max(at):.0f}" if max(at) - min(at) >= 1 else "")
+            table.add_row(f"each of {len(clients)}" if same else str(client), *kind, str(len(entries)), when)
+    if len(shown) < len(clients) and not same:
+        table.caption = f"and {len(clients) - len(shown)} more clients"
+    return table
+
+
+def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
+    delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
+    for unit in UNITS:
+        if totals := _totals(spent, unit, delta, budget).values():
+            low, high = min(totals), max(totals)
+            words = _number(high) if low == high else f"{_number(low)} to {_number(high)}"
+            yield Text(f"in total, per {unit} of one client: epsilon {words} at delta {delta:g}{limits}")
+
+
+def _number(epsilon: float) -> str:
+    return "unbounded" if math.isinf(epsilon) else guarantees.round_up(epsilon)
+
+
+def cost_words(entry: Entry) -> str:
+    """The cost of a release in words."""
+    event = entry.event
+    if isinstance(event, Pure):
+        return f"epsilon {event.epsilon:g}" + (f", part '{entry.part}'" if entry.part else "")
+    if isinstance(event, Unbounded):
+        return "no bound"
+    words = f"noise {event.noise_multiplier:.4g} sensitivities"
+    if event.sampling < 1:
+        words += f", {event.count} samples of {event.sampling:.3g}"
+    elif event.count > 1:
+        words += f", {event.count} times"
+    return words + (", adaptive" if entry.adaptive else "")

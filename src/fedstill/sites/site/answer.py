@@ -1,0 +1,359 @@
+"""A real site's reply to a request, within the site's policy, and its log of replies and refusals.
+
+Releases are stored with the run's state anyway, since a repeated question gets the same reply. Other replies are copied
+to ``state/sent`` for the policy's number of days.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch import Tensor
+
+from fedstill import schema
+from fedstill.base import files
+from fedstill.base.errors import FedstillError
+from fedstill.engines.client import NO_REPLY, Question, Site
+from fedstill.engines.run_spec import RunSpec
+from fedstill.privacy.ledger import BudgetExceeded, Ledger
+from fedstill.protocol import wire
+from fedstill.sites.site import decisions, log
+from fedstill.sites.site.charges import Charge, SiteStore, open_ledger
+from fedstill.sites.site.decisions import kind_of
+from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.site_data import SiteData
+
+T = TypeVar("T")
+DAY = 86_400.0
+SPEC = "spec.json"
+"""Name of the file with the spec in the folder of a run."""
+
+
+_OF_RUN = "put its newest copy back; without it the site replies to this run no more, but to others"
+_OF_DAY = "put its newest copy back, or delete this file alone: the count of the last day's runs begins anew"
+
+
+class FailedTooOften(FedstillError, RuntimeError):
+    """The run has used up its failures; the site answers it no more."""
+
+
+class Questions:
+    """The questions of one run.
+
+    A question is counted before its step and its outcome after it, so a step that kills its process is a failure too.
+
+    Args:
+        policy: the site's policy, which has the limits.
+        run: the run's name at this site.
+        text: the run's spec, which is stored with the first question.
+    """
+
+    def __init__(self, policy: SitePolicy, run: str, text: str) -> None:
+        self._policy = policy
+        self._run = run
+        self._text = text
+        self._lines = policy.state / "runs" / run / "questions.jsonl"
+        self._runs = policy.state / "runs.jsonl"
+        policy.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = FileLock(policy.state / "questions.lock", timeout=60)
+
+    def ask(self) -> None:
+        """Count a question.
+
+        Raises:
+            Refused: the site answers no more questions of this run, or begins no more runs today.
+            FailedTooOften: too many questions of this run have failed.
+            Damaged: a file of counts is damaged.
+        """
+        policy = self._policy
+        with self._lock:
+            outcomes = _values(self._lines, "what", str, _OF_RUN)
+            asked = outcomes.count("asked")
+            spec = self._lines.with_name(SPEC)
+            if not spec.exists() and (asked or self._run in _values(self._runs, "run", str, _OF_DAY)):
+                raise schema.Refused("the site has lost the state of this run; start another run")
+            if not asked:
+                self._begin()
+            if spec.read_bytes() != self._text.encode():
+                raise schema.Refused("another run with other settings has this run's name here; start another run")
+            if asked >= policy.max_questions:
+                raise schema.Refused(f"the run has asked {asked} questions; the site's limit is that (max_questions)")
+            if (failed := asked - outcomes.count("ended")) >= policy.max_failures:
+                raise FailedTooOften(f"the run has failed {failed} times; the limit is {policy.max_failures}")
+            files.append_json(self._lines, {"time": time.time(), "what": "asked"}, flush=True)
+
+    def _begin(self) -> None:
+        times = _values(self._runs, "time", float, _OF_DAY)
+        now = time.time()
+        today = sum(now - DAY < begun <= now for begun in times)  # a clock that was once ahead blocks nothing
+        if today >= self._policy.runs_per_day:
+            raise schema.Refused(f"the site has begun {today} runs in the last day, its limit (runs_per_day)")
+        self._lines.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_bytes(self._lines.with_name(SPEC), self._text.encode())
+        files.append_json(self._runs, {"time": time.time(), "run": self._run}, flush=True)
+
+    def end(self) -> None:
+        """Count the end of a question that did not fail."""
+        with self._lock:
+            files.append_json(self._lines, {"time": time.time(), "what": "ended"}, flush=True)
+
+
+def _values(place: Path, name: str, kind: type[T], remedy: str) -> list[T]:
+    values = [line.get(name) for line in files.read_json_lines(place, remedy)]
+    if not all(isinstance(value, kind) for value in values):
+        raise files.Damaged(f"{place} is damaged (a line has no {name!r}); {remedy}")
+    return cast(list[T], values)
+
+
+_DAY, _GB = 86_400.0, 10**9
+_FIRST = 6
+"""Number of values of a tensor in words."""
+
+
+class Sent(NamedTuple):
+    """A reply: its tensors by field, and its other values."""
+
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
+
+
+def keep(policy: SitePolicy, run: str, request: bytes, reply: bytes) -> None:
+    """Copy a reply, unless the run's state has it, and delete copies that are too old or too many."""
+    folder = policy.state / "sent"
+    if policy.keep_sent_days and len(reply) <= policy.keep_sent_gb * _GB:
+        digest = hashlib.sha256(reply).hexdigest()
+        if not any(_released(policy.state / "runs" / run, hashlib.sha256(request).hexdigest())):
+            files.write_bytes(folder / f"{digest}.reply", reply)
+    room = policy.keep_sent_gb * _GB
+    oldest = time.time() - policy.keep_sent_days * _DAY
+    copies = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*.reply")), reverse=True)
+    for written, size, place in copies:
+        room -= size
+        if written < oldest or room < 0:
+            place.unlink(missing_ok=True)
+
+
+def read(state: Path, line: Mapping[str, Any]) -> Sent:
+    """The reply that a line ``answered`` of the log tells of.
+
+    Raises:
+        ValueError: the line tells of no reply, or its copy was deleted or changed; one sentence.
+    """
+    if line.get("what") != "answered" or "reply" not in line:
+        raise ValueError(f"entry {line.get('n')} is '{line.get('what')}': no field of a reply left the site then")
+    places = [state / "sent" / f"{line['reply']}.reply"]
+    for place in places:
+        if place.exists() and hashlib.sha256(data := place.read_bytes()).hexdigest() == line["reply"]:
+            return Sent(*wire.unpack(data))
+    for place in _released(state / "runs" / str(line["run"]), str(line["request"])):
+        data = bytes(files.read_checked(place, "the copy can't be shown"))
+        if hashlib.sha256(data).hexdigest() == line["reply"]:
+            return Sent(*wire.unpack(data))
+    raise ValueError(
+        f"the site has no copy of reply {line['reply'][:16]} of entry {line.get('n')} any more; the policy keeps "
+        "unprotected replies for a number of days (keep_sent_days, keep_sent_gb)"
+    )
+
+
+def _released(run: Path, request: str) -> list[Path]:
+    return sorted(run.glob(f"*/*-{request[:16]}.given"))
+
+
+def described(reply: Sent) -> dict[str, Any]:
+    """A reply in words: the type, the shape and some values of each tensor, and the other values."""
+    found = {}
+    for name, value in reply.tensors.items():
+        wide = value.reshape(-1).to(torch.float64)
+        span = f"{float(wide.min()):.6g} to {float(wide.max()):.6g}, mean {float(wide.mean()):.6g}" if len(wide) else ""
+        first = ", ".join(f"{number:.6g}" for number in wide[:_FIRST].tolist())
+        words = first if len(wide) <= _FIRST else f"{span}: {first}, ..."
+        shape = " x ".join(map(str, value.shape)) or "1"
+        found[name] = {"type": str(value.dtype).removeprefix("torch."), "shape": shape, "values": words}
+    for name, value in reply.header.get("fields", {}).items():
+        found[name] = {"type": type(value).__name__, "shape": "", "values": schema.short(value)}
+    return {"values": found, "header": {name: value for name, value in reply.header.items() if name != "fields"}}
+
+
+def write(reply: Sent, folder: Path) -> list[Path]:
+    """Write each tensor as ``NAME.npy``, and images ``(n, c, h, w)`` with 1 or 3 channels as ``NAME.png`` too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places = []
+    for name, value in reply.tensors.items():
+        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+        places.append(folder / f"{plain}.npy")
+        array = value.to(torch.float32) if value.dtype == torch.bfloat16 else value
+        np.save(places[-1], array.numpy(), allow_pickle=False)
+        if value.ndim == 4 and value.shape[1] in (1, 3) and len(value):
+            places.append(folder / f"{plain}.png")
+            _sheet(value).save(places[-1])
+    return places
+
+
+def _sheet(images: Tensor) -> Image.Image:
+    """Images ``(n, c, h, w)`` in rows, from the smallest value (black) to the largest (white)."""
+    many, channels, height, width = images.shape
+    across = math.ceil(math.sqrt(many))
+    low, high = float(images.min()), float(images.max())
+    grey = (images.to(torch.float64) - low) * (255 / max(high - low, 1e-12))
+    sheet = torch.zeros(-(-many // across) * across, channels, height, width, dtype=torch.uint8)
+    sheet[:many] = grey.round().to(torch.uint8)
+    rows = sheet.reshape(-1, across, channels, height, width).permute(0, 3, 1, 4, 2)
+    pixels = rows.reshape(-1, across * width, channels).numpy()
+    return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
+
+
+_LONGEST = 2000
+"""Number of characters of a run's settings in a line of the log; the spec of an accepted run is stored as a whole."""
+
+
+def answer(policy: SitePolicy, text: str, request: bytes) -> bytes:
+    """The reply to ``request``, or an error message.
+
+    A refusal that follows from the request, the policy and the ledger says why. Whatever else goes wrong may depend on
+    the records, so the server gets the constant `NO_REPLY`, and the reason stays in the site's log.
+
+    Args:
+        policy: the site's policy.
+        text: the run's spec, from `RunSpec.text`.
+        request: the request's bytes.
+
+    Raises:
+        Damaged: the log was changed; nothing is answered then.
+        OSError: the log can't be written.
+    """
+    return _Answer(policy, text, request).reply()
+
+
+class _Answer:
+    """One question: ``facts`` grow with what is known of it, and stand in each of its lines in the log."""
+
+    def __init__(self, policy: SitePolicy, text: str, request: bytes) -> None:
+        self._policy, self._text, self._request = policy, text, request
+        self._charges: list[int] = []
+        self._facts: dict[str, Any] = {
+            "request": _digest(request),
+            "bytes": len(request),
+            "spec": _digest(text.encode(errors="replace")),
+            "process": os.getpid(),
+            "policy": _digest(policy.model_dump_json().encode())[:16],
+        }
+
+    def reply(self) -> bytes:
+        if log.is_full(self._policy):  # without a line: the server could fill the disk
+            return wire.pack({}, {"error": "refused by the site: too many messages were refused today; ask tomorrow"})
+        try:
+            spec, header = self._read()
+            site, data, question, questions = self._accept(spec, header)
+        except schema.Refused as error:
+            return self._refusal(error)
+        except Exception as error:
+            return self._failure(error)
+        try:
+            data.check()
+            # one question of a run at a time: the same one, asked twice at once, must not be released twice
+            with FileLock(site.folder / "answer.lock", timeout=self._policy.max_seconds):
+                reply = site.reply(self._policy.client, question)
+            keep(self._policy, self._run, self._request, reply)
+        except BudgetExceeded as error:  # depends on the requests alone, like the ledger
+            questions.end()
+            return self._refusal(error, **site.spent(self._policy.client, question.exchange))
+        except Exception as error:
+            return self._failure(error)
+        questions.end()
+        self._note(
+            "answered", f"{len(reply):,} bytes", reply, fields={f.name: kind_of(f) for f in question.step.reply.schema}
+        )
+        return reply
+
+    def _read(self) -> tuple[RunSpec, dict[str, Any]]:
+        """The spec and the request's header; whatever they are, the log has a line that they arrived."""
+        facts = self._facts
+        try:
+            spec = RunSpec.read(self._text)
+            self._run = f"{spec.run}-{facts['spec'][:16]}"  # another spec may split the records differently
+            settings = schema.clean(json.dumps(spec.settings), _LONGEST)
+            facts |= {"run": self._run, "method": spec.name, "model": spec.model, "settings": settings}
+            facts["simulated_noise"] = spec.simulated_noise
+            header = wire.envelope(self._request)
+            exchange = header.get("exchange")
+            facts["step"] = schema.clean(str(header.get("step")))
+            facts["exchange"] = exchange if type(exchange) is int else schema.short(exchange)
+        finally:
+            self._note("asked", f"{len(self._request):,} bytes")
+        return spec, header
+
+    def _accept(self, spec: RunSpec, header: dict[str, Any]) -> "tuple[Site, SiteData, Question, Questions]":
+        policy, step = self._policy, str(header.get("step"))
+        decisions.check_pause(policy)
+        policy.check_run(spec, header.get("step"))
+        policy.check_fields(spec.method, step)
+        decisions.check_approval(policy, self._run, self._text, step)  # before anything is loaded for the run
+        folder = policy.state / "runs" / self._run
+        data = SiteData(policy, spec, folder)
+        data.check_backbone()
+        site = Site(
+            spec,
+            data,
+            folder,
+            device=policy.device,
+            threads=policy.threads,
+            open_ledger=lambda _: _open_ledger(policy, spec, self._run, self._charged),
+        )
+        question = site.read(self._request, header)
+        questions = Questions(policy, self._run, self._text)
+        questions.ask()
+        try:
+            data.check_public()
+        except schema.Refused:
+            questions.end()
+            raise
+        return site, data, question, questions
+
+    def _charged(self, charge: Charge, store: SiteStore) -> None:
+        """Log a charge, before the release."""
+        self._charges.append(charge.number)
+        log.charged(self._policy, self._facts, charge, store)
+
+    def _refusal(self, error: Exception, **header: object) -> bytes:
+        reason = schema.clean(str(error), 500)
+        reply = wire.pack({}, {"error": f"refused by the site: {reason}", **header})
+        cause = error.__cause__  # for the site's operator alone
+        own = "" if cause is None else f" ({schema.clean(str(cause), 200)})"
+        self._note("waiting" if isinstance(error, decisions.Waiting) else "refused", reason + own, reply)
+        return reply
+
+    def _failure(self, error: Exception) -> bytes:
+        self._note("failed", error, NO_REPLY)
+        return NO_REPLY
+
+    def _note(self, what: str, detail: str | Exception, reply: bytes | None = None, **more: Any) -> None:
+        if reply is not None:
+            more |= {"reply": _digest(reply), "reply_bytes": len(reply), "charges": self._charges}
+        log.write(self._policy, self._facts, what, detail, **more)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _open_ledger(policy: SitePolicy, spec: RunSpec, run: str, charged: Callable[[Charge, SiteStore], None]) -> Ledger:
+    return open_ledger(
+        policy.ledger,
+        run,
+        delta=policy.delta,
+        budget=policy.budget,
+        allow_unbounded=policy.unprotected and policy.budget is None,
+        public_images=policy.public_images or policy.unprotected,
+        budget_per_run=policy.budget_per_run,
+        run_limit=None if spec.budget is None else (spec.budget, spec.delta),
+        charged=charged,
+    )

@@ -1,0 +1,284 @@
+"""A file of JSON lines that is a chain of MACs: a line that is changed, missing, added or moved is noticed.
+
+A line ends with the HMAC-SHA256 of its text and of the previous line's MAC. The head, a file of its own, has the number
+of lines, the last MAC and the size of the file. One line more than that comes from a crash between the two files, and
+counts. An incomplete last line comes from a crash before `Chain.append` returned, and does not count. Any other
+difference is damage. A reader of the key can forge a chain, so only its owner may have access to the folder.
+
+The chain goes on over several files: `Chain.append` renames a large one to ``NAME-NUMBER.jsonl``, by the number of its
+last line, and begins another.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+
+from fedstill.base import files
+
+VERSION = 2
+"""Version of the head's format. Version 1, without a version and a size, is read and replaced."""
+START = bytes(32)
+"""The value in place of the MAC before the first line."""
+_TAIL = len(',"mac":""}') + 2 * len(START)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a chain: numbers of lines in all files and before the current one, the last MAC, and a file size."""
+
+    count: int = 0
+    last: bytes = START
+    size: int = 0
+    begun: int = 0
+
+    def after(self, line: bytes, mac: bytes) -> "Head":
+        """The head after one more line."""
+        return replace(self, count=self.count + 1, last=mac, size=self.size + len(line) + 1)
+
+    def encode(self, key: bytes) -> bytes:
+        """The file's bytes; they are signed, since any key would fit an empty chain otherwise."""
+        text = json.dumps({"version": VERSION, **asdict(self), "last": self.last.hex()})
+        return signed(key, b"head", text.encode())[0] + b"\n"
+
+    def encode_first(self, key: bytes) -> bytes:
+        """The file's bytes in version 1."""
+        text = json.dumps({"count": self.count, "last": self.last.hex()})
+        return signed(key, b"head", text.encode())[0] + b"\n"
+
+
+class Line(NamedTuple):
+    """A line: its JSON object without the MAC, and the MAC."""
+
+    text: bytes
+    mac: bytes
+
+
+class Chain:
+    """A chain on disk; make its files with `create`.
+
+    Args:
+        folder: folder of the files.
+        name: first part of the files' names: ``NAME.jsonl``, ``NAME.key``, ``NAME.head`` and ``NAME.lock``.
+        remedy: end of the sentence of `files.Damaged`.
+        largest: size in bytes from which another file begins; None for one file.
+    """
+
+    def __init__(self, folder: Path, name: str, remedy: str, largest: int | None = None) -> None:
+        self._folder, self._name, self._remedy, self._largest = folder, name, remedy, largest
+        self._key = b""
+        self._known, self._lines = bytearray(), list[Line]()  # what `read` has checked
+        self._head = Head()  # of what was read or synchronised last
+        self.lock = FileLock(folder / f"{name}.lock", timeout=60)
+        """A lock against other processes; an instance may take it again."""
+
+    @property
+    def count(self) -> int:
+        """Number of lines, as last read."""
+        return self._head.count
+
+    @property
+    def last(self) -> bytes:
+        """MAC of the last line, as last read."""
+        return self._head.last
+
+    def create(self) -> None:
+        """Make the files of an empty chain, for their owner alone.
+
+        Raises:
+            FileExistsError: there is such a file.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = secrets.token_bytes(len(START))
+        for part, data in (("key", key), ("jsonl", b""), ("head", Head().encode(key))):
+            place = self._place(part)
+            with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+            flush(place)
+        flush(self._folder)
+        flush(self._folder.parent)
+
+    @property
+    def places(self) -> list[Path]:
+        """The files of lines, in order."""
+        return [*sorted(self._folder.glob(f"{self._name}-{'[0-9]' * 9}.jsonl")), self._place("jsonl")]
+
+    def read(self, since: int = 0) -> list[Line]:
+        """The lines after the first ``since``, after a check of every line on disk.
+
+        Raises:
+            Damaged: the files were changed.
+        """
+        key = self._load_key()  # before the lock, which would make a file in the folder
+        with self.lock:
+            head = self._load_head(key)
+            parts = [self._read(place) for place in self.places]
+            data, name = b"".join(parts), self._place("jsonl").name
+            if not data.startswith(bytes(self._known)) or self._key not in (b"", key):
+                raise self._damaged(f"{name} was replaced by another copy")
+            *new, torn = data[len(self._known) :].split(b"\n")
+            lines = list(self._lines)
+            for raw in new:
+                text, before = raw[:-_TAIL] + b"}", lines[-1].mac if lines else START
+                good, mac = signed(key, before, text)
+                if not hmac.compare_digest(good, raw):
+                    what = f"line {len(lines) + 1} of {name} was changed, moved or added, or the key is another's"
+                    raise self._damaged(what)
+                lines.append(Line(text, mac))
+            begun = data.count(b"\n", 0, len(data) - len(parts[-1]))
+            now = shorter = Head(len(lines), lines[-1].mac if lines else START, len(parts[-1]) - len(torn), begun)
+            if now.size:
+                before, size = lines[-2].mac if len(lines) > 1 else START, len(lines[-1].text) + _TAIL
+                shorter = replace(now, count=now.count - 1, last=before, size=now.size - size)
+            self._check(key, head, now, shorter)
+            self._known, self._lines = bytearray(data[: len(data) - len(torn)]), lines
+            self._key, self._head = key, now
+            return lines[since:]
+
+    def synchronise(self) -> None:
+        """Read the end of the chain, for `append`; only the last lines are checked.
+
+        Raises:
+            Damaged: the end does not fit the head.
+        """
+        key = self._load_key()
+        with self.lock:
+            head = self._decode(key, self._load_head(key))
+            begin = max(0, head.size - _TAIL - 1)
+            tail = self._read(self._place("jsonl"), begin)
+            seam, end = tail[: head.size - begin], tail[head.size - begin :]
+            if head.size and seam[-len(head.last.hex()) - 3 :] != b'%s"}\n' % head.last.hex().encode():
+                raise self._damaged(f"{self._place('head').name} does not fit {self._place('jsonl').name}")
+            *lines, _ = end.split(b"\n")
+            for line in lines:
+                good, mac = signed(key, head.last, line[:-_TAIL] + b"}")
+                if len(lines) > 1 or not hmac.compare_digest(good, line):
+                    raise self._damaged(f"{self._place('jsonl').name} has lines that the chain lacks")
+                head = head.after(line, mac)
+            if lines:
+                self._write_head(key, head)
+            self._key, self._head = key, head
+
+    def append(self, facts: Mapping[str, Any]) -> bytes:
+        """Write one more line, flush it to disk, and return its MAC; call this with the `lock`, after a reading.
+
+        Raises:
+            OSError: the line can't be written.
+        """
+        head = self._head
+        if self._largest is not None and head.size >= self._largest:
+            head = self._rotate(head)
+        text = json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()
+        line, mac = signed(self._key, head.last, text)
+        with self._place("jsonl").open("r+b") as file:
+            file.truncate(head.size)  # removes an incomplete last line
+            file.seek(head.size)
+            file.write(line + b"\n")
+        self._write_head(self._key, head.after(line, mac))
+        if len(self._lines) == self._head.count:
+            self._known += line + b"\n"
+            self._lines.append(Line(text, mac))
+        self._head = head.after(line, mac)
+        return mac
+
+    def _rotate(self, head: Head) -> Head:
+        os.replace(self._place("jsonl"), self._folder / f"{self._name}-{head.count:09d}.jsonl")
+        return self._begin_file(self._key, head)
+
+    def _begin_file(self, key: bytes, head: Head) -> Head:
+        place = self._place("jsonl")
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb"):
+            pass
+        head = replace(head, size=0, begun=head.count)
+        self._write_head(key, head)
+        return head
+
+    def _load_head(self, key: bytes) -> bytes:
+        """The head's bytes, after what a crash in `_rotate` left undone; NewerFormat if they are of another format."""
+        raw = self._bytes("head")
+        try:
+            head = self._decode(key, raw)
+        except files.NewerFormat:
+            raise
+        except files.Damaged:  # or of version 1: the lines will tell
+            return raw
+        place, places = self._place("jsonl"), self.places
+        if head.size and len(places) > 1 and not (place.exists() and place.stat().st_size):
+            if places[-2].name == f"{self._name}-{head.count:09d}.jsonl":
+                return self._begin_file(key, head).encode(key)
+        return raw
+
+    def _decode(self, key: bytes, raw: bytes) -> Head:
+        try:
+            facts = json.loads(raw)
+            text = {name: value for name, value in facts.items() if name != "mac"}
+            if not hmac.compare_digest(signed(key, b"head", json.dumps(text).encode())[0] + b"\n", raw):
+                raise ValueError
+            files.check_format(self._place("head"), text.get("version", 1), VERSION)
+            head = Head(**{n: v for n, v in text.items() if n != "version"} | {"last": bytes.fromhex(text["last"])})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if isinstance(error, files.NewerFormat):
+                raise
+            raise self._damaged(f"{self._place('head').name} was changed, or the key is another's") from error
+        if "version" not in text:  # version 1 has no sizes
+            raise self._damaged(f"{self._place('head').name} has an old format; read the whole chain first")
+        return head
+
+    def _check(self, key: bytes, raw: bytes, now: Head, shorter: Head) -> None:
+        """Compare the head's bytes with what the lines say; repair them after a crash or from an older format."""
+        if raw == now.encode(key):
+            return
+        if raw not in (now.encode_first(key), shorter.encode(key), shorter.encode_first(key)):
+            head, lines = self._place("head").name, self._place("jsonl").name
+            raise self._damaged(f"{head} does not fit {lines}, which lacks lines or has too many, or the key")
+        self._write_head(key, now)
+
+    def _write_head(self, key: bytes, head: Head) -> None:
+        flush(self._place("jsonl"))
+        files.write_bytes(self._place("head"), head.encode(key))
+        flush(self._folder)
+
+    def _load_key(self) -> bytes:
+        key = self._bytes("key")
+        if len(key) != len(START):  # HMAC fills keys up with zeros
+            raise self._damaged(f"{self._place('key').name} has {len(key)} bytes in place of {len(START)}")
+        return key
+
+    def _place(self, part: str) -> Path:
+        return self._folder / f"{self._name}.{part}"
+
+    def _bytes(self, part: str) -> bytes:
+        return self._read(self._place(part))
+
+    def _read(self, place: Path, begin: int = 0) -> bytes:
+        try:
+            with place.open("rb") as file:
+                file.seek(begin)
+                return file.read()
+        except OSError as error:
+            raise self._damaged(f"{place.name} can't be read ({error.strerror})") from error
+
+    def _damaged(self, what: str) -> files.Damaged:
+        return files.Damaged(f"{self._folder} is damaged: {what}; {self._remedy}")
+
+
+def signed(key: bytes, before: bytes, text: bytes) -> tuple[bytes, bytes]:
+    """The JSON object ``text`` with its MAC appended, and the MAC."""
+    mac = hmac.digest(key, before + text, hashlib.sha256)
+    return text[:-1] + b',"mac":"%s"}' % mac.hex().encode(), mac
+
+
+def flush(place: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,299 @@
+"""The ledger of a real site: it outlasts runs and restarts, and a lost or changed ledger stops all releases.
+
+`create_ledger` makes it once; `open_ledger` opens it for a run. Its store is a chain of MACs on disk, its rule composes
+the releases of all runs.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedstill.base import files
+from fedstill.privacy import accounting
+from fedstill.privacy.accounting import for_replaced_labels as replaced
+from fedstill.privacy.ledger import (
+    BudgetExceeded,
+    Entry,
+    Ledger,
+    by_record,
+    check_budget,
+    record_masks,
+    refuse_unbudgeted,
+)
+from fedstill.privacy.releases import Event, Pure, Unbounded, Unit
+from fedstill.runs.environment import now
+from fedstill.sites.site.chain import Chain, Line
+
+KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
+
+
+class Charge(NamedTuple):
+    """A release in a site's ledger.
+
+    Attributes:
+        number: its number among the releases of all runs, from 1.
+        run: the run's name at the site.
+        entry: the release.
+        time: the time of the charge; None in ledgers of fedstill 0.1.
+        mac: the MAC of its line, in hexadecimal.
+    """
+
+    number: int
+    run: str
+    entry: Entry
+    time: str | None
+    mac: str
+
+
+def create_ledger(folder: Path) -> None:
+    """Make an empty ledger, once: a second one would not know the earlier releases.
+
+    Raises:
+        ValueError: the folder has a ledger already.
+    """
+    if there := [name for name in (KEY, LINES, HEAD) if (folder / name).exists()]:
+        raise ValueError(f"{folder} has a {there[0]} already; a new ledger would forget what was released")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    _chain(folder).create()
+
+
+def open_ledger(
+    folder: Path,
+    run: str,
+    *,
+    delta: float,
+    budget: float | None,
+    allow_unbounded: bool = False,
+    public_images: bool = False,
+    budget_per_run: float | None = None,
+    run_limit: tuple[float, float] | None = None,
+    charged: "Callable[[Charge, SiteStore], None] | None" = None,
+) -> Ledger:
+    """The ledger of a site for one of its runs; its ``entries`` are those of this run.
+
+    Its `charge` raises `Damaged` if the ledger's files were changed, and TimeoutError if another process locks it for a
+    minute.
+
+    Args:
+        folder: the folder given to `create_ledger`.
+        run: the run's unique name.
+        delta: the delta of the budget, in (0, 1).
+        budget: maximum epsilon of the releases of all runs together; None for no limit.
+        allow_unbounded: whether releases that no epsilon bounds are allowed, if there is no budget.
+        public_images: whether releases that protect labels only are allowed within a budget.
+        budget_per_run: maximum epsilon of this run's releases at ``delta``; None for no limit.
+        run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
+        charged: called with every release that is charged and with the store, before the release happens.
+
+    Raises:
+        Damaged: the ledger's files were changed.
+        ValueError: the budget is not a number of 0 or more.
+    """
+    if budget is not None and not 0 <= budget < math.inf:
+        raise ValueError(f"budget is {budget}; it must be a number of 0 or more, or None")
+    store = SiteStore(folder, run, charged)
+    rule = partial(
+        _check,
+        store=store,
+        delta=delta,
+        budget=budget,
+        allow_unbounded=allow_unbounded,
+        public_images=public_images,
+        budget_per_run=budget_per_run,
+        run_limit=run_limit,
+    )
+    return Ledger(store, rule)
+
+
+class SiteStore:
+    """The releases of one site in all its runs; each is on disk before it happens.
+
+    A line of the chain (`fedstill.sites.site.chain`) has the run, the entry and the time. An older copy that replaces
+    the files while this object exists is noticed; between two openings, the site's log tells
+    (`fedstill.sites.site.log`).
+
+    Args:
+        folder: the folder given to `create_ledger`.
+        run: the run whose entries `read` returns and `append` writes.
+        charged: called with every release that `append` wrote, and with this object.
+    """
+
+    def __init__(self, folder: Path, run: str, charged: "Callable[[Charge, SiteStore], None] | None" = None) -> None:
+        self._chain, self._folder, self._run, self._charged = _chain(folder), folder, run, charged
+        self.runs: dict[str, list[Entry]] = {}
+        """The entries of each run, as last read."""
+        self._count = 0
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """A lock against charges by other processes."""
+        return self._chain.lock
+
+    @property
+    def size(self) -> int:
+        """Number of entries of all runs, as last read."""
+        return self._chain.count
+
+    def other_runs(self) -> list[list[Entry]]:
+        """The entries of each other run, as last read."""
+        return [entries for run, entries in self.runs.items() if run != self._run]
+
+    @property
+    def first(self) -> Entry | None:
+        """The first entry of all runs, as last read."""
+        return next((entries[0] for entries in self.runs.values() if entries), None)
+
+    def read(self) -> list[Entry]:
+        """The run's entries, after a check of every line on disk.
+
+        Raises:
+            Damaged: the ledger's files were changed, or a newer fedstill wrote them.
+        """
+        for charge in _charges(self._chain, self._folder, self._count):
+            self._add(charge.run, charge.entry)
+        return list(self.runs.get(self._run, []))
+
+    def append(self, entry: Entry) -> None:
+        """Write one more entry of the run, and flush it to disk."""
+        time = now()
+        facts: dict[str, Any] = {"run": self._run, "time": time, "entry": entry.model_dump(mode="json")}
+        if entry.records is not None:
+            facts["records"] = base64.b64encode(entry.records).decode()
+        mac = self._chain.append(facts)
+        self._add(self._run, entry)
+        if self._charged is not None:
+            self._charged(Charge(self._chain.count, self._run, entry, time, mac.hex()), self)
+
+    def _add(self, run: str, entry: Entry) -> None:
+        self.runs.setdefault(run, []).append(entry)
+        self._count += 1  # last, so that every entry counts after an interruption
+
+
+def read_charges(folder: Path) -> list[Charge]:
+    """All releases of a site in order, after a check of every line on disk.
+
+    Raises:
+        Damaged: the ledger's files were changed, or a newer fedstill wrote them.
+    """
+    return _charges(_chain(folder), folder)
+
+
+def _chain(folder: Path) -> Chain:
+    return Chain(folder, "ledger", "nothing is released until its newest copy is back")
+
+
+def _charges(chain: Chain, folder: Path, since: int = 0) -> list[Charge]:
+    try:
+        return [_read(number, line) for number, line in enumerate(chain.read(since), start=since + 1)]
+    except (ValidationError, TypeError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise files.Damaged(
+            f"{folder} is damaged: {LINES} was written by another version of fedstill; nothing is released until its "
+            "newest copy is back"
+        ) from error
+
+
+def _check(
+    entries: Sequence[Entry],
+    entry: Entry,
+    *,
+    store: SiteStore,
+    delta: float,
+    budget: float | None,
+    allow_unbounded: bool,
+    public_images: bool,
+    budget_per_run: float | None,
+    run_limit: tuple[float, float] | None,
+) -> None:
+    """The rule of a site's ledger: the run stays within its limits, and all runs together within the site's budget.
+
+    A server chooses every request by earlier replies, so filters decide (`fedstill.privacy.accounting`). The names of
+    parts are the server's word: two releases count as of disjoint parts only if the ledger knows the records of both. A
+    person's data have one budget: if labels were released, the releases that protect records count towards the labels'
+    budget as well.
+    """
+    if isinstance(entry.event, Unbounded) and not allow_unbounded:
+        what = f"{entry.mechanism} in step '{entry.step}' ({entry.event.reason})"
+        raise BudgetExceeded(f"no epsilon bounds {what}, which this site does not allow; nothing was released")
+    if entry.unit == "label" and not public_images and not allow_unbounded:
+        raise BudgetExceeded(
+            f"{entry.mechanism} in step '{entry.step}' protects labels only, and this site does not declare its images "
+            "public (public_images); nothing was released"
+        )
+    if run_limit is not None:
+        own = [e.event for e in (*entries, entry) if e.unit == entry.unit]
+        if not accounting.rdp_filter(*run_limit, own[0]).allows(own):  # sufficient, and quicker than the exact sum
+            check_budget(entries, entry, *run_limit, split=by_record)
+    if budget is None:
+        refuse_unbudgeted(entry)
+    else:
+        every = [*chain(*store.other_runs()), *entries, entry]
+        what = f"the site's budget of {budget:g} at delta {delta:g}, including earlier runs"
+        _check_all(every, (store.first or entry).event, budget, delta, f"{what}; nothing was released", entry)
+    if budget_per_run is not None:
+        what = f"the site's budget of {budget_per_run:g} at delta {delta:g} for a run (budget_per_run)"
+        _check_all([*entries, entry], [*entries, entry][0].event, budget_per_run, delta, what, entry)
+
+
+def _check_all(entries: Sequence[Entry], first: Event, budget: float, delta: float, limit: str, entry: Entry) -> None:
+    """Raise `BudgetExceeded` unless filters admit ``entries``, of which ``entry`` is the new one."""
+    units: set[Unit] = {e.unit for e in entries}
+    for unit in units & {entry.unit, "label"}:
+        for events in _paths(entries, unit):
+            if not accounting.admits(events, first, budget, delta):
+                raise BudgetExceeded(
+                    f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {unit} above "
+                    f"{limit} (raise the site's budget or the noise)"
+                )
+
+
+def standing(
+    entries: Sequence[Entry], first: Event | None, budget: float | None, delta: float
+) -> dict[Unit, accounting.Use]:
+    """The part of a budget that releases use up, for each unit that they protect.
+
+    Args:
+        entries: the releases of one run, or of all.
+        first: the first release of all runs, or of this run for a budget of a run; None for the first of ``entries``.
+        budget: the site's budget; None for no budget, of which every share is infinite.
+        delta: the budget's delta.
+    """
+    uses: dict[Unit, accounting.Use] = {}
+    for unit in dict.fromkeys(e.unit for e in entries):
+        start = first or entries[0].event
+        each = (accounting.used(events, start, budget or 1.0, delta) for events in _paths(entries, unit))
+        most = max(each, key=lambda use: use.share)
+        uses[unit] = most if budget is not None else most._replace(share=math.inf)
+    return uses
+
+
+def _paths(entries: Sequence[Entry], unit: Unit) -> set[tuple[Event, ...]]:
+    """The costs of the releases that one record can influence, for each record; equal ones once."""
+    numbers: dict[tuple[Event, ...], int] = {}  # of equal costs, which are many
+    kinds = np.array([numbers.setdefault(tuple(_costs(entry, unit)), len(numbers)) for entry in entries])
+    costs = list(numbers)
+    different = {kinds[mask].tobytes() for mask in record_masks(entries)}
+    return {tuple(chain(*(costs[kind] for kind in np.frombuffer(path, kinds.dtype)))) for path in different}
+
+
+def _costs(entry: Entry, unit: Unit) -> list[Event]:
+    """The costs of an entry for neighbours that differ by one ``unit``."""
+    if unit == "record":  # a released label hides no record, whose image is public (policy)
+        return [entry.event] if entry.unit == "record" else []
+    # noise multipliers are relative to the influence of a record, also in a release that protects labels
+    return [entry.event] if isinstance(entry.event, Pure) and entry.unit == "label" else replaced(entry.event)
+
+
+def _read(number: int, line: Line) -> Charge:
+    value = json.loads(line.text)
+    records = base64.b64decode(value["records"]) if "records" in value else None
+    entry = Entry(**value["entry"], records=records)
+    return Charge(number, value["run"], entry, value.get("time"), line.mac.hex())

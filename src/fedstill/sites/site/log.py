@@ -1,0 +1,374 @@
+"""A site's log: a chained, keyed line for everything that arrives, for what became of it, and for every charge.
+
+The lines are in ``state/log.jsonl`` (`fedstill.sites.site.chain`); files of 64 MiB are kept under other names. A line
+has its number ``n``, the time, ``what`` happened, a ``detail`` in words, and facts that depend on ``what``:
+
+============  ========================================================================================================
+what          facts
+============  ========================================================================================================
+started       of the node: version of fedstill, the policy
+asked         run, method, step, exchange, model, settings, ``spec`` and ``request`` (SHA-256), bytes, process, policy
+imported      run and ``history`` (SHA-256) of releases by another program, which the ledger is charged with next
+charged       as above, number ``ledger`` and ``ledger_mac`` of the line in the ledger, unit, epsilon, shares of budgets
+answered      as asked, ``reply`` (SHA-256), its bytes, its fields, the numbers of its charges
+refused       the same, ``reply``; of a foreign bundle, ``bundle`` (SHA-256)
+waiting       as refused: the operator has not approved the run
+failed        as refused; the reason may contain data
+begun         a chain begins at a site that has earlier charges or a log of fedstill 0.1, which is kept
+============  ========================================================================================================
+
+After as many messages refused, failed or waiting as the policy's ``refusals_per_day``, the rest of a day has no line.
+The other lines are, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
+
+A killed process may leave a question without an outcome, a charge that only the ledger has (it was killed between the
+two files), and a charge without a release. None of these is wrong, nor is an imported charge that an early version of
+``fedstill privacy import`` did not log. Wrong is a release that left twice or without a
+charge, a charge of the log that the ledger lacks, and every change of a line.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain as chained
+from pathlib import Path
+from typing import Any
+
+from fedstill import schema
+from fedstill.base import files
+from fedstill.privacy.accounting import shares
+from fedstill.runs.environment import now
+from fedstill.sites.site.chain import Chain
+from fedstill.sites.site.charges import LINES as LEDGER
+from fedstill.sites.site.charges import Charge, SiteStore, read_charges, standing
+from fedstill.sites.site.policy import SitePolicy
+
+COUNT = "refusals.json"
+"""Name of the file with the day, in UTC, and the number of messages refused in it."""
+
+
+def count(policy: SitePolicy) -> int:
+    """Count a message that is refused, fails or waits; returns the number of today."""
+    number = _today(policy) + 1
+    files.write_json(policy.state / COUNT, {"day": _day(), "count": number})
+    return number
+
+
+def is_full(policy: SitePolicy) -> bool:
+    """Whether the site has refused so many messages today that it logs and answers no other."""
+    return _today(policy) >= policy.refusals_per_day
+
+
+def _today(policy: SitePolicy) -> int:
+    """The number of today; 0 if the file is damaged, as it limits the size of the log only."""
+    try:
+        found = json.loads((policy.state / COUNT).read_bytes())
+        return int(found["count"]) if found["day"] == _day() else 0
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0
+
+
+def _day() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+OLD = "log-old.jsonl"
+"""Name of a log of fedstill 0.1, which had no chain."""
+HEAD = "log.head"
+"""Name of the file with the end of the chain, which a site has since it first served."""
+FORMAT, VERSION = "format.json", 2
+"""File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
+IMPORTED, OPACUS = "imported", "Opacus"
+"""Step of the charges for the history of another program, and the beginning of their mechanism's name."""
+_LARGEST = 64 * 2**20
+_DETAIL = 1000
+_REMEDY = (
+    "the site replies to nothing until its newest copy is back, or until 'fedstill site log FOLDER --restart' puts it "
+    "aside and begins another"
+)
+
+log = logging.getLogger("fedstill")
+
+
+def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str | Exception, **more: Any) -> None:
+    """Append a line with ``facts`` and ``more``, ``what`` happened and its ``detail``, shortened.
+
+    Raises:
+        Damaged: the log was changed, or a newer fedstill wrote it.
+        OSError: the line can't be written.
+    """
+    text = schema.clean(f"{type(detail).__name__}: {detail}" if isinstance(detail, Exception) else detail, _DETAIL)
+    if what in ("refused", "failed", "waiting"):
+        number, limit = count(policy), policy.refusals_per_day
+        if number > limit:
+            return
+        if number == limit:
+            text += f"; this is refusal {limit:,} of the day, so no other is logged or answered (refusals_per_day)"
+    line = {"time": now(), "what": what, **facts, **more, "detail": text}
+    log.info("%s", json.dumps(line))
+    append(policy.state, line)
+
+
+def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: Charge, store: SiteStore) -> None:
+    """Append a line with ``facts`` and the costs of a charge that ``store`` has just taken."""
+    entry, limit = charge.entry, policy.budget_per_run or policy.budget
+    own = standing(store.runs[charge.run], None, limit, policy.delta)
+    first = store.first.event if store.first else None
+    every = standing(list(chained(*store.runs.values())), first, policy.budget, policy.delta)
+    alone = shares(standing([entry], None, policy.budget, policy.delta))[entry.unit]
+    cost = {"epsilon": alone["epsilon"], "run_total": shares(own), "total": shares(every), "budget": policy.budget}
+    ledger = {"ledger": charge.number, "ledger_mac": charge.mac, "unit": entry.unit}
+    write(policy, facts, "charged", f"{entry.mechanism} ({entry.unit})", **ledger, **cost)
+
+
+def append(state: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to the log in a site's folder ``state``, and begin the log if there is none."""
+    chained = is_chained(state)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    chain = _chain(state)
+    with chain.lock:
+        if chained:
+            _check_there(state)
+        _begin(state, chain)
+        if not chained:
+            files.write_json(state / FORMAT, {"version": VERSION, "chained": True})
+        chain.synchronise()
+        chain.append({"n": chain.count + 1, **line})
+
+
+def read(state: Path) -> list[dict[str, Any]]:
+    """All lines, those of a log without a chain first, after a check of the chain.
+
+    Raises:
+        Damaged: the log was changed, or a newer fedstill wrote it.
+    """
+    if is_chained(state):
+        _check_there(state)
+    if not (state / HEAD).exists() and not (state / "log.key").exists():
+        return files.read_json_lines(state / "log.jsonl", _REMEDY)
+    chain = _chain(state)
+    lines: list[dict[str, Any]] = [json.loads(line.text) for line in chain.read()]
+    begun = next((line for line in lines if line["what"] == "begun" and "old" in line), None)
+    if begun is None:
+        return lines
+    old = state / OLD
+    if not old.exists() or _digest(old) != begun["old"]:
+        raise files.Damaged(f"{old} is damaged: it is missing or was changed; {_REMEDY}")
+    return [*files.read_json_lines(old, _REMEDY), *lines]
+
+
+def restart(state: Path) -> Path:
+    """Put a damaged log aside and begin another, whose first line says so; returns the folder of the old one.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote the state.
+    """
+    check_format(state)
+    aside = state / time.strftime("log-damaged-%Y%m%d-%H%M%S")
+    chain = _chain(state)
+    with chain.lock:
+        aside.mkdir(mode=0o700)
+        places = [p for p in (*chain.places, state / OLD, state / "log.key", state / "log.head") if p.exists()]
+        digests = {place.name: _digest(place) for place in places}
+        for place in places:
+            shutil.move(place, aside / place.name)
+        _begin(state, chain, damaged=digests)
+    return aside
+
+
+def check_format(state: Path) -> None:
+    """Refuse the state of a newer fedstill, which has more than this one can read and continue.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote the state.
+        Damaged: the file with its version can't be read.
+    """
+    is_chained(state)
+
+
+def is_chained(state: Path) -> bool:
+    """Whether the log's chain was begun, so that its files must be there; errors as of `check_format`."""
+    place = state / FORMAT
+    try:
+        content = json.loads(place.read_bytes())
+        version, chained = content["version"], content.get("chained") is True
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
+    files.check_format(state, version, VERSION)
+    return chained
+
+
+def _check_there(state: Path) -> None:
+    """Refuse a log whose chain was begun and has no head; with a head, `Chain` checks the other files."""
+    if not (state / HEAD).exists():
+        raise files.Damaged(f"{state / HEAD} can't be read (it is missing); {_REMEDY}")
+
+
+def _chain(state: Path) -> Chain:
+    return Chain(state, "log", _REMEDY, _LARGEST)
+
+
+def _begin(state: Path, chain: Chain, **more: Any) -> None:
+    """Make the chain if there is none, with a line about what came before it."""
+    key, head, lines = (state / f"log.{part}" for part in ("key", "head", "jsonl"))
+    if head.exists() or (key.exists() and lines.exists() and lines.stat().st_size):
+        return
+    if lines.exists() and lines.stat().st_size:
+        lines.rename(state / OLD)
+    for place in (key, lines):  # of a crash while they were made
+        place.unlink(missing_ok=True)
+    chain.create()
+    ledger = ledger_of(state) / LEDGER
+    facts: dict[str, Any] = {"ledger": ledger.read_bytes().count(b"\n") if ledger.exists() else 0, **more}
+    if (state / OLD).exists():
+        facts["old"] = _digest(state / OLD)
+    if facts != {"ledger": 0}:
+        chain.synchronise()
+        line = {"time": now(), "what": "begun", **facts, "detail": "the chain of the log begins here"}
+        chain.append({"n": 1, **line})
+
+
+def ledger_of(state: Path) -> Path:
+    """Folder of the ledger in a site's folder ``state``."""
+    return state / "ledger"
+
+
+def _digest(place: Path) -> str:
+    return hashlib.sha256(place.read_bytes()).hexdigest()
+
+
+Line = Mapping[str, Any]
+OUTCOMES = ("answered", "refused", "failed", "waiting")
+"""What may become of a question."""
+
+
+@dataclass
+class Verdict:
+    """The result of `verify`.
+
+    Attributes:
+        problems: sentences on what is wrong.
+        notes: sentences on what killed processes left, which is not wrong.
+        counts: numbers of lines, questions, answers, releases and charges.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(state: Path) -> Verdict:
+    """Check the log and the ledger in a site's folder ``state``; no damage raises an error.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote them.
+    """
+    verdict = Verdict()
+    lines: list[dict[str, Any]] = []
+    charges: list[Charge] = []
+    try:
+        lines = read(state)
+        charges = read_charges(ledger_of(state))
+    except files.NewerFormat:  # which may know more kinds of lines and charges
+        raise
+    except files.Damaged as error:
+        verdict.problems.append(str(error))
+        return verdict
+    _compare(verdict, [line for line in lines if "n" in line], charges)
+    asked = sum(line["what"] == "asked" for line in lines)
+    answered = sum(line["what"] == "answered" for line in lines)
+    verdict.counts |= {"lines": len(lines), "questions": asked, "answers": answered, "charges": len(charges)}
+    return verdict
+
+
+def unfinished(lines: Sequence[Line]) -> list[Line]:
+    """The questions without an outcome: they are being answered, or their process was killed."""
+    waiting: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line["what"] == "asked":
+            waiting[str(line.get("request"))].append(line)
+        elif line["what"] in OUTCOMES and waiting[str(line.get("request"))]:
+            same = waiting[str(line.get("request"))]
+            own = [each for each in same if each.get("process") == line.get("process")]
+            same.remove((own or same)[0])
+    return sorted((line for each in waiting.values() for line in each), key=lambda line: int(line.get("n", 0)))
+
+
+def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge]) -> None:
+    begun = max((int(line["ledger"]) for line in lines if line["what"] == "begun"), default=0)
+    if begun:
+        verdict.notes.append(
+            f"the chain of the log begins after charge {begun}; earlier charges are in the ledger only"
+        )
+    if wrong := next((i for i, line in enumerate(lines, start=1) if line["n"] != i), None):
+        verdict.problems.append(f"entry {wrong} of the log has another number")
+    logged = _logged(verdict, lines, charges)
+    unlogged = [charge for charge in charges[begun:] if charge.number not in logged]
+    broken = Counter(line.get("run") for line in unfinished(lines))
+    requests = {line["request"]: line.get("run") for line in lines if line["what"] == "asked"}
+    broken.update(requests.get(line.get("request")) for line in lines if line["what"] == "failed")
+    for charge in unlogged:
+        words = f"charge {charge.number} of run {charge.run[:8]} is in the ledger and not in the log"
+        if charge.entry.step == IMPORTED and charge.entry.mechanism.startswith(OPACUS):
+            verdict.notes.append(f"{words}: it was imported, by an early version or a killed process; it stays charged")
+            continue
+        broken[charge.run] -= 1
+        if broken[charge.run] < 0:
+            verdict.problems.append(f"{words}, and no question of the run was interrupted")
+        else:
+            verdict.notes.append(f"{words}: a question was interrupted between the two; it stays charged")
+    _check_answers(verdict, lines, [*charges[:begun], *unlogged])
+    for line in unfinished(lines):
+        verdict.notes.append(f"entry {line['n']} has no outcome: the question is being answered, or was interrupted")
+
+
+def _logged(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge]) -> dict[int, Line]:
+    """The charges of the log by their number in the ledger, which must have each."""
+    logged: dict[int, Line] = {}
+    for line in lines:
+        if line["what"] != "charged":
+            continue
+        number = int(line["ledger"])
+        if number > len(charges):
+            verdict.problems.append(f"charge {number} (entry {line['n']} of the log) is lost: the ledger lacks it")
+        elif charges[number - 1].mac != line["ledger_mac"] or charges[number - 1].run != line["run"]:
+            verdict.problems.append(f"charge {number} (entry {line['n']} of the log) is another one in the ledger")
+        elif number in logged:
+            verdict.problems.append(f"charge {number} is in the log twice (entries {logged[number]['n']}, {line['n']})")
+        logged[number] = line
+    return logged
+
+
+def _check_answers(verdict: Verdict, lines: Sequence[Line], others: Sequence[Charge]) -> None:
+    """Check that every released reply was charged, and left in one form; ``others`` are charges the log lacks."""
+    charged = {(line["run"], line.get("request")) for line in lines if line["what"] == "charged"}
+    exchanges = {(charge.run, charge.entry.exchange) for charge in others}
+    replies: dict[tuple[str, str], Line] = {}
+    payers: dict[int, Line] = {}
+    released = 0
+    for line in lines:
+        if line["what"] != "answered" or line["simulated_noise"] or "released" not in line["fields"].values():
+            continue
+        released += 1
+        question = (str(line["run"]), str(line["request"]))
+        earlier = replies.setdefault(question, line)
+        if earlier["reply"] != line["reply"]:
+            verdict.problems.append(f"the question of entries {earlier['n']} and {line['n']} got two releases")
+        if question not in charged and (line["run"], line["exchange"]) not in exchanges:
+            verdict.problems.append(f"the release of entry {line['n']} was not charged")
+        for number in line["charges"]:
+            payer = payers.setdefault(number, line)
+            if payer["reply"] != line["reply"]:
+                verdict.problems.append(f"charge {number} paid for two releases (entries {payer['n']}, {line['n']})")
+    verdict.counts["releases"] = released

@@ -1,0 +1,310 @@
+"""A real site's policy: the site's own rules for the requests that it accepts."""
+
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+
+from fedstill import methods, models, schema
+from fedstill.base import files, lookup
+from fedstill.base.settings import Settings, sentence
+from fedstill.data import features, sources
+from fedstill.data.public import is_noise
+from fedstill.engines.client_evaluation import steps_of
+from fedstill.engines.run_spec import RunSpec
+from fedstill.privacy.releases import LEAST_DELTA
+from fedstill.protocol import Method
+
+
+class SitePolicy(Settings):
+    """A site's policy, read from a TOML file with these settings; it refuses every other request."""
+
+    client: NonNegativeInt
+    """Number of the site in every run, from 0, as agreed with the server."""
+    data: Path
+    """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them."""
+    size: Annotated[int, Ge(1), Le(4096)] | None = None
+    """Height and width to which the site's pictures, and public ones, are resized, and cropped at the centre."""
+    state: Path
+    """Folder for the site's ledger, its log and the state of runs between steps."""
+    methods: tuple[str, ...]
+    """Allowed steps: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
+    budget: PositiveFloat | None = None
+    """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing."""
+    delta: Annotated[float, Ge(LEAST_DELTA), Lt(1)] = 1e-5
+    """Delta of that epsilon, and the maximum delta of a run."""
+    budget_per_run: PositiveFloat | None = None
+    """Maximum epsilon, at ``delta``, of the releases of one run; None lets one run take the whole budget."""
+    approval: Literal["none", "ask"] = "none"
+    """Whether a new run waits until the site's operator approves it ("ask"): fedstill site approve."""
+    unprotected: bool = False
+    """Whether fields that no mechanism protects (models, images) may leave."""
+    public_images: bool = False
+    """Whether the images of ``data`` are public and only their labels are secret, as label privacy supposes. Otherwise
+    a step that protects labels only needs ``unprotected``."""
+    min_records: PositiveInt = 50
+    """Minimum number of records; with fewer the site refuses every request."""
+    max_failures: PositiveInt = 3
+    """Number of failed questions after which the site answers a run no more: each failure may tell a bit."""
+    max_questions: PositiveInt = 1000
+    """Number of questions of a run that the site answers."""
+    runs_per_day: PositiveInt = 24
+    """Number of runs that the site begins in 24 hours."""
+    refusals_per_day: PositiveInt = 2000
+    """Number of messages of a day (UTC) that the site refuses with a line in its log; then it logs and answers none
+    until the next day."""
+    max_seconds: PositiveFloat = 3600.0
+    """Largest time in seconds that a question may take; then its process is ended."""
+    max_memory_gb: NonNegativeFloat = 16.0
+    """Largest address space of a question's processes in gigabytes; 0 for no limit, which CUDA needs."""
+    max_request_mb: Annotated[float, Gt(0), Le(16_384)] = 512.0
+    """Largest request in megabytes, as the largest message of a run (--max-message-mb); nothing of a larger one is
+    decoded, and the site stops to read it. The node reads this limit when it starts."""
+    keep_sent_days: NonNegativeFloat = 30.0
+    """Number of days for which the site keeps a copy of what it sent; 0 for none. Releases stay for good."""
+    keep_sent_gb: NonNegativeFloat = 1.0
+    """Largest size of these copies in gigabytes; the oldest go first."""
+    messages_at_a_time: Annotated[int, Ge(1), Le(64)] = 2
+    """Number of messages that the site works on at a time."""
+    public: dict[str, Path] = {}
+    """Paths of public data sets at this site, by the names that runs use; noise needs no entry."""
+    features: tuple[str, ...] = ()
+    """Backbones (--features) that a run may use; they are installed at this site."""
+    simulated_noise: bool = False
+    """Whether a run may draw privacy noise from its seed; the server can subtract such noise, so for tests only."""
+    own_code: tuple[str, ...] = ()
+    """Names of methods and models outside of fedstill that a run may use, as "package.module:name"."""
+    device: str = "cpu"
+    """Device of the steps: cpu or cuda."""
+    threads: Annotated[int, Ge(1), Le(256)] = 1
+    """Number of threads of a step."""
+
+    @classmethod
+    def read(cls, path: Path) -> "SitePolicy":
+        """Read the file; its relative paths are relative to its folder.
+
+        Raises:
+            ValueError: the file can't be read, a newer fedstill wrote it (its ``format``), or a setting is invalid; one
+                sentence.
+        """
+        try:
+            policy = cls(**files.without_format(tomllib.loads(path.read_text()), path))
+        except FileNotFoundError:
+            raise ValueError(f"there is no policy {str(path)!r}; make one with fedstill site init") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"the policy {str(path)!r} can't be read as TOML: {error}") from error
+        except ValidationError as error:
+            raise ValueError(f"the policy {str(path)!r} is invalid: {sentence(error, kind=cls)}") from error
+        here = path.resolve().parent
+        return policy.model_copy(
+            update={
+                "data": here / policy.data.expanduser(),
+                "state": here / policy.state.expanduser(),
+                "public": {name: here / place.expanduser() for name, place in policy.public.items()},
+            }
+        )
+
+    @property
+    def max_request(self) -> int:
+        """``max_request_mb`` in bytes."""
+        return int(self.max_request_mb * 10**6)
+
+    @property
+    def ledger(self) -> Path:
+        """Folder of the site's ledger (`fedstill.sites.site.charges`)."""
+        return self.state / "ledger"
+
+    def check_run(self, spec: RunSpec, step: object) -> None:
+        """Refuse a step of a run that the policy does not allow, before any code of the method is imported.
+
+        Raises:
+            Refused: the policy does not allow the step.
+        """
+        if not {spec.name, f"{spec.name}.{step}"} & set(self.methods):
+            allowed, refused = ", ".join(self.methods) or "nothing", schema.clean(f"{spec.name}.{step}")
+            raise schema.Refused(f"the site's policy allows {allowed}, not '{refused}' (methods)")
+        if any(lookup.is_file(name) for name in (spec.name, spec.model, *spec.models)):
+            raise schema.Refused("the run names code in a file; a site runs code of installed packages only (own_code)")
+        names = [spec.name] if spec.name not in methods.TABLE else []
+        names += [name for name in (spec.model, *spec.models) if models.is_own(name)]
+        if foreign := [name for name in names if name not in self.own_code]:
+            raise schema.Refused(f"the site's policy does not allow the code '{schema.clean(foreign[0])}' (own_code)")
+        if spec.features is not None and spec.features not in self.features:
+            raise schema.Refused(
+                f"the site's policy does not allow the backbone '{schema.clean(spec.features)}' (features)"
+            )
+        if spec.simulated_noise and not self.simulated_noise:
+            raise schema.Refused(
+                "the server knows the seed of the privacy noise (simulated_noise); use --noise entropy"
+            )
+        if spec.delta > self.delta:
+            raise schema.Refused(f"the run's delta is {spec.delta:g}; the site's limit is {self.delta:g} (delta)")
+        if spec.delta < LEAST_DELTA and not spec.simulated_noise:
+            raise schema.Refused(f"the run's delta is {spec.delta:g}; real noise has tails to {LEAST_DELTA:g} only")
+        if spec.public and not is_noise(spec.public) and spec.public.partition(":")[0] not in self.public:
+            raise schema.Refused(f"the site has no public data '{schema.clean(spec.public)}' (public)")
+
+    def check_fields(self, method: Method, step: str) -> None:
+        """Refuse a step whose reply has fields that the policy does not allow to leave.
+
+        Raises:
+            Refused: the method has no such step, or the policy does not allow a field.
+        """
+        steps = steps_of(method)
+        if step not in steps:
+            raise schema.Refused(f"step '{schema.clean(step)}' is not one of {', '.join(sorted(steps))}")
+        fields = steps[step].reply.schema
+        if any(f.is_released for f in fields) and self.budget is None and not self.unprotected:
+            raise schema.Refused("the site's policy has no budget, so nothing is released (budget)")
+        bare = [f.name for f in fields if not (f.is_public or f.is_released)]
+        if bare and not self.unprotected:
+            raise schema.Refused(f"the site's policy allows no unprotected field, such as '{bare[0]}' (unprotected)")
+
+
+T = TypeVar("T")
+_MUCH = 10.0
+"""Epsilon above which a budget protects little."""
+_FEW = 10
+"""Number of records below which a reply tells much of each."""
+
+
+def check(policy: SitePolicy) -> Iterator[str]:
+    """Check a policy against this machine, reading its data; yields warnings, for what may be meant.
+
+    Raises:
+        ValueError: a method, a step, a device, code or data do not exist, or the policy allows nothing; one sentence.
+    """
+    yield from _check_steps(policy)
+    _check_device(policy)
+    for name in policy.own_code:
+        _check_code(name)
+    for name, place in policy.public.items():
+        if not place.exists():
+            raise ValueError(f"the public data {name!r} are in {place}, which does not exist (public)")
+        load = sources.load_raw if policy.features else sources.load
+        _loaded(f"the public data {name!r}", partial(load, str(place), size=policy.size))
+    yield from _check_data(policy)
+    if policy.budget is not None and policy.budget > _MUCH:
+        yield f"a budget of epsilon {policy.budget:g} protects little; 1 to {_MUCH:g} is usual (budget)"
+    if policy.simulated_noise:
+        yield "the server can subtract the privacy noise (simulated_noise); for tests only"
+    if policy.unprotected:
+        yield "THE SERVER CAN GET THE RECORDS: unprotected fields may leave (unprotected)"
+
+
+def _check_steps(policy: SitePolicy) -> Iterator[str]:
+    if not policy.methods:
+        yield "no method is allowed, so every request is refused (methods)"
+    for entry in policy.methods:
+        method, steps = _entry(policy, entry)
+        refusals = [reason for step in steps if (reason := _refusal(policy, method, step)) is not None]
+        if len(refusals) == len(steps):
+            raise ValueError(f"the policy allows {entry!r} but refuses all that it would send: {refusals[0]}")
+
+
+def _entry(policy: SitePolicy, entry: str) -> tuple[Method, list[str]]:
+    """The method and the steps of an entry of ``methods``."""
+    name, step = entry, ""
+    if entry not in methods.TABLE and entry not in policy.own_code:
+        name, _, step = entry.rpartition(".")
+    if name not in methods.TABLE and name not in policy.own_code:
+        near = lookup.suggestion(entry.partition(".")[0], methods.TABLE)
+        raise ValueError(f"there is no method {entry!r} (methods){near or '; fedstill methods lists them'}")
+    method = methods.find(name)()
+    steps = steps_of(method)
+    if step and step not in steps:
+        near = lookup.suggestion(step, steps)
+        raise ValueError(f"{name} has no step {step!r} (methods){near or '; it has ' + ', '.join(steps)}")
+    return method, [step] if step else list(steps)
+
+
+def _refusal(policy: SitePolicy, method: Method, step: str) -> str | None:
+    try:
+        policy.check_fields(method, step)
+    except schema.Refused as error:
+        return str(error)
+    return None
+
+
+def _check_device(policy: SitePolicy) -> None:
+    try:
+        kind = torch.device(policy.device).type
+    except RuntimeError as error:
+        raise ValueError(f"device is {policy.device!r}; it must be cpu or cuda") from error
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device is {policy.device!r}; it must be cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {policy.device!r}, and this machine has no GPU that torch can use")
+    if kind == "cuda" and policy.max_memory_gb:
+        raise ValueError(f"max_memory_gb is {policy.max_memory_gb:g}; with device cuda it must be 0, for CUDA's sake")
+
+
+def _check_code(name: str) -> None:
+    if lookup.is_file(name):
+        raise ValueError(f"own_code has the file {name!r}; a site runs code of installed packages only")
+    try:
+        lookup.import_own(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"own_code has {name!r}, which can't be imported: {error}") from error
+
+
+def _check_data(policy: SitePolicy) -> Iterator[str]:
+    cache_dir = policy.state / "data"
+    load: Callable[..., sources.Part | sources.Raw] = sources.load_raw_part if policy.features else sources.load_part
+    part = _loaded("the site's records", partial(load, str(policy.data), size=policy.size, cache_dir=cache_dir))
+    if isinstance(part, sources.Raw):
+        for name in policy.features:
+            read = partial(features.load_backbone, name, part.shape, download=False, cache_dir=cache_dir)
+            _loaded(f"the backbone {name!r} (features)", read)
+    records, labels = len(part.train[0]), part.train[1]
+    if records < policy.min_records:
+        raise ValueError(f"the site has {records} records; with fewer than {policy.min_records} it answers nothing "
+                         "(min_records)")  # fmt: skip
+    if policy.budget is not None and policy.delta * records >= 1:
+        raise ValueError(f"delta is {policy.delta:g}; with {records:,} records it must be below {1 / records:.2g}")
+    if len(torch.unique(labels)) < 2:
+        yield "all records have one class"
+    if policy.min_records < _FEW:
+        yield f"min_records is {policy.min_records}; the replies of so few records tell much of each"
+
+
+def _loaded(what: str, load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{what} can't be read: {error}") from error
+
+
+def words(policy: SitePolicy) -> Iterator[str]:
+    """What leaves the site under a policy, in sentences."""
+    for entry in policy.methods:
+        method, steps = _entry(policy, entry)
+        name = entry if len(steps) > 1 else entry.rpartition(".")[0] or entry
+        for step in steps:
+            if _refusal(policy, method, step) is None:
+                yield from (f"{name}, step {step}: {field}" for field in _fields(method, step))
+    if policy.budget is not None:
+        yield (
+            f"all runs together: epsilon {policy.budget:g} at delta {policy.delta:g} for each unit that a method "
+            "protects; then nothing more is released"
+        )
+    elif policy.unprotected:
+        yield "all runs together: without a limit, as there is no budget"
+    yield "to every run: the site's number, whether and when it answers, and refusals that do not depend on the records"
+    yield f"nothing else: neither files of {policy.data} nor what another step would send"
+
+
+def _fields(method: Method, step: str) -> Iterator[str]:
+    fields = steps_of(method)[step].reply.schema
+    for names, how in (
+        ([f.name for f in fields if f.is_released], "with privacy noise, charged to the budget"),
+        ([f.name for f in fields if not f.is_released and f.is_public], "as it is; the method holds it to be public"),
+        ([f.name for f in fields if not f.is_released and not f.is_public], "as it is, WITHOUT PROTECTION"),
+    ):
+        if names:
+            yield f"{', '.join(names)} {how}"

@@ -1,0 +1,141 @@
+"""Files of a site: its policy and ledger, its key, and the server that it answers."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from fedstill.base import files
+from fedstill.base.settings import sentence
+from fedstill.sites import certificates, units
+from fedstill.sites.server import roster
+from fedstill.sites.site import log
+from fedstill.sites.site.charges import HEAD, KEY, LINES, create_ledger, read_charges
+from fedstill.sites.site.policy import SitePolicy
+
+POLICY = "policy.toml"
+"""Name of the policy's file in a site's folder."""
+_KEY = "site.key"
+_AUTHORITY = "ca.crt"
+_CONNECTION = "connection.toml"
+
+
+def read_settings(settings: Mapping[str, Any]) -> SitePolicy:
+    """The policy with these settings.
+
+    Raises:
+        ValueError: a setting is invalid; one sentence.
+    """
+    try:
+        return SitePolicy(**settings)
+    except ValidationError as error:
+        raise ValueError(f"the policy is invalid: {sentence(error)}") from error
+
+
+def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
+    """Make a site's ledger, write its policy, and return the policy.
+
+    Raises:
+        ValueError: a setting is invalid, or the folder has a policy already, or a ledger that was used.
+    """
+    place = folder / POLICY
+    if place.exists():
+        raise ValueError(f"{place} exists already; edit it, or choose another folder")
+    state = folder.resolve() / read_settings(settings).state.expanduser()
+    log.check_format(state)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state.chmod(0o700)
+    if not (state / log.HEAD).exists():  # the site has never served
+        _remove_unused(log.ledger_of(state))
+    create_ledger(log.ledger_of(state))
+    plain = {name: _plain(value) for name, value in settings.items() if value is not None}
+    files.write_bytes(place, tomli_w.dumps(plain).encode())  # last: with it, the folder is a site
+    return SitePolicy.read(place)
+
+
+def join(folder: Path, invite: Path) -> str:
+    """Take a server's invitation, make a key unless there is one, and return the public key.
+
+    A site that has a server already takes the new address and the new authority.
+
+    Raises:
+        ValueError: the folder has no policy, the file is no invitation, or it is another client's; one sentence.
+    """
+    policy, invited = SitePolicy.read(folder / POLICY), roster.read_invitation(invite)
+    if invited.client != policy.client:
+        raise ValueError(f"{invite} is for client {invited.client}; the policy in {folder} is client {policy.client}'s")
+    files.write_bytes(folder / _AUTHORITY, invited.authority.encode())
+    files.write_bytes(folder / _CONNECTION, tomli_w.dumps({"address": invited.address}).encode())
+    key = folder / _KEY
+    if not key.exists():
+        certificates.site_key(key)
+    unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
+    files.write_bytes(folder / units.SITE, unit.encode())
+    return public_key(folder)
+
+
+def rekey(folder: Path) -> str:
+    """Make another key for a site, and return its public key; the earlier one is kept as ``site.key.old``.
+
+    Raises:
+        ValueError: the folder has no key; one sentence.
+    """
+    key = folder / _KEY
+    if not key.exists():
+        raise ValueError(f"{folder} has no {_KEY}; make a site with 'fedstill site init'")
+    files.write_bytes(old := folder / f"{_KEY}.old", b"")
+    old.chmod(0o600)
+    old.write_bytes(key.read_bytes())
+    certificates.site_key(key)
+    return public_key(folder)
+
+
+def public_key(folder: Path) -> str:
+    """A site's public key, as a line of OpenSSH."""
+    return (folder / f"{_KEY}.pub").read_text().strip()
+
+
+def connection(folder: Path) -> tuple[str, list[str]]:
+    """The address of a site's server, and the options of ``flower-supernode`` that connect to it.
+
+    Raises:
+        ValueError: the site has no server, or others can read its key; one sentence.
+    """
+    place, key, authority = (folder.resolve() / name for name in (_CONNECTION, _KEY, _AUTHORITY))
+    try:
+        address = str(tomllib.loads(place.read_text())["address"])
+        mode = key.stat().st_mode
+        authority.stat()
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{folder} has no server to answer ({error}); 'fedstill site join {folder} --invite FILE' gives it one"
+        ) from error
+    if mode & 0o077:
+        raise ValueError(f"others than its owner can read {key}; chmod 600 {key}")
+    options = ["--superlink", address, "--root-certificates", str(authority)]
+    return address, [*options, "--auth-supernode-private-key", str(key)]
+
+
+def _remove_unused(ledger: Path) -> None:
+    """Remove a ledger without any release, or what a crash left of one while it was made; another stays."""
+    key, lines, head = (ledger / name for name in (KEY, LINES, HEAD))
+    if lines.exists() and lines.stat().st_size:
+        return
+    if head.exists() and head.stat().st_size:
+        try:
+            read_charges(ledger)
+        except files.Damaged:
+            return
+    for place in (head, lines, key):  # in this order, as what a crash leaves of them is without a release too
+        place.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
