@@ -23,7 +23,7 @@ from fedstill.privacy.ledger import Entry, Ledger, Part
 from fedstill.privacy.releases import Event, Gaussian, Pure
 from fedstill.sites.site import log
 from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.charges import Charge, SiteStore, create_ledger, open_ledger, read_charges, standing
+from fedstill.sites.site.charges import Charge, Limits, SiteStore, create_ledger, open_ledger, read_charges, standing
 
 BUDGET, DELTA, RUNS = 8.0, 1e-5, 100
 RECORDS = 5000
@@ -56,7 +56,7 @@ def records(kind: str, i: int) -> bytes | None:
 
 
 def opened(folder: Path, charged: Callable[[Charge, SiteStore], None] | None = None) -> Ledger:
-    return open_ledger(folder, "a new run", delta=DELTA, budget=BUDGET, public_images=True, charged=charged)
+    return open_ledger(folder, "a new run", Limits(DELTA, BUDGET, public_images=True), charged=charged)
 
 
 def build(state: Path, kind: str, number: int, *, logged: bool) -> None:

@@ -103,14 +103,6 @@ def test_a_request_whose_line_was_lost_is_counted_again_if_there_is_its_reply(tm
         assert (opened.bytes_down, opened.bytes_up) == (30, 15)
 
 
-def test_lines_of_an_earlier_version_are_read_and_followed_by_chained_ones(tmp_path: Path) -> None:
-    plain = {"exchange": 0, "client": 0, "down": 1, "seconds": 1.0}
-    (tmp_path / "meter.jsonl").write_text(json.dumps(plain) + "\n")
-    Journal(tmp_path).count_sent(0, 1, 2)
-    Journal(tmp_path).count_sent(0, 2, 3)
-    assert Journal(tmp_path).bytes_down == 6
-
-
 def test_seconds_go_on_where_the_last_message_left_them(tmp_path: Path) -> None:
     (tmp_path / "meter.jsonl").write_text(json.dumps({"exchange": 0, "client": 0, "down": 1, "seconds": 1000.0}) + "\n")
     assert 1000 <= Journal(tmp_path).seconds < 1100

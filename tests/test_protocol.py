@@ -1,5 +1,6 @@
 """The boundary: steps and their requests, parts that stay at clients, and which members a method's author sees."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import small
 import torch
 from jaxtyping import Float32
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstill import methods
 from fedstill.data.sources import DataSet
@@ -44,6 +45,7 @@ HOOKS = {
     "own",
     "personal_model",
     "rebuild",
+    "rebuilds",
 }
 
 
@@ -183,7 +185,7 @@ def test_a_method_s_loop_and_steps_are_its_own(name: str) -> None:
         if not base.__module__.startswith("fedstill") or base in (Method, Settings):
             continue
         functions = {key for key, value in vars(base).items() if callable(value) and not key.startswith("_")}
-        assert not functions - {"model_post_init"}, f"{base.__name__} has {functions}"
+        assert not functions - {"model_post_init", "rebuild"}  # no loop, no step, f"{base.__name__} has {functions}"
         assert not issubclass(base, Method)
     assert client_steps(kind).items() <= vars(kind).items()
 
@@ -209,3 +211,12 @@ def test_too_few_public_images_are_refused(digits: DataSet) -> None:
     for public, count in ((None, 0), (digits.train[:1], 1)):
         with pytest.raises(ValueError, match=f"^x needs public images, 2 at least, and has {count}; name some"):
             public_images(public, "x")
+
+
+def test_a_network_that_is_made_again_is_declared() -> None:
+    """Whether clients can evaluate the result hangs on the declaration, so that none can be forgotten."""
+    with pytest.raises(TypeError, match="Mine has a method rebuild, but rebuilds is False; set it to True"):
+
+        class Mine(Whole):
+            def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+                return network

@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 import fedstill
-from fedstill import methods, models
+from fedstill import methods
 from fedstill.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -80,8 +80,6 @@ def small(words: list[str], out: Path) -> list[str]:
         words += ["--data", "digits"] * ("--data" not in words and ".yaml" not in words[1])
         labelled = "held=" in " ".join(words) or "fedmd" in words
         words += ["--public", "held=64" if labelled else "noise=64"]
-    if "--updates" in words:
-        words += ["--inversion.steps", "2"]
     if words[0] == "audit":
         words += ["--clients", "8"]
     return [*words, "--out", str(out)] if words[0] in ("run", "compare", "audit") else words
@@ -96,14 +94,6 @@ def small_sweep(file: Path, folder: Path) -> Path:
     content["methods"]["fedavg"]["rounds"] = 1
     (folder / file.name).write_text(yaml.safe_dump(content), "utf-8")
     return folder / file.name
-
-
-def save_updates(folder: Path) -> None:
-    """A model's weights, and gradients that have their form."""
-    model = models.build("convnet:width=16", (1, 28, 28), 10)
-    torch.save(model.state_dict(), folder / "start.pt")
-    (folder / "updates").mkdir()
-    torch.save([p.detach() for p in model.parameters()], folder / "updates" / "client-0.pt")
 
 
 def compare(folder: Path) -> None:
@@ -160,9 +150,7 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         load_breast_cancer(as_frame=True).frame.to_parquet(tmp_path / "cancer.parquet")
     if words[1] in ("report", "runs", "watch"):
         compare(tmp_path)
-    if "--updates" in words:
-        save_updates(tmp_path)
-    elif words[1] in ("attack", "publish"):
+    if words[1] in ("attack", "publish"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if "--replies" in words:  # of a run of the same method, whose clients do the same work

@@ -139,7 +139,17 @@ def test_a_false_promise_is_refuted(attacked: tuple[Path, dict[str, Any]]) -> No
     folder, before = attacked
     place = folder / "summary.json"
     honest = place.read_text()
-    promise = {"holds": True, "unit": "record", "epsilon": 0.01, "delta": 0.0, "adversary": "all", "reason": ""}
+    promise = {
+        "holds": True,
+        "unit": "record",
+        "epsilon": 0.01,
+        "delta": 0.0,
+        "adversary": "all",
+        "reason": "",
+        "adjacency": "one record",
+        "accountant": "PLD",
+        "simulated": False,
+    }
     place.write_text(json.dumps({**json.loads(honest), "guarantee": promise}))
     try:
         found = membership(folder, Membership(shadows=16))
@@ -371,7 +381,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "it must be an even number of 2 or more" in fails(str(folder), "--score", "rmia", "--shadows", "1")
     world = place_of(folder, 1) / "world-001" / "outputs.safetensors"
     old = {"logits": wire.unpack(files.read_checked(world, ""))[0]["logits"]}
-    files.write_checked(world, wire.pack(old, {}))  # as earlier versions wrote it
+    files.write_checked(world, wire.pack(old, {}))  # as of a run of other attacks
     main(["attack", str(folder), "--shadows", "4", "--client", "1"])
     assert "does not fit these records; delete" in fails(str(folder), "--score", "rmia", "--client", "1")
     assert "the run comes first: fedstill attack RUN" in fails("--shadows", "4")

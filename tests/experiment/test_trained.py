@@ -11,7 +11,6 @@ from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.methods import find
-from fedstill.protocol.wire import pack, unpack
 
 TASK = {"data": "digits", "clients": 2, "model": "convnet:width=4,depth=2", "workers": 0, "public": "noise=50"}
 HEADS = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}}
@@ -55,16 +54,6 @@ def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     array: Any = [[0]]
     with pytest.raises(ValueError, match="images are list; they must be a tensor"):
         model(array)
-
-
-def test_a_model_file_of_an_early_version_is_not_called_damaged(tmp_path: Path) -> None:
-    made(tmp_path)
-    weights, header = unpack((tmp_path / "model.safetensors").read_bytes())
-    del header["shape"]
-    (tmp_path / "model.safetensors").write_bytes(pack(weights, header))
-    with pytest.raises(ValueError, match="has no 'shape', as of early versions of fedstill") as refused:
-        load_model(tmp_path)
-    assert "delete" not in str(refused.value)
 
 
 @pytest.mark.slow

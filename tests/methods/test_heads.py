@@ -22,7 +22,8 @@ from fedstill.distill.ensemble import Distillation
 from fedstill.distill.public_map import PublicFeatures, PublicMap, split_public
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.transport import Inline
-from fedstill.methods.parts.private_heads import PrivateHeads, mean_head, public_features
+from fedstill.methods.parts.on_features import public_features
+from fedstill.methods.parts.private_heads import PrivateHeads, mean_head
 from fedstill.models.heads import HeadModel
 from fedstill.privacy.accounting import gaussian_noise
 from fedstill.privacy.logistic import logits
@@ -203,7 +204,7 @@ def module_of(tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def mapped(fed: Any, public_map: PublicMap) -> PublicFeatures:
-    return public_features(fed, fed.public, PrivateHeads(extractor=Extractor(pretrain="none"), space=public_map))
+    return public_features(fed, PrivateHeads(extractor=Extractor(pretrain="none"), space=public_map), "fedavg-p")
 
 
 @pytest.mark.parametrize("dims", [DIMS, 4])  # by a whole decomposition and by a random projection

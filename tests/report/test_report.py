@@ -73,7 +73,7 @@ def test_runs_are_found_at_any_depth_in_natural_order_and_unfinished_ones_are_le
         ("summary.json", '{"accuracy": NaN}', "accuracy"),
         ("summary.json", '{"bytes_up": -1}', "bytes_up"),
         ("summary.json", '{"seconds": Infinity}', "seconds"),
-        ("summary.json", '{"guarantee": {"holds": true, "epsilon": -1}}', "guarantee.epsilon"),
+        ("summary.json", '{"guarantee": {"holds": true, "epsilon": -1}}', "guarantee."),
         ("partition.json", '{"class_names": ["a", "b"], "counts": [[1, 2]]}', "counts of 1 clients"),
         ("partition.json", '{"class_names": ["a", "b"], "counts": [[1, 2], [3]]}', "2 x 2"),
         ("partition.json", '{"class_names": ["a", "b"], "counts": [[1, 2], [3, -4]]}', "counts.1.1"),
@@ -296,7 +296,7 @@ def test_a_printed_guarantee_is_never_smaller_than_the_true_one(value: float, wo
     assert float(words) >= value
 
 
-def test_a_simulation_is_told_by_the_guarantee_s_field_and_in_older_runs_by_its_words(tmp_path: Path) -> None:
+def test_a_simulation_is_told_by_the_guarantee_s_field_(tmp_path: Path) -> None:
     words = (
         "A theorem. Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
     )
@@ -309,8 +309,6 @@ def test_a_simulation_is_told_by_the_guarantee_s_field_and_in_older_runs_by_its_
     for simulated in (True, False):
         assert told(PRIVATE | {"simulated": simulated}) == simulated
         assert told(PRIVATE | {"reason": words, "simulated": simulated}) == simulated
-    assert told(PRIVATE | {"reason": words})  # written before there was a field
-    assert not told(PRIVATE)
     assert not told(NONE | {"simulated": True})
 
 
@@ -590,14 +588,6 @@ def test_the_page_is_the_same_each_time_and_replaces_the_old_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
     with pytest.raises(ValueError, match="at least one run"):
         write_report([], tmp_path / "report.html")
-
-
-def test_the_spread_over_clients_of_an_earlier_version_has_todays_name(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "old")
-    (folder / "metrics.jsonl").write_text('{"round": 1, "accuracy": 0.5, "spread": 0.1}\n{"round": 2, "spread": 3}\n')
-    first, second = read_run(folder).metrics
-    assert first["spread_over_clients"] == 0.1 and "spread" not in first
-    assert second["spread"] == 3  # a number of the method's own
 
 
 def test_the_page_names_the_values_of_the_partition_s_column(tmp_path: Path) -> None:

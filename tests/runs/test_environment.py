@@ -48,7 +48,7 @@ def test_every_start_leaves_its_environment_and_another_one_is_named(
     assert f"torch was {torch.__version__}, is 3.0" in sentence and "is Z80" in sentence and "\n" not in sentence
     assert [e["torch"] for e in read_run(out).environment] == [torch.__version__] * 2 + ["3.0"]
     assert (out / "model.safetensors").read_bytes() == model
-    (out / "environment.jsonl").unlink()  # as an early version left the folder
+    (out / "environment.jsonl").unlink()
     assert read_run(out).environment == ()
 
 

@@ -12,7 +12,6 @@ import fedstill
 from fedstill import read_run
 from fedstill.base.files import Damaged, NewerFormat
 from fedstill.base.records import Normalisation, Records
-from fedstill.report import guarantees
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.listing import entry
 
@@ -30,7 +29,17 @@ SUMMARY = {
     "bytes_up_per_client": 1,
     "bytes_down_per_client": 3,
     "seconds": 1.5,
-    "guarantee": {"holds": True, "unit": "record", "epsilon": 1.0, "delta": 1e-5, "adversary": "the server"},
+    "guarantee": {
+        "holds": True,
+        "unit": "record",
+        "adjacency": "one record",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "adversary": "the server",
+        "accountant": "PLD",
+        "reason": "",
+        "simulated": False,
+    },
 }
 
 
@@ -113,33 +122,6 @@ def test_a_locked_folder_keeps_others_out_and_its_lock_is_no_stranger(folder: Ru
         assert folder.stranger() == "thesis.tex"
     with RunFolder(folder.path).locked():
         pass
-
-
-@pytest.mark.parametrize(("reason", "simulated"), [("a theorem", False), ("its noise came from the run's seed", True)])
-def test_a_guarantee_of_an_early_version_is_read(reason: str, simulated: bool, folder: RunFolder) -> None:
-    folder.path.mkdir()
-    guarantee = {**SUMMARY["guarantee"], "reason": reason}  # type: ignore[dict-item]
-    folder.summary.write_text(json.dumps({**SUMMARY, "guarantee": guarantee}))
-    read = folder.read_summary().guarantee
-    assert (read.epsilon, read.accountant, read.reason) == (1.0, None, reason)
-    assert guarantees.is_simulated(read) is simulated
-
-
-@pytest.mark.parametrize(
-    ("reason", "exposed"),
-    [
-        ("a theorem", None),
-        ("a theorem; nothing protects the 5 records that --public held=5 took", None),
-        ("a theorem; nothing protects 10 of the clients' 400 records, which are among the public records too", 10),
-    ],
-)
-def test_exposed_records_of_an_early_version_are_those_that_it_counted(
-    reason: str, exposed: int | None, folder: RunFolder
-) -> None:
-    folder.path.mkdir()
-    guarantee = {**SUMMARY["guarantee"], "reason": reason}  # type: ignore[dict-item]
-    folder.summary.write_text(json.dumps({**SUMMARY, "guarantee": guarantee}))
-    assert folder.read_summary().guarantee.exposed == exposed
 
 
 @pytest.mark.slow

@@ -14,10 +14,9 @@ from releases import entry
 
 from fedstill.base import files
 from fedstill.base.files import NewerFormat
-from fedstill.privacy.releases import Gaussian
 from fedstill.sites.site import chain, log
 from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.charges import HEAD, create_ledger, open_ledger, read_charges
+from fedstill.sites.site.charges import Limits, create_ledger, open_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
 
 PARTS = ("log.key", "log.jsonl", "log.head")
@@ -69,7 +68,7 @@ def test_a_file_of_another_shape_is_a_sentence(name: str, text: bytes, sample: P
         with pytest.raises(files.Damaged):
             read_charges(sample / "ledger")
         with pytest.raises(files.Damaged):
-            open_ledger(sample / "ledger", "run", delta=1e-5, budget=1.0).charge(entry())
+            open_ledger(sample / "ledger", "run", Limits(1e-5, 1.0)).charge(entry())
     else:
         with pytest.raises(files.Damaged):
             log.append(sample, {"what": "asked", "detail": ""})
@@ -173,42 +172,6 @@ def test_a_large_log_goes_on_in_another_file_whatever_stops_it(state: Path, monk
         log.read(state)
 
 
-def test_a_log_of_an_earlier_version_is_kept_and_read_on(state: Path) -> None:
-    state.mkdir()
-    old = {"time": "2026-01-01T00:00:00+0000", "what": "answered", "run": "r", "detail": "12 bytes"}
-    (state / "log.jsonl").write_text(json.dumps(old) + "\n")
-    assert log.read(state) == [old]
-    log.append(state, {"time": "t", "what": "asked", "detail": ""})
-    assert [line["what"] for line in log.read(state)] == ["answered", "begun", "asked"]
-    (state / log.OLD).write_text(json.dumps({**old, "detail": "13 bytes"}) + "\n")
-    with pytest.raises(files.Damaged, match=f"{log.OLD} is damaged"):
-        log.read(state)
-
-
-@pytest.mark.parametrize("crashed", [False, True])
-def test_a_state_of_an_earlier_version_loses_no_charge(crashed: bool, state: Path) -> None:
-    """Written by fedstill 0.1.0: three charges of two runs, the parts of some labels, a log without a chain."""
-    shutil.copytree(Path(__file__).parent / "state_of_0_1", state)
-    if crashed:  # between line and head: what follows is the head that 0.1 wrote after two lines
-        key, lines = (state / "ledger" / name for name in ("ledger.key", "ledger.jsonl"))
-        shorter = chain.Head(2, bytes.fromhex(json.loads(lines.read_text().splitlines()[1])["mac"]))
-        (state / "ledger" / HEAD).write_bytes(shorter.encode_first(key.read_bytes()))
-    assert "version" not in json.loads((state / "ledger" / HEAD).read_bytes())
-    charges = read_charges(state / "ledger")
-    assert [(charge.number, charge.run, charge.time) for charge in charges] == [
-        (1, "0123-first", None), (2, "0123-first", None), (3, "4567-second", None),
-    ]  # fmt: skip
-    assert charges[1].entry.records is not None
-    assert json.loads((state / "ledger" / HEAD).read_bytes())["version"] == 2
-    own = open_ledger(state / "ledger", "0123-first", delta=1e-5, budget=4.0, public_images=True)
-    assert own.entries == [charge.entry for charge in charges[:2]]
-    own.charge(entry(Gaussian(noise_multiplier=9.0), index=2))
-    log.append(state, {**REAL, "what": "asked", "request": "1"})
-    assert [line["what"] for line in log.read(state)] == ["asked", "answered", "begun", "asked"]
-    assert [len(read_charges(state / "ledger")), log.read(state)[2]["ledger"]] == [4, 4]
-    assert log.verify(state).problems == []
-
-
 def test_a_damaged_log_is_put_aside_and_the_new_one_says_so(sample: Path) -> None:
     (sample / "log.jsonl").write_bytes(b"")
     aside = log.restart(sample)
@@ -229,7 +192,7 @@ def test_files_of_a_newer_version_are_refused_in_one_sentence(sample: Path, monk
         patch.setattr(chain, "VERSION", 3)
         create_ledger(sample / "ledger")
         log.append(sample, {"what": "asked", "detail": ""})
-        open_ledger(sample / "ledger", "run", delta=1e-5, budget=None, allow_unbounded=True).charge(entry())
+        open_ledger(sample / "ledger", "run", Limits(1e-5, None, allow_unbounded=True)).charge(entry())
     for read in (lambda: log.read(sample), lambda: read_charges(sample / "ledger")):
         with pytest.raises(NewerFormat, match="has the format 3; this fedstill reads formats up to 2, so install"):
             read()
@@ -277,7 +240,7 @@ class Play:
         if upto == "asked":
             return
         if upto != "again":
-            open_ledger(self.state / "ledger", "run", delta=1e-5, budget=9.0, charged=charged).charge(entry())
+            open_ledger(self.state / "ledger", "run", Limits(1e-5, 9.0), charged=charged).charge(entry())
         if upto in ("answered", "again"):
             answer = {"what": "answered", "reply": reply or request, "fields": {"f": "released"}, "charges": charges}
             log.append(self.state, {**facts, **answer})
@@ -340,28 +303,16 @@ def test_an_older_copy_of_the_ledger_is_found(play: Play) -> None:
     shutil.rmtree(play.state / "ledger")
     shutil.copytree(copy, play.state / "ledger")
     assert play.problems() == ["charge 2 (entry 5 of the log) is lost: the ledger lacks it"]
-    open_ledger(play.state / "ledger", "run", delta=1e-5, budget=9.0).charge(entry(index=1))
+    open_ledger(play.state / "ledger", "run", Limits(1e-5, 9.0)).charge(entry(index=1))
     problems = play.problems()
     assert "charge 2 (entry 5 of the log) is another one in the ledger" in problems
 
 
 def test_a_charge_without_a_question_is_found(play: Play) -> None:
     play.ask("a")
-    open_ledger(play.state / "ledger", "run", delta=1e-5, budget=9.0).charge(entry())
+    open_ledger(play.state / "ledger", "run", Limits(1e-5, 9.0)).charge(entry())
     (problem,) = play.problems()
     assert problem.endswith("is in the ledger and not in the log, and no question of the run was interrupted")
-
-
-def test_charges_of_an_earlier_version_are_none_of_the_log_s(state: Path) -> None:
-    create_ledger(state / "ledger")
-    open_ledger(state / "ledger", "run", delta=1e-5, budget=9.0).charge(entry())
-    log.append(state, {**REAL, "what": "asked", "request": "b"})
-    assert log.read(state)[0]["ledger"] == 1
-    assert log.verify(state).problems == []
-    assert "the chain of the log begins after charge 1" in log.verify(state).notes[0]
-    (state / "ledger" / HEAD).unlink()
-    (problem,) = log.verify(state).problems
-    assert f"{HEAD} can't be read" in problem
 
 
 def test_the_writer_of_the_log_needs_a_policy_s_state_only(state: Path) -> None:

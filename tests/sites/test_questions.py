@@ -98,15 +98,20 @@ def test_a_count_is_on_the_disk_before_the_step(policy: SitePolicy, monkeypatch:
     assert {place.stat().st_ino for place in counts} <= set(flushed)
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", log.OLD])
-def test_a_damaged_log_of_an_early_version_says_how_to_begin_another(name: str, policy: SitePolicy) -> None:
-    policy.state.mkdir()
-    (policy.state / "log.jsonl").write_bytes(b"[]\n")
-    if name == log.OLD:
-        log.append(policy.state, {"what": "asked", "detail": ""})
-    with pytest.raises(files.Damaged, match=f"{name} is damaged .*fedstill site log FOLDER --restart"):
+@pytest.mark.parametrize("lost", [["log.key"], ["log.key", "log.head"], ["log.key", "log.head", log.FORMAT]])
+def test_a_log_whose_other_files_were_deleted_loses_no_line_in_silence(lost: list[str], policy: SitePolicy) -> None:
+    """Who deletes the chain's key, its end and the note that it was begun, must not get an empty log."""
+    log.append(policy.state, {"what": "asked", "detail": ""})
+    lines = (policy.state / "log.jsonl").read_bytes()
+    for name in lost:
+        (policy.state / name).unlink()
+    with pytest.raises(files.Damaged, match="fedstill site log FOLDER --restart"):
         log.read(policy.state)
-    log.restart(policy.state)
+    with pytest.raises(files.Damaged, match="fedstill site log FOLDER --restart"):
+        log.append(policy.state, {"what": "asked", "detail": ""})
+    assert (policy.state / "log.jsonl").read_bytes() == lines
+    aside = log.restart(policy.state)
+    assert (aside / "log.jsonl").read_bytes() == lines
     assert [line["what"] for line in log.read(policy.state)] == ["begun"]
 
 

@@ -14,13 +14,26 @@ from fedstill.report.record import RunRecord
 
 NONE = {
     "holds": False,
+    "adjacency": None,
+    "accountant": None,
+    "simulated": False,
     "unit": None,
     "epsilon": None,
     "delta": None,
     "adversary": None,
     "reason": "`x` is not released",
 }
-PRIVATE = {"holds": True, "unit": "record", "epsilon": 1.0, "delta": 1e-5, "adversary": "the server", "reason": "PLD"}
+PRIVATE = {
+    "holds": True,
+    "unit": "record",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "adversary": "the server",
+    "reason": "PLD",
+    "adjacency": "one record",
+    "accountant": "PLD",
+    "simulated": False,
+}
 
 
 def write_run(folder: Path, *, label: str = "fedgm", seed: int = 0, setting: Any = None, **summary: Any) -> Path:

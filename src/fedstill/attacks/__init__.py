@@ -12,8 +12,6 @@ ATTACKS = {
 }
 """Class of each attack by its name on the command line; a new attack is one file, one line here and a section of
 docs/attacks.md."""
-SAVED = "fedstill.attacks.saved:SavedUpdates"
-"""Class of the attack on updates that other programs saved."""
 
 
 def find(name: str) -> type["Attack"]:

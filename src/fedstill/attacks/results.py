@@ -114,7 +114,7 @@ def _verdict(results: dict[str, Any]) -> str:
 
 _NETWORKS = ("posteriors of", "guess", "precision, %", "recall, %", "F1, %", "records")
 _CLASSES = {"whole": "all classes", "three_largest": "three largest classes"}
-"""Column "posteriors of"; earlier versions wrote "three largest"."""
+"""Words of the column "posteriors of"."""
 _ABOUT_NETWORKS = (
     "A network that learns from the shadow runs' posteriors, all or the three largest, which records are members: how "
     "often a guess is right (precision), and how many of these records it finds (recall)."
@@ -126,7 +126,7 @@ def _networks(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         for kind, rate in rates.items():
             words = "non-member" if kind == "others" else "member"
             numbers = (f"{100 * rate[key]:.0f}" for key in ("precision", "recall", "f1"))
-            yield (_CLASSES[name.replace(" ", "_")], words, *numbers, str(rate["support"]))
+            yield (_CLASSES[name], words, *numbers, str(rate["support"]))
 
 
 def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> str:

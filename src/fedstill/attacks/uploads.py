@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from fedstill.attacks import images, labels
 from fedstill.attacks.attack import Attack
-from fedstill.attacks.inversion import ModelInversion, closest_psnr
+from fedstill.attacks.reconstruction import ModelInversion, closest_psnr
 from fedstill.base import files
 from fedstill.base.records import Examples, Records
 from fedstill.base.seeds import stream

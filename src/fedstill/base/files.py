@@ -91,7 +91,7 @@ def _digest(label: bytes, data: bytes | bytearray) -> bytes:
 
 
 def read_checked(path: Path, remedy: str, label: bytes = b"") -> bytearray:
-    """The data that `write_checked` wrote with the same label; the data of earlier versions have no label.
+    """The data that `write_checked` wrote with the same label.
 
     Raises:
         Damaged: the checksum differs; ``remedy`` is in the text.
@@ -100,7 +100,7 @@ def read_checked(path: Path, remedy: str, label: bytes = b"") -> bytearray:
         digest = file.read(_DIGEST)
         data = bytearray(max(0, os.fstat(file.fileno()).st_size - _DIGEST))
         file.readinto(data)
-    if digest not in (_digest(label, data), _digest(b"", data)):
+    if digest != _digest(label, data):
         raise Damaged(f"{path} is damaged (its checksum differs); {remedy}")
     return data
 
@@ -226,7 +226,7 @@ def _read_chain(path: Path, remedy: str | None = None) -> tuple[list[dict[str, A
             value = None
         if not isinstance(value, dict):
             raise Damaged(f"{path} is damaged (line {number} is no JSON object); {remedy}")
-        if link or _LINK in value:  # lines of earlier versions have none
+        if link or _LINK in value:  # lines of `append_json` have none
             if value.pop(_LINK, None) != (link := _linked(link, value)):
                 raise Damaged(f"{path} is damaged (line {number} was changed, or another is missing); {remedy}")
         values.append(value)

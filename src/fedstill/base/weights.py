@@ -2,13 +2,11 @@
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -46,21 +44,18 @@ def load(target: nn.Module | dict[str, Tensor], source: Mapping[str, Tensor]) ->
         into.copy_(value.round() if value.is_floating_point() and not into.is_floating_point() else value)
 
 
-def read(path: Path) -> dict[str, Tensor] | list[Tensor]:
-    """The tensors in a file, without running anything in it: by name, or in order where they have no names.
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file by name, without running anything in it.
 
     Args:
-        path: a safetensors file; what ``torch.save`` made of a state dict, of a dictionary with one as ``state_dict``
-            or ``model``, or of a list of tensors; or an ``.npz`` file, where the names ``arr_0``, ``arr_1``, ... are no
-            names.
+        path: a safetensors file, or what ``torch.save`` made of a state dict, or of a dictionary with one as
+            ``state_dict`` or ``model``.
 
     Raises:
         OSError: the file can't be read.
         ValueError: it holds something else.
     """
     content = path.read_bytes()
-    if content.startswith(b"PK") and _is_numpy(content):
-        return _arrays(content)
     if not content.startswith((b"PK", b"\x80")):  # neither a zip archive nor a pickle, as torch.save writes them
         try:
             return safetensors.torch.load(content)
@@ -69,8 +64,6 @@ def read(path: Path) -> dict[str, Tensor] | list[Tensor]:
     loaded = plain(content)
     if isinstance(loaded, Mapping):
         loaded = next((loaded[name] for name in _NESTED if isinstance(loaded.get(name), Mapping)), loaded)
-    if isinstance(loaded, list | tuple) and loaded and all(isinstance(value, Tensor) for value in loaded):
-        return list(loaded)
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ValueError(f"it has a {type(loaded).__name__} that is not a state dict of names and tensors")
     return dict(loaded)
@@ -87,24 +80,6 @@ def plain(content: bytes) -> Any:
     except Exception as error:  # torch and its unpickler raise many kinds of errors on damaged and on foreign files
         why = str(error).strip().split("\n")[0].split(". ")[0]
         raise ValueError(f"torch can't read it as plain tensors: {why}") from error
-
-
-def _is_numpy(content: bytes) -> bool:
-    try:
-        names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    except zipfile.BadZipFile:
-        return False
-    return bool(names) and all(name.endswith(".npy") for name in names)
-
-
-def _arrays(content: bytes) -> dict[str, Tensor] | list[Tensor]:
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            found = {name: torch.from_numpy(file[name]) for name in file.files}
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:  # arrays of objects, damage
-        raise ValueError(f"numpy can't read it as plain arrays: {str(error).splitlines()[0]}") from error
-    places = [f"arr_{i}" for i in range(len(found))]
-    return [found[name] for name in places] if set(places) == found.keys() else found
 
 
 def flattened(model: nn.Module) -> Float[Tensor, " values"]:

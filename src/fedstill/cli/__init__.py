@@ -34,7 +34,6 @@ commands:
                               list, compare, tag or remove runs
   watch RUN                   follow a run on a page of this machine
   attack RUN [ATTACK]         infer training records from a run
-  attack --updates FOLDER     infer them from saved gradients or weights
   audit METHOD ...            prove lower bounds on a method's epsilon
   publish RUN                 write the model for plain PyTorch, with a card
   server COMMAND              set up and run the server of real sites

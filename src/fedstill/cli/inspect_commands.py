@@ -192,9 +192,7 @@ def attack(words: list[str]) -> None:
         usage(
             words,
             "usage: fedstill attack RUN [ATTACK] [flags]  infer training records from a run\n"
-            "       fedstill attack --updates FOLDER ...  infer them from gradients of others\n\n"
-            "RUN is the folder of a finished run; ATTACK is membership by default. FOLDER\n"
-            "has .pt, .safetensors or .npz files; see fedstill attack --updates --help.\n"
+            "\nRUN is the folder of a finished run; ATTACK is membership by default.\n"
             + parser.flags_text(
                 "fedstill attack RUN",
                 [
@@ -203,9 +201,6 @@ def attack(words: list[str]) -> None:
                 ],
             ),
         )
-        return
-    if words[0].partition("=")[0] == "--updates":
-        _attack_saved([*words[0].split("=", 1), *words[1:]])
         return
     if words[0].startswith("-"):
         raise Bad(f"the run comes first: fedstill attack RUN {' '.join(words)}")
@@ -218,23 +213,3 @@ def attack(words: list[str]) -> None:
     settings, form = flags.parse_settings(program, rest, attacks.find(name or "membership")())
     progress = terminal(stderr=form.json_)
     print_found(settings.attack(Path(run), progress, line_of(["attack", *words])), as_json=form.json_)
-
-
-def _attack_saved(words: list[str]) -> None:
-    """``fedstill attack --updates FOLDER``."""
-    from fedstill import attacks
-    from fedstill.base.lookup import add_working_folder
-    from fedstill.cli import flags
-
-    program = "fedstill attack --updates FOLDER"
-    folder = next(iter(words[1:]), "-")
-    rest = words[1:] if folder in ("-h", "--help") else words[2:]
-    if folder.startswith("-") and not asks_help(rest):
-        raise Bad(f"--updates needs the folder of the files: {program} --model convnet --shape 1 28 28")
-    if (shown := flags.shown(attacks.SAVED, rest)) is not None:
-        flags.parse_settings(program, rest, shown)
-    from fedstill.attacks.saved import SavedUpdates
-
-    add_working_folder()
-    settings, form = flags.parse_settings(program, rest, SavedUpdates())
-    print_found(settings.attack(Path(folder), terminal(stderr=form.json_)), as_json=form.json_)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fedstill import schema
 from fedstill.engines.transport import Arrival
 from fedstill.privacy.ledger import Entry
+from fedstill.privacy.mechanisms import own_words
 from fedstill.privacy.releases import Released
-from fedstill.privacy.theorems import own_words
 from fedstill.protocol import Reply, Step, wire
 from fedstill.runs.journal import Journal
 from fedstill.schema import Refused, Schema

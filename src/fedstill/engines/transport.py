@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -98,52 +99,13 @@ class Watchers(Watcher):
     """Several watchers as one."""
 
     def __init__(self, *watchers: Watcher) -> None:
-        self._watchers = watchers
+        for name in (name for name in vars(Watcher) if not name.startswith("_")):
+            setattr(self, name, partial(_tell_all, [getattr(watcher, name) for watcher in watchers]))
 
-    @override
-    def asked(self, step: str, clients: int, answered: int) -> None:
-        for watcher in self._watchers:
-            watcher.asked(step, clients, answered)
 
-    @override
-    def reused(self, run: str) -> None:
-        for watcher in self._watchers:
-            watcher.reused(run)
-
-    @override
-    def resumed(self, done: int, total: int) -> None:
-        for watcher in self._watchers:
-            watcher.resumed(done, total)
-
-    @override
-    def working(self, client: int, label: str, done: int, total: int) -> None:
-        for watcher in self._watchers:
-            watcher.working(client, label, done, total)
-
-    @override
-    def arrived(self, refusal: Refusal | None) -> None:
-        for watcher in self._watchers:
-            watcher.arrived(refusal)
-
-    @override
-    def logged(self, round: int, rounds: int, values: Mapping[str, float]) -> None:
-        for watcher in self._watchers:
-            watcher.logged(round, rounds, values)
-
-    @override
-    def progressed(self, label: str, done: int, total: int) -> None:
-        for watcher in self._watchers:
-            watcher.progressed(label, done, total)
-
-    @override
-    def noted(self, sentence: str) -> None:
-        for watcher in self._watchers:
-            watcher.noted(sentence)
-
-    @override
-    def finished(self, summary: Mapping[str, Any], before: datetime | None) -> None:
-        for watcher in self._watchers:
-            watcher.finished(summary, before)
+def _tell_all(calls: Sequence[Callable[..., None]], *facts: Any) -> None:
+    for call in calls:
+        call(*facts)
 
 
 class Inline(Transport):

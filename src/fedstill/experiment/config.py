@@ -265,7 +265,7 @@ def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[
     """The first setting, except those of the task in ``without``, that makes two ``config.json`` different runs."""
     for part in ("experiment", "method"):
         left, right = (flat(side[part]) if isinstance(side[part], dict) else {} for side in (old, new))
-        if right.keys() - left.keys():  # settings that an older version lacked
+        if right.keys() - left.keys():  # settings that an older minor version lacked
             left = _defaults(part, right) | left
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key) and not (part == "experiment" and key in {*FREE, *without}):
@@ -275,7 +275,7 @@ def difference(old: dict[str, Any], new: dict[str, Any], *, without: Collection[
 
 
 def changed_code(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
-    """The first place of code of the user's own whose digest is another now; early versions stored none."""
+    """The first place of code of the user's own whose digest is another now."""
     old, new = before or {}, now or {}
     return next((place for place in sorted(old.keys() & new.keys()) if old[place] != new[place]), None)
 

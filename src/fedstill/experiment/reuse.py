@@ -391,8 +391,6 @@ def begin(run: Path, job: Job) -> None:
             f"{run} is of fedstill {content.version}, and this is {fedstill.__version__}; all its clients must compute "
             f"with one version, so install fedstill {content.version}, or run anew"
         )
-    if content.run is None:
-        raise folder.damaged(folder.config, "it lacks 'run', as in early versions")
     facts = {"version": content.version, **content.origin}
     lay_out(run, job.out, {**described, **facts, "extends": str(run)}, states=True)
 

@@ -61,9 +61,8 @@ def as_told(run: Path, begun: Config | None, spec: RunSpec, public_records: Reco
     before = None if begun is None or begun.spec is None else RunSpec.read(begun.spec)
     if before is not None:
         spec = spec.replace(public_sample=before.public_sample)
-    elif begun is None or begun.run is None:  # else an earlier version began it, which told no sample
-        if public_records is not None and spec.public is not None and not public.is_noise(spec.public):
-            spec = spec.replace(public_sample=public.sample(public_records))
+    elif public_records is not None and spec.public is not None and not public.is_noise(spec.public):
+        spec = spec.replace(public_sample=public.sample(public_records))
     if before is not None and spec.text() != before.text():
         old, new = (one.model_dump(mode="json") for one in (before, spec))
         name = next(name for name in new if old[name] != new[name])

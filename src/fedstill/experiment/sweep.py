@@ -554,7 +554,7 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
                 )
             opened = {"sweep": digest, "date": environment.now()}
             opened["chosen"] = chosen = {label: one.point for label, one in best.items()}
-        elif "chosen" in opened:  # what the test set was opened for, whatever has worked since
+        else:  # what the test set was opened for, whatever has worked since
             chosen = opened["chosen"]
             best = {
                 one.entry.label: one
@@ -615,11 +615,7 @@ def _opened(out: Path) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(place.read_text("utf-8"))
-        found: dict[str, Any] = {key: str(content[key]) for key in ("sweep", "date")}
-        if "chosen" in content:  # not in early versions
-            found["chosen"] = dict(content["chosen"])
-        if "seeds" in content:  # likewise
-            found["seeds"] = [int(seed) for seed in content["seeds"]]
-        return found
+        facts = {"chosen": dict(content["chosen"]), "seeds": [int(seed) for seed in content["seeds"]]}
+        return facts | {key: str(content[key]) for key in ("sweep", "date")}
     except (ValueError, KeyError, TypeError) as error:
         raise files.Damaged(f"{place} is damaged; delete {out} and run again") from error

@@ -14,7 +14,7 @@ from fedstill import models
 from fedstill.base import seeds
 from fedstill.base.errors import front_door
 from fedstill.base.records import Normalisation
-from fedstill.base.weights import state
+from fedstill.base.weights import load, state
 from fedstill.data import features
 from fedstill.experiment.job import Job
 from fedstill.experiment.reuse import changed_code, read_job
@@ -152,18 +152,16 @@ def model_of(job: Job) -> Trained:
 
 
 def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor], header: dict[str, Any]) -> Trained:
-    if missing := [key for key in ("model", "shape", "class_names", "mean", "std") if key not in header]:
-        raise ValueError(
-            f"{RunFolder(folder).model} has no '{missing[0]}', as of early versions of fedstill; load it with the "
-            "version that wrote it (config.json, environment.jsonl), or repeat the run in another folder"
-        )
     shape, class_names = tuple(map(int, header["shape"])), tuple(map(str, header["class_names"]))
     with seeds.isolated(0):
         network = models.build(header["model"], shape, len(class_names))
     if own := method.own(network):
         raise ValueError(f"{name} gives every client its own model ({sorted(own)[0]}, ...); there is no model for all")
-    model = method.rebuild(network, weights)
-    if {key: value.shape for key, value in state(model).items()} != {key: w.shape for key, w in weights.items()}:
+    if method.rebuilds:
+        network = method.rebuild(network, weights)
+    else:
+        load(network, weights)
+    if {key: value.shape for key, value in state(network).items()} != {key: w.shape for key, w in weights.items()}:
         raise KeyError(f"its tensors are not those of {header['model']}")
     backbone = (str(header["features"]), str(header["backbone"])) if "features" in header else None
-    return Trained(model, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])), backbone)
+    return Trained(network, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])), backbone)

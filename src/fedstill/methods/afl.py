@@ -11,9 +11,6 @@ Differs from the paper (docs/methods/afl.md has the whole list):
 * one Gaussian release by default; features are whitened and clipped with public numbers.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxtyping import Float64
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
@@ -21,15 +18,8 @@ from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.feature_sums import Spectrum, Total, add_up, solve
-from fedstill.methods.parts.moments import (
-    MomentSums,
-    Sums,
-    moment_model,
-    public_features,
-    rebuild_model,
-    release_moments,
-    sizes,
-)
+from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, sizes
+from fedstill.methods.parts.on_features import head_model, public_features
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -48,7 +38,7 @@ class AFL(MomentSums, Method):
         features = public_features(fed, self, "afl")
         replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
         total = add_up(replies, self, fed.delta, fed.device)
-        return moment_model(fed, features, self.head(total), self)
+        return head_model(fed, features, self.head(total), self)
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """W^T with ``W = (sum_k C_k + lambda I)^-1 sum_k X_k^T Y_k``."""
@@ -59,12 +49,3 @@ class AFL(MomentSums, Method):
     def sum_up(self, client: Client, features: PublicFeatures) -> Sums:
         """Release C_k and X_k^T Y_k."""
         return release_moments(client, features, self)
-
-    @property
-    @override
-    def first_reply(self) -> tuple[Any, ...]:
-        return self.sums_settings
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

@@ -43,6 +43,7 @@ class Trained(Reply):
 class FAFI(Method):
     """One upload of models with aligned features, which the server fuses without training."""
 
+    rebuilds: ClassVar[bool] = True
     images_only: ClassVar[bool] = True
     local: SGD = SGD(lr=0.05, batch_size=512, epochs=300)
     """A client's training."""

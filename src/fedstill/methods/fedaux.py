@@ -24,7 +24,8 @@ from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.evaluate import outputs
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.parts.distillation import FLOOR, HeadDistillation, ScoreTraining, negative_rows
-from fedstill.methods.parts.private_heads import PrivateHeads, head_inputs, public_features, score_head
+from fedstill.methods.parts.on_features import public_features
+from fedstill.methods.parts.private_heads import PrivateHeads, head_inputs, score_head
 from fedstill.protocol import Client, Federation, Method, Public, Released, Reply, State, public_images, step
 from fedstill.train.sgd import Adam
 
@@ -48,6 +49,7 @@ class Update(Reply):
 class FedAUX(HeadDistillation, PrivateHeads, Method):
     """Rounds of averaging and weighted distillation, from a pretrained network."""
 
+    rebuilds: ClassVar[bool] = False  # the final network is the run's own
     protects: ClassVar[str] = ""
     rounds: PositiveInt = 20
     """Communication rounds after the scores."""
@@ -59,7 +61,7 @@ class FedAUX(HeadDistillation, PrivateHeads, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         public = public_images(fed.public, "fedaux")
-        features = public_features(fed, public, self)  # h_0
+        features = public_features(fed, self, "fedaux")  # h_0
         images = public[split_public(public, self.negatives)[0]]  # D_distill
         model, teacher = fed.new_model(), fed.new_model()
         load(model, features.weights)
@@ -83,7 +85,7 @@ class FedAUX(HeadDistillation, PrivateHeads, Method):
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        return *self.head_settings, self.scores, self.negatives
+        return *super().first_reply, self.scores, self.negatives
 
     @step
     def train_score(self, client: Client, features: PublicFeatures) -> Score:

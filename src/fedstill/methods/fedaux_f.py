@@ -7,7 +7,6 @@ Differs from the paper (docs/methods/fedaux-f.md has the whole list): as `fedsti
 are sent without protection, so the guarantee is "none" whatever the scores cost.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jaxtyping import Float32
@@ -25,7 +24,8 @@ from fedstill.methods.parts.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.parts.private_heads import PrivateHeads, head_inputs, public_features, rebuild_model, score_head
+from fedstill.methods.parts.on_features import public_features
+from fedstill.methods.parts.private_heads import PrivateHeads, head_inputs, score_head
 from fedstill.models.heads import LinearHead
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 from fedstill.train.sgd import Adam
@@ -50,7 +50,7 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         public = public_images(fed.public, "fedaux-f")
-        features = public_features(fed, public, self)  # h_0
+        features = public_features(fed, self, "fedaux-f")  # h_0
         replies = fed.ask(self.train_open, exactly=features.exactly, features=features)  # beta_k, alpha_k
         student = initial_student(fed, features, (r.head for r in replies), self, self.student)
         images = public[split_public(public, self.negatives)[0]]  # D_distill
@@ -64,7 +64,7 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        return *self.head_settings, self.local, self.scores, self.negatives
+        return *super().first_reply, self.local, self.scores, self.negatives
 
     @step
     def train_open(self, client: Client, features: PublicFeatures) -> OpenHead:
@@ -77,7 +77,3 @@ class FedAUXF(HeadDistillation, PrivateHeads, Method):
         negatives = negative_rows(client, features, model, self.negatives, "fedaux-f")  # h_0(x), x in D^-
         alpha = client.release(score_head(client, features, self, negatives, self.scores.penalty), rows)
         return OpenHead(head=beta.weight.detach(), score=alpha.map(Tensor.float))
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

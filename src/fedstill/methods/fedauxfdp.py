@@ -13,7 +13,6 @@ Differs from the paper (docs/methods/fedauxfdp.md has the whole list):
 * all predictions are in eval mode, so that none depends on its batch.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Float32
@@ -30,14 +29,8 @@ from fedstill.methods.parts.distillation import (
     initial_student,
     negative_rows,
 )
-from fedstill.methods.parts.private_heads import (
-    PrivateHeads,
-    class_head,
-    head_inputs,
-    public_features,
-    rebuild_model,
-    score_head,
-)
+from fedstill.methods.parts.on_features import public_features
+from fedstill.methods.parts.private_heads import PrivateHeads, class_head, head_inputs, score_head
 from fedstill.protocol import Client, Federation, Method, Released, Reply, public_images, step
 
 
@@ -57,7 +50,7 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         public = public_images(fed.public, "fedauxfdp")
-        features = public_features(fed, public, self)  # h_0, pretrained on public images
+        features = public_features(fed, self, "fedauxfdp")  # h_0, pretrained on public images
         replies = fed.ask(self.train_heads, exactly=features.exactly, features=features)  # beta_k, alpha_k
         student = initial_student(fed, features, (r.head.value for r in replies), self, self.student)
         images = public[split_public(public, self.negatives)[0]]  # D_distill
@@ -72,7 +65,7 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        return *self.head_settings, self.scores, self.negatives
+        return *super().first_reply, self.scores, self.negatives
 
     @step
     def train_heads(self, client: Client, features: PublicFeatures) -> TwoHeads:
@@ -85,7 +78,3 @@ class FedAUXfdp(HeadDistillation, PrivateHeads, Method):
         beta = client.release(classes, (rows, client.train.labels))
         alpha = client.release(scores, rows)
         return TwoHeads(head=beta.map(Tensor.float), score=alpha.map(Tensor.float))
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

@@ -9,23 +9,13 @@ Differs from the paper (docs/methods/fedavg-p.md has the whole list):
 * heads see whitened public features, so that clipping and penalty act on the directions that separate classes.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures
-from fedstill.methods.parts.private_heads import (
-    Head,
-    PrivateHeads,
-    class_head,
-    head_model,
-    mean_head,
-    public_features,
-    rebuild_model,
-)
-from fedstill.protocol import Client, Federation, Method, public_images, step
+from fedstill.methods.parts.on_features import head_model, public_features
+from fedstill.methods.parts.private_heads import Head, PrivateHeads, class_head, mean_head
+from fedstill.protocol import Client, Federation, Method, step
 
 
 class FedAvgP(PrivateHeads, Method):
@@ -33,14 +23,9 @@ class FedAvgP(PrivateHeads, Method):
 
     @override
     def server(self, fed: Federation) -> nn.Module:
-        features = public_features(fed, public_images(fed.public, "fedavg-p"), self)  # h_0
+        features = public_features(fed, self, "fedavg-p")  # h_0
         replies = fed.ask(self.train_head, exactly=features.exactly, features=features)  # beta_k
         return head_model(fed, features, mean_head(r.head.value for r in replies), self)
-
-    @property
-    @override
-    def first_reply(self) -> tuple[Any, ...]:
-        return self.head_settings
 
     @step
     def train_head(self, client: Client, features: PublicFeatures) -> Head:
@@ -48,7 +33,3 @@ class FedAvgP(PrivateHeads, Method):
         rows = features.rows(client.new_model(features.weights), client.train)  # h_0(x), x in D_k
         beta = client.release(class_head(client, features, self), (rows, client.train.labels))
         return Head(head=beta.map(Tensor.float))
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

@@ -10,8 +10,7 @@ Differs from the paper (docs/methods/fedcgs.md has the whole list):
 * one Gaussian release by default, which includes the counts; features are whitened and clipped with public numbers.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from jaxtyping import Float64
 from pydantic import NonNegativeFloat
@@ -21,15 +20,8 @@ from typing_extensions import override
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts import gaussians
 from fedstill.methods.parts.feature_sums import Spectrum, Total, add_up, solve
-from fedstill.methods.parts.moments import (
-    MomentSums,
-    Sums,
-    moment_model,
-    public_features,
-    rebuild_model,
-    release_moments,
-    sizes,
-)
+from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, sizes
+from fedstill.methods.parts.on_features import head_model, public_features
 from fedstill.protocol import Client, Federation, Method, step
 
 
@@ -50,7 +42,7 @@ class FedCGS(MomentSums, Method):
         features = public_features(fed, self, "fedcgs")
         replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, B_k, N_k
         total = add_up(replies, self, fed.delta, fed.device)
-        return moment_model(fed, features, self.head(total), self)
+        return head_model(fed, features, self.head(total), self)
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
         """``w_c = Sigma^-1 mu_c`` and ``b_c = log(N_c / N) - mu_c^T Sigma^-1 mu_c / 2``."""
@@ -66,12 +58,3 @@ class FedCGS(MomentSums, Method):
     def sum_up(self, client: Client, features: PublicFeatures) -> Sums:
         """Release the class sums A_k, the sums of products B_k and the counts N_k."""
         return release_moments(client, features, self)
-
-    @property
-    @override
-    def first_reply(self) -> tuple[Any, ...]:
-        return self.sums_settings
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

@@ -11,7 +11,7 @@ Differs from the paper (docs/methods/fedcgs-p.md has the whole list):
 """
 
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxtyping import Float32
 from pydantic import NonNegativeFloat
@@ -23,7 +23,8 @@ from fedstill import models
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts import gaussians
 from fedstill.methods.parts.feature_sums import add_up
-from fedstill.methods.parts.moments import MomentSums, Sums, public_features, release_moments, sizes
+from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, sizes
+from fedstill.methods.parts.on_features import public_features
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, Reply, load, own_part, state, step
 from fedstill.train.sgd import SGD, Diverged
@@ -38,6 +39,7 @@ class Personalised(Reply):
 class FedCGSP(MomentSums, Method):
     """Personal models from a public extractor, pulled to the global class means of its features."""
 
+    rebuilds: ClassVar[bool] = False  # the final network is the run's own
     personal: ClassVar[bool] = True
     local: SGD = SGD()
     """A client's training of its own model."""
@@ -83,8 +85,3 @@ class FedCGSP(MomentSums, Method):
             self.local.fit(models.FeaturesAndLogits(model), client.train, client.rng("batches"), loss=loss)
             client.state |= own_part(self, model)
         return Personalised()
-
-    @property
-    @override
-    def first_reply(self) -> tuple[Any, ...]:
-        return self.sums_settings

@@ -12,12 +12,12 @@ Differs from the paper (docs/methods/fedpft.md has the whole list):
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from fedstill.base.records import Examples
@@ -28,15 +28,8 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts import gaussians
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.gaussians import Mixtures, NoisyGaussians, fit_mixtures, release_gaussians
-from fedstill.methods.parts.moments import (
-    MomentSums,
-    Sums,
-    moment_model,
-    public_features,
-    rebuild_model,
-    release_moments,
-    sizes,
-)
+from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, sizes
+from fedstill.methods.parts.on_features import head_model, public_features
 from fedstill.protocol import Client, Federation, Method, step
 from fedstill.train.sgd import Adam
 
@@ -96,8 +89,8 @@ class FedPFT(MomentSums, Method):
             nn.init.zeros_(start)
         self.training.fit(head, examples, fed.rng("training"), checkpoint=fed.epochs)
         weight, bias = head.weight.detach(), head.bias.detach()
-        scale = math.sqrt(1 - self.bias**2) / radius  # from a sample to a row of `moment_model`
-        return moment_model(fed, features, torch.cat([weight / scale, bias[:, None] / self.bias], 1), self)
+        scale = math.sqrt(1 - self.bias**2) / radius  # from a sample to a row of `head_model`
+        return head_model(fed, features, torch.cat([weight / scale, bias[:, None] / self.bias], 1), self)
 
     def unit(self, features: PublicFeatures) -> float:
         """The unit of mixtures and samples: the radius over sqrt(d) for rows that are not whitened.
@@ -150,9 +143,5 @@ class FedPFT(MomentSums, Method):
         if self.epsilon is not None and self.privacy == "published":
             return NoisyGaussians, self.extractor, self.space, self.epsilon
         if self.epsilon is not None:
-            return *self.sums_settings, "by class"
+            return *super().first_reply, "by class"
         return Mixtures, self.extractor, self.space, self.mixture
-
-    @override
-    def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        return rebuild_model(network, weights, self)

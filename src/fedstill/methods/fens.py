@@ -10,7 +10,7 @@ Differs from the paper (docs/methods/fens.md has the whole list):
 * all clients have the run's architecture.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float32
@@ -64,6 +64,8 @@ class HeadUpdate(Head):
 
 class FENS(Method):
     """An ensemble of all clients' models whose aggregator is trained by the clients."""
+
+    rebuilds: ClassVar[bool] = True
 
     local: SGD = SGD(batch_size=128, epochs=200)
     """A client's training of its own model, from a random start of its own."""

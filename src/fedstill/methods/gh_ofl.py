@@ -25,16 +25,8 @@ from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts import gaussians
 from fedstill.methods.parts.feature_sums import Total, add_up
 from fedstill.methods.parts.gaussians import FisherMix
-from fedstill.methods.parts.moments import (
-    MomentSums,
-    Sums,
-    moment_model,
-    public_features,
-    rebuild_model,
-    release_moments,
-    row_model,
-    sizes,
-)
+from fedstill.methods.parts.moments import MomentSums, Sums, release_moments, row_model, sizes
+from fedstill.methods.parts.on_features import head_model, public_features
 from fedstill.models.heads import Quadratic
 from fedstill.protocol import Client, Federation, Method, step
 
@@ -60,7 +52,7 @@ class GHOFL(MomentSums, Method):
         total = add_up(replies, self, fed.delta, fed.device)
         if self.classifier != "qda":
             head = self.trained_head(total, fed) if self.classifier == "fisher-mix" else self.head(total)
-            return moment_model(fed, features, head, self)
+            return head_model(fed, features, head, self)
         return nn.Sequential(row_model(fed, features, self), self.quadratic(total).float().to(fed.device))
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:
@@ -116,14 +108,14 @@ class GHOFL(MomentSums, Method):
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        return (*self.sums_settings, "by class") if self.classifier == "qda" else self.sums_settings
+        return (*super().first_reply, "by class") if self.classifier == "qda" else super().first_reply
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         if self.classifier != "qda":
-            return rebuild_model(network, weights, self)
+            return super().rebuild(network, weights)
         parts: dict[str, dict[str, Tensor]] = {"0": {}, "1": {}}
         for name, value in weights.items():
             place, _, rest = name.partition(".")
             parts[place][rest] = value
-        return nn.Sequential(rebuild_model(network, parts["0"], self), Quadratic(**parts["1"]))
+        return nn.Sequential(super().rebuild(network, parts["0"]), Quadratic(**parts["1"]))

@@ -23,16 +23,8 @@ from typing_extensions import override
 
 from fedstill.distill.public_map import PublicFeatures, PublicMap
 from fedstill.methods.parts.feature_sums import Total, add_up, solve
-from fedstill.methods.parts.moments import (
-    Embedding,
-    MomentSums,
-    Sums,
-    public_features,
-    rebuild_model,
-    release_moments,
-    row_model,
-    sizes,
-)
+from fedstill.methods.parts.moments import Embedding, MomentSums, Sums, release_moments, row_model, sizes
+from fedstill.methods.parts.on_features import public_features
 from fedstill.models.heads import Bucketed, Buckets, Order, Thresholds
 from fedstill.privacy.logistic import extend
 from fedstill.protocol import Client, Federation, Method, load, public_images, step
@@ -95,7 +87,7 @@ class SAFLe(MomentSums, Method):
     @property
     @override
     def first_reply(self) -> tuple[Any, ...]:
-        return *self.sums_settings, self.buckets
+        return *super().first_reply, self.buckets
 
     @override
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -103,4 +95,4 @@ class SAFLe(MomentSums, Method):
         for name, value in weights.items():
             place, _, rest = name.partition(".")
             parts[place][rest] = value
-        return nn.Sequential(rebuild_model(network, parts["0"], self), Bucketed(**parts["1"]))
+        return nn.Sequential(super().rebuild(network, parts["0"]), Bucketed(**parts["1"]))

@@ -62,6 +62,8 @@ class PublishedGaussians(Mechanism[Labelled, ClassGaussians]):
         delta: delta in the paper's formula.
     """
 
+    theorems, reasons = (f"none holds: {COUNTS}",), (COUNTS,)
+
     radius: float
     epsilon: float
     delta: float
@@ -76,11 +78,6 @@ class PublishedGaussians(Mechanism[Labelled, ClassGaussians]):
     @override
     def event(self) -> Event:
         return Unbounded(reason=COUNTS)
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return f"none holds: {COUNTS}"
 
     def __call__(self, rows: Labelled, noise: Noise) -> ClassGaussians:
         """The Gaussians of features ``(n, d)`` with classes ``(n,)``."""

@@ -50,6 +50,12 @@ class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
         loss: see `PerRecordLoss`.
     """
 
+    theorems = (
+        "one record adds to each of {0.steps} sums, with probability {0.sampling:g}, a gradient of length at most "
+        "{0.clip:g}, the sensitivity; Gaussian mechanism on Poisson samples, composed (Abadi et al. 2016; Mironov, "
+        "Talwar, Zhang 2019)",
+    )
+
     model: nn.Module
     lr: float
     clip: float
@@ -74,15 +80,6 @@ class DPSGD(Mechanism[Trainable, dict[str, Tensor]]):
     @override
     def event(self) -> Event:
         return gaussian_event(self.noise_multiplier, self.sampling, self.steps)
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"one record adds to each of {self.steps} sums, with probability {self.sampling:g}, a gradient of length "
-            f"at most {self.clip:g}, the sensitivity; Gaussian mechanism on Poisson samples, composed (Abadi et al. "
-            "2016; Mironov, Talwar, Zhang 2019)"
-        )
 
     def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
         """The trainable parameters by name after training, in train mode."""
@@ -130,17 +127,14 @@ class BatchClippedSGD(Mechanism[Trainable, dict[str, Tensor]]):
         settings: all hyperparameters; ``sampling`` is ignored.
     """
 
+    theorems, reasons = ("none",), (UNBOUNDED.reason,)
+
     settings: DPSGD
 
     @property
     @override
     def event(self) -> Event:
         return UNBOUNDED
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return "none"
 
     def __call__(self, rows: Trainable, noise: Noise) -> dict[str, Tensor]:
         """The trainable parameters by name, after ``settings.steps`` steps."""

@@ -64,6 +64,12 @@ def logits(
 class _Head(GaussianMechanism[Rows, Value]):
     """The shared part of both sound heads: constants of the objective, and the sensitivity."""
 
+    theorems = (
+        "one record adds a loss of slope at most {0.steepness:.4g} to a {0.penalty:g}-strongly convex objective and so "
+        "moves its minimiser, the solver's residual included, by at most {0.sensitivity:.4g}, the sensitivity "
+        "(Chaudhuri, Monteleoni, Sarwate 2011, lemma 7); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+    )
+
     steepness: ClassVar[float]  # bound of |p - e_y|, the length of one loss's gradient divided by |x|
     penalty: float
     radius: float
@@ -89,16 +95,6 @@ class _Head(GaussianMechanism[Rows, Value]):
         tolerance / penalty of its minimiser.
         """
         return (self.steepness + 2 * self.tolerance) / self.penalty * ROUNDING
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"one record adds a loss of slope at most {self.steepness:.4g} to a {self.penalty:g}-strongly convex "
-            f"objective and so moves its minimiser, the solver's residual included, by at most {self.sensitivity:.4g}, "
-            "the sensitivity (Chaudhuri, Monteleoni, Sarwate 2011, lemma 7); Gaussian mechanism (Balle, Wang 2018, "
-            "theorem 8)"
-        )
 
     def extended(self, h: Float[Tensor, "n p"]) -> Float64[Tensor, "n p+1"]:
         """The head's inputs: clipped features with the constant feature, of length at most 1."""
@@ -150,6 +146,18 @@ class BinaryHead(_Head[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
         return self.noised(solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance), noise)
 
 
+def _reasons(leaks: str) -> tuple[str, str]:
+    """Why nothing bounds a published head: with the paper's penalty, and with that of its code."""
+    norm = (
+        "features are divided by the private data's own maximum norm, so one record changes every feature and the "
+        f"released scale without bound; the number of records enters the noise{leaks}"
+    )
+    return (
+        norm,
+        f"the penalty lacks its factor n, so one record moves the head about 20 times the claimed bound; {norm}",
+    )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PublishedHead(Mechanism[Rows, Value]):
     """The shared part of both published heads, which have no guarantee.
@@ -180,19 +188,12 @@ class _PublishedHead(Mechanism[Rows, Value]):
     @property
     @override
     def event(self) -> Event:
-        scaled = "the penalty lacks its factor n, so one record moves the head about 20 times the claimed bound; "
-        return Unbounded(
-            reason=("" if self.scaling == "paper" else scaled)
-            + "features are divided by the private data's own maximum norm, so one record changes every feature and "
-            "the released scale without bound; the number of records enters the noise" + self._leaks
-        )
-
-    _leaks: ClassVar[str] = ""
+        return Unbounded(reason=self.reasons[self.scaling != "paper"])
 
     @property
     @override
     def theorem(self) -> str:
-        return f"none holds: {self.event.reason}" if isinstance(self.event, Unbounded) else ""
+        return self.theorems[self.scaling != "paper"]
 
     def _released(self, h: Tensor, labels: Tensor, classes: int | None, claimed: float, noise: Noise) -> Tensor:
         """The head trained on rows divided by the longest one, rescaled so that it applies to undivided features."""
@@ -214,7 +215,8 @@ class PublishedLogisticHead(_PublishedHead[Labelled, Float64[Tensor, "classes p+
     """The published class head; its noise assumes sensitivity ``2 sqrt(C_k) / (lam n)`` for ``C_k`` local classes."""
 
     num_classes: int
-    _leaks = ", and so does the number of local classes; classes that do not occur show as rows of zeros"
+    reasons = _reasons(", and so does the number of local classes; classes that do not occur show as rows of zeros")
+    theorems = tuple(f"none holds: {reason}" for reason in reasons)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,6 +239,8 @@ class PublishedBinaryHead(_PublishedHead[Float[Tensor, "n p"], Float64[Tensor, "
     Its noise assumes sensitivity ``2 / (lam n)``, where ``n`` counts private and public rows.
     """
 
+    reasons = _reasons("")
+    theorems = tuple(f"none holds: {reason}" for reason in reasons)
     negatives: Float[Tensor, "m p"]
 
     def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:

@@ -9,8 +9,11 @@ Formal guarantees:
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
+from string import Formatter
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -19,16 +22,24 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedstill.base.seeds import Noise
+from fedstill.privacy.ledger import Entry
 from fedstill.privacy.releases import Event, Gaussian, Unbounded, Unit
 
 Rows = TypeVar("Rows", contravariant=True)
 Value = TypeVar("Value", covariant=True)
 
 
+NO_NOISE = "the release carries no noise"
+
+
 class Mechanism(ABC, Generic[Rows, Value]):
     """A randomised function of records; ``unit`` is the unit that its guarantee protects."""
 
     unit: ClassVar[Unit] = "record"
+    theorems: ClassVar[tuple[str, ...]]
+    """Sentences on the sensitivity and the theorem that the cost rests on, with its numbers as ``{0.radius:g}``."""
+    reasons: ClassVar[tuple[str, ...]] = ()
+    """Reasons that an `Unbounded` cost may have."""
 
     @property
     @abstractmethod
@@ -36,9 +47,9 @@ class Mechanism(ABC, Generic[Rows, Value]):
         """The cost of one release."""
 
     @property
-    @abstractmethod
     def theorem(self) -> str:
-        """One sentence on the sensitivity and the theorem that the cost rests on."""
+        """The sentence on this release."""
+        return self.theorems[0].format(self)
 
     @abstractmethod
     def __call__(self, rows: Rows, noise: Noise) -> Value:
@@ -55,6 +66,11 @@ class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     """
 
     unit: ClassVar[Unit] = "label"
+    theorems = ("none",)
+    reasons = (
+        "labels are not randomised",
+        "its images were made with the true labels, so that randomising their tags hides nothing",
+    )
     reason: str
     inner: Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]] | None = None
 
@@ -62,11 +78,6 @@ class UnprotectedLabels(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     @override
     def event(self) -> Event:
         return Unbounded(reason=self.reason)
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return "none"
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
         """The labels, through ``inner`` if there is one."""
@@ -77,7 +88,7 @@ def gaussian_event(noise_multiplier: float, sampling: float = 1.0, count: int = 
     """The cost of ``count`` releases with Gaussian noise on Poisson samples; unbounded without noise."""
     if noise_multiplier > 0:
         return Gaussian(noise_multiplier=noise_multiplier, sampling=sampling, count=count)
-    return Unbounded(reason="the release carries no noise")
+    return Unbounded(reason=NO_NOISE)
 
 
 def check_noise(noise_multiplier: float) -> None:
@@ -144,6 +155,11 @@ ROUNDING = 1 + 1e-9
 class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
     """The sum of rows clipped to length ``radius`` (positive, public), with Gaussian noise."""
 
+    theorems = (
+        "one record adds one row of length at most {0.radius:g}, the sensitivity; Gaussian mechanism (Balle, Wang "
+        "2018, theorem 8)",
+    )
+
     radius: float
     noise_multiplier: float
 
@@ -155,14 +171,6 @@ class NoisySum(GaussianMechanism[Float[Tensor, "n d"], Float64[Tensor, " d"]]):
     def sensitivity(self) -> float:
         """The largest length of one row."""
         return self.radius * ROUNDING
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"one record adds one row of length at most {self.radius:g}, the sensitivity; Gaussian mechanism "
-            "(Balle, Wang 2018, theorem 8)"
-        )
 
     def __call__(self, rows: Float[Tensor, "n d"], noise: Noise) -> Float64[Tensor, " d"]:
         """The sum ``(d,)`` of rows ``(n, d)``."""
@@ -176,6 +184,11 @@ class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
     The class list is public: the release has a row for each of ``num_classes`` classes, even for absent ones.
     """
 
+    theorems = (
+        "one record adds one row of length at most {0.radius:g} to one class, the sensitivity; Gaussian mechanism "
+        "(Balle, Wang 2018, theorem 8)",
+    )
+
     num_classes: int
     radius: float
     noise_multiplier: float
@@ -188,14 +201,6 @@ class ClassSums(GaussianMechanism[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
     def sensitivity(self) -> float:
         """The largest length of one row, which enters one class."""
         return self.radius * ROUNDING
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"one record adds one row of length at most {self.radius:g} to one class, the sensitivity; Gaussian "
-            "mechanism (Balle, Wang 2018, theorem 8)"
-        )
 
     def __call__(
         self, rows: tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], noise: Noise
@@ -214,6 +219,11 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
     ``radius`` is the paper's S, positive and public.
     """
 
+    theorems = (
+        "the clipped update has length at most {0.radius:g} whatever the records, so that other records, one or all, "
+        "move it by at most {0.sensitivity:g}, the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+    )
+
     radius: float
     noise_multiplier: float
 
@@ -226,15 +236,6 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
         """2S: the vector lies in a ball of radius S whatever the records are, even if all of them change."""
         return 2 * self.radius * ROUNDING
 
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"the clipped update has length at most {self.radius:g} whatever the records, so that other records, one "
-            f"or all, move it by at most {2 * self.radius:g}, the sensitivity; Gaussian mechanism (Balle, Wang 2018, "
-            "theorem 8)"
-        )
-
     def __call__(self, rows: Float[Tensor, " d"], noise: Noise) -> Float64[Tensor, " d"]:
         """The clipped vector ``(d,)`` with noise; a vector that is not finite counts as 0."""
         return self.noised(clipped(rows[None], self.radius)[0], noise)
@@ -243,6 +244,8 @@ class ClippedUpdate(GaussianMechanism[Float[Tensor, " d"], Float64[Tensor, " d"]
 @dataclass(frozen=True)
 class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes"]]):
     """The number of records of each class, with Gaussian noise."""
+
+    theorems = ("one record changes one count by 1, the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)",)
 
     num_classes: int
     noise_multiplier: float
@@ -255,11 +258,44 @@ class Histogram(GaussianMechanism[Int64[Tensor, " n"], Float64[Tensor, " classes
         """One count changes by 1."""
         return 1.0
 
-    @property
-    @override
-    def theorem(self) -> str:
-        return "one record changes one count by 1, the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)"
-
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Float64[Tensor, " classes"]:
         """Counts ``(num_classes,)`` of classes ``(n,)``; noise may make them fractional or negative."""
         return self.noised(torch.bincount(rows, minlength=self.num_classes).to(torch.float64), noise)
+
+
+UNKNOWN = "UnknownMechanism"
+NO_THEOREM = "no theorem is known here for this mechanism; its cost is the client's own word"
+NO_REASON = "the client says that no epsilon bounds it"
+"""Words in place of those of a client."""
+_NUMBER = r"(?:-?\d{1,12}(?:\.\d{1,20})?(?:e[-+]\d{1,3})?|inf|nan)"
+
+
+def own_words(entry: Entry) -> Entry:
+    """A release as a client lists it, with the words of the mechanism's class here in place of the client's own.
+
+    These words stand in guarantees and reports. Numbers in a sentence stay the client's. A mechanism's name stays if
+    this process has imported a class of that name, as everybody has who runs the method that releases by it.
+    """
+    kinds = [kind for kind in _below(Mechanism) if kind.__name__ == entry.mechanism]
+    known = [words for kind in kinds for words in getattr(kind, "theorems", ())]
+    reasons = {NO_NOISE}.union(*(getattr(kind, "reasons", ()) for kind in kinds))
+    event = entry.event
+    if isinstance(event, Unbounded) and event.reason not in reasons:
+        event = Unbounded(reason=NO_REASON)
+    words = {
+        "mechanism": entry.mechanism if kinds else UNKNOWN,
+        "theorem": entry.theorem if any(_pattern(one).fullmatch(entry.theorem) for one in known) else NO_THEOREM,
+        "event": event,
+    }
+    return entry.model_copy(update=words)
+
+
+def _below(kind: type) -> set[type]:
+    return {kind}.union(*map(_below, kind.__subclasses__()))
+
+
+@cache
+def _pattern(sentence: str) -> re.Pattern[str]:
+    """The sentence with any number in place of each of its fields."""
+    parts = Formatter().parse(sentence)
+    return re.compile("".join(re.escape(text) + _NUMBER * (field is not None) for text, field, *_ in parts), re.ASCII)

@@ -36,6 +36,7 @@ _TINY = 1e-300
 
 _ONCE = "one record's label is replaced by another; each label is randomised once, independently of all others"
 _SOURCE = "Ghazi et al. 2021, arXiv:2102.06062"
+_PRIOR = f"and a prior that no label of these records entered, which is {{0.epsilon:g}}-DP ({_SOURCE}"
 
 
 def top_k(priors: Float[Tensor, "n classes"], epsilon: float) -> Int64[Tensor, " n"]:
@@ -78,6 +79,11 @@ def probabilities(
 class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     """A label stays with probability ``e^epsilon / (e^epsilon + num_classes - 1)``, else becomes any other, evenly."""
 
+    theorems = (
+        f"{_ONCE}, by {{0.num_classes}}-ary randomised response, which is {{0.epsilon:g}}-DP ({_SOURCE}, algorithm 1 "
+        "and lemma 1 with k = K; parallel composition over records)",
+    )
+
     unit: ClassVar[Unit] = "label"
     num_classes: int
     epsilon: float
@@ -91,14 +97,6 @@ class RandomizedResponse(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     @override
     def event(self) -> Pure:
         return Pure(epsilon=self.epsilon)
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"{_ONCE}, by {self.num_classes}-ary randomised response, which is {self.epsilon:g}-DP ({_SOURCE}, "
-            "algorithm 1 and lemma 1 with k = K; parallel composition over records)"
-        )
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
         """The randomised labels; ValueError for a label outside ``0 .. num_classes - 1``."""
@@ -118,6 +116,12 @@ class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
             the release is the prior's likeliest class and does not depend on the label.
     """
 
+    theorems = (
+        f"{_ONCE}, by RRWithPrior {_PRIOR}, algorithms 1-2, lemma 1 and corollary 2; parallel composition over "
+        "records)",
+        f"{_ONCE}, by RRTop-k with k = {{0.k}} {_PRIOR}, algorithm 1 and lemma 1; parallel composition over records)",
+    )
+
     unit: ClassVar[Unit] = "label"
     epsilon: float
     prior: Float[Tensor, "n classes"] = field(repr=False)
@@ -134,13 +138,7 @@ class RRWithPrior(Mechanism[Int64[Tensor, " n"], Int64[Tensor, " n"]]):
     @property
     @override
     def theorem(self) -> str:
-        how, proved = "RRWithPrior", "algorithms 1-2, lemma 1 and corollary 2"
-        if self.k is not None:
-            how, proved = f"RRTop-k with k = {self.k}", "algorithm 1 and lemma 1"
-        return (
-            f"{_ONCE}, by {how} and a prior that no label of these records entered, which is {self.epsilon:g}-DP "
-            f"({_SOURCE}, {proved}; parallel composition over records)"
-        )
+        return self.theorems[self.k is not None].format(self)
 
     def __call__(self, rows: Int64[Tensor, " n"], noise: Noise) -> Int64[Tensor, " n"]:
         """The randomised labels; ValueError unless there is one in ``0 .. classes - 1`` for each row of the prior."""

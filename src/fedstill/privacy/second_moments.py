@@ -78,6 +78,12 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
         by_class: whether there is a G of each class.
     """
 
+    theorems = (
+        "one record adds its row r, |r| <= 1, to one class and r r^T, whose Frobenius norm is at most 1, so that the "
+        "sums, H times {0.weight:.4g}, move by at most {0.sensitivity:.4g}, the sensitivity; Gaussian mechanism "
+        "(Balle, Wang 2018, theorem 8)",
+    )
+
     num_classes: int
     dims: int
     radius: float
@@ -102,15 +108,6 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
     @override
     def sensitivity(self) -> float:
         return math.sqrt(1 + self.weight**2) * ROUNDING
-
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            f"one record adds its row r, |r| <= 1, to one class and r r^T, whose Frobenius norm is at most 1, so that "
-            f"the sums, H times {self.weight:.4g}, move by at most {self.sensitivity:.4g}, the sensitivity; Gaussian "
-            "mechanism (Balle, Wang 2018, theorem 8)"
-        )
 
     def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
         """The sums of batches of features ``(n, d)`` with classes ``(n,)``, read one at a time."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedstill.base.records import Records
 from fedstill.base.settings import Settings
@@ -60,6 +61,8 @@ class Method(Settings, ABC):
         mixed: whether clients may have models of different architectures (``--models``).
         needs_public: ``"images"`` or ``"labelled"`` if the method refuses to run without public images, or without
             public images with the task's labels.
+        rebuilds: whether `server` returns another network than the run's model (``--model``), which `rebuild` makes
+            again; clients can't evaluate such a network.
         images_only: whether the method makes or changes images, so that records can't be vectors.
         protects: ``"record"``, ``"label"`` or ``"client"``: the unit of the guarantee with default settings, if there
             is one.
@@ -69,6 +72,7 @@ class Method(Settings, ABC):
     personal: ClassVar[bool] = False
     mixed: ClassVar[bool] = False
     needs_public: ClassVar[str] = ""
+    rebuilds: ClassVar[bool] = False
     images_only: ClassVar[bool] = False
     protects: ClassVar[str] = ""
 
@@ -99,10 +103,17 @@ class Method(Settings, ABC):
     def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         """The final model from its saved state ``weights``; ``network`` is a new model of the run, changed in place.
 
-        Override it if `server` returns another network than the run's model. Clients can't evaluate such a network.
+        A method that `rebuilds` overrides it; it is called for no other.
         """
         load(network, weights)
         return network
+
+    @classmethod
+    @override
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "rebuild" in vars(cls) and not cls.rebuilds:
+            raise TypeError(f"{cls.__name__} has a method rebuild, but rebuilds is False; set it to True")
 
     def first_draw(self, client: int) -> int:
         """The number (``draw`` of `Client.new_model`) of the random start of the model that a client sends first."""
@@ -129,7 +140,7 @@ def client_steps(kind: type[Method]) -> dict[str, Step[Any]]:
 
 def returns_run_model(kind: type[Method]) -> bool:
     """Whether the final model has the run's architecture (``--model``), so that clients can evaluate it."""
-    return kind.rebuild is Method.rebuild
+    return not kind.rebuilds
 
 
 def shared_part(method: Method, model: nn.Module) -> dict[str, Tensor]:

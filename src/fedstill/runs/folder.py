@@ -28,7 +28,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
@@ -36,7 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedstill.base import files, processes
 from fedstill.base.errors import InputError
@@ -75,7 +74,7 @@ class Config(Part):
         fingerprint: the digest of the data set.
         public_fingerprint: the digest of the data set of the public records; absent for noise and for held records.
         spec: the run's spec as real sites get it (`fedstill.engines.run_spec.RunSpec.text`).
-        run: the run's random number; absent in early versions.
+        run: the run's random number; absent while a run is laid out.
         extends: the finished run that this run extends.
         answers: the finished run whose replies this run uses.
     """
@@ -114,20 +113,6 @@ Time = Annotated[str, AfterValidator(_check_time)]
 """A time in ISO 8601."""
 
 
-def _of_any_version(guarantee: object) -> object:
-    """Add the fields that early versions lack."""
-    if not isinstance(guarantee, dict):
-        return guarantee
-    reason = str(guarantee.get("reason"))
-    counted = re.search(r"nothing protects (\d+) of the clients' ", reason)
-    missing: dict[str, Any] = {f.name: None for f in fields(Guarantee)} | {
-        "reason": "",
-        "exposed": int(counted[1]) if counted else None,
-        "simulated": "noise came from the run's seed" in reason,
-    }
-    return missing | guarantee
-
-
 class Summary(Part):
     """``summary.json``: the results of a finished run; bytes are sums over all clients, except ``..._per_client``."""
 
@@ -147,7 +132,7 @@ class Summary(Part):
     model: str | None = None
     num_parameters: Count | None = None
     judged_on: str = "test records"
-    guarantee: Annotated[Guarantee, BeforeValidator(_of_any_version)]
+    guarantee: Guarantee
     refused: tuple[Refusal, ...] = ()
     version: str | None = None
     finished: Time | None = None
@@ -185,14 +170,6 @@ class Metric(Part):
     bytes_up: Count | None = None
     bytes_down: Count | None = None
     seconds: Amount | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_version(cls, line: Any) -> Any:
-        """Name the spread over clients as it is named now; runs of 0.1 may call it ``spread``."""
-        if isinstance(line, dict) and {"accuracy", "spread"} <= {*line} and "spread_over_clients" not in line:
-            return {"spread_over_clients" if name == "spread" else name: value for name, value in line.items()}
-        return line
 
 
 class Partition(Part):

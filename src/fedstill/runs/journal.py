@@ -379,8 +379,7 @@ class Journal:
     def check_seals(self, seals: Mapping[str, Any], *others: Path) -> None:
         """Raise `Damaged` if the byte counts, the releases or ``others`` lost or changed lines since `seals`."""
         for place in (self.files.meter, self.files.spent, *others):
-            if place.name in seals:  # checkpoints of earlier versions have none
-                files.check_seal(place, seals[place.name], f"delete {self.folder.parent} and run again")
+            files.check_seal(place, seals[place.name], f"delete {self.folder.parent} and run again")
 
     def save_checkpoint(
         self, tensors: "Mapping[str, Tensor]", header: Mapping[str, Any], name: str = CHECKPOINT

@@ -131,7 +131,7 @@ def load(path: Path, model: nn.Module) -> dict[str, Tensor]:
         ValueError: there is no such file, or its weights are not of this model.
     """
     try:
-        return _checked(_read(path), model)
+        return _checked(read(path), model)
     except OSError as error:
         raise ValueError(
             f"the extractor's weights {str(path)!r} can't be read ({error.strerror or error}); check the path"
@@ -141,13 +141,6 @@ def load(path: Path, model: nn.Module) -> dict[str, Tensor]:
             f"{str(path)!r} holds no weights of this model ({error}); it must be safetensors or "
             "torch.save(model.state_dict(), file), with the same model, image shape and number of classes"
         ) from error
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    found = read(path)
-    if isinstance(found, list):
-        raise ValueError("it has a list that is not a state dict of names and tensors")
-    return found
 
 
 def _checked(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,8 @@ from fedstill.base.records import Examples
 from fedstill.base.settings import Settings, Share
 from fedstill.distill.ensemble import Distillation
 from fedstill.distill.public_map import PublicFeatures, split_public
-from fedstill.methods.parts.private_heads import Penalty, PrivateHeads, head_model, mean_head
+from fedstill.methods.parts.on_features import head_model
+from fedstill.methods.parts.private_heads import Penalty, PrivateHeads, mean_head
 from fedstill.models.heads import HeadModel, LinearHead
 from fedstill.protocol import Client, Federation, Records, load, public_images
 

@@ -4,22 +4,22 @@ The sums add up over clients to those of all records, so the model does not depe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from fedstill.base.settings import Epsilon, Settings, Share
-from fedstill.distill.public_map import PublicFeatures, PublicMap
-from fedstill.methods.parts import on_features
+from fedstill.base.settings import Epsilon, Share
+from fedstill.distill.public_map import PublicFeatures
+from fedstill.methods.parts.on_features import OnFeatures, head_model
 from fedstill.models.heads import HeadModel
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.second_moments import Labelled, SecondMoments, entries
-from fedstill.protocol import Client, Federation, Records, Released, Reply, public_images
-from fedstill.train.extractor import Extractor
+from fedstill.protocol import Client, Federation, Records, Released, Reply
 
 _BATCH = 2000
 """Records whose products are added at a time."""
@@ -33,17 +33,12 @@ class Sums(Reply):
     first: Released[Float[Tensor, "classes moments"]]
 
 
-class MomentSums(Settings):
+class MomentSums(OnFeatures):
     """Settings of the public features, and of the sums and their release."""
 
-    needs_public: ClassVar[str] = "images"
     protects: ClassVar[str] = "record"
     epsilon: Epsilon = 1.0
     """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
-    extractor: Extractor = Extractor()
-    """Source of the features."""
-    space: PublicMap = PublicMap()
-    """Map of the features to the rows that are summed; fewer directions mean fewer bytes and less noise."""
     bias: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Value of the constant feature, which counts records and gives the bias."""
     share: Share = 0.6
@@ -52,12 +47,17 @@ class MomentSums(Settings):
     """Bytes of each number sent, after the noise: 2, 4 or 8."""
 
     @property
+    @override
+    def constant(self) -> float:
+        return self.bias
+
+    @property
     def scale(self) -> float:
         """Factor of the numbers sent: in half precision, so that sums of millions of records fit its range."""
         return 2.0**-10 if self.precision == "half" else 1.0
 
     @property
-    def sums_settings(self) -> tuple[Any, ...]:
+    def first_reply(self) -> tuple[Any, ...]:
         """The settings that a client's sums depend on, for `Method.first_reply`."""
         return Sums, self.epsilon, self.extractor, self.space, self.bias, self.share, self.precision
 
@@ -66,11 +66,6 @@ def noise_of(settings: MomentSums, delta: float) -> tuple[float, float]:
     """Standard deviations of the noise that each client adds to a diagonal entry of G, and to an entry of H."""
     multiplier = release_noise(settings.epsilon, delta)
     return multiplier / math.sqrt(1 - settings.share), multiplier / math.sqrt(settings.share)
-
-
-def public_features(fed: Federation, settings: MomentSums, method: str) -> PublicFeatures:
-    """The run's feature map, estimated from public images alone."""
-    return on_features.public_features(fed, public_images(fed.public, method), settings.extractor, settings.space)
 
 
 class Embedding(NamedTuple):
@@ -146,17 +141,7 @@ def _batches(client: Client, features: PublicFeatures, embedding: Embedding | No
         yield embedding.of(rows) if embedding else rows, some.labels
 
 
-def moment_model(fed: Federation, features: PublicFeatures, head: Tensor, settings: MomentSums) -> HeadModel:
-    """The run's extractor, map and ``head`` as one network."""
-    return on_features.head_model(fed, features, head.float(), bias=settings.bias, clip=True)
-
-
 def row_model(fed: Federation, features: PublicFeatures, settings: MomentSums) -> HeadModel:
     """The network whose outputs are the rows themselves, for a classifier that is no linear head."""
     dims = features.projection.shape[1]
-    return moment_model(fed, features, torch.eye(dims, dims + 1), settings)
-
-
-def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: MomentSums) -> HeadModel:
-    """The network of `moment_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
-    return on_features.rebuild_model(network, weights, bias=settings.bias, clip=True)
+    return head_model(fed, features, torch.eye(dims, dims + 1), settings)

@@ -4,19 +4,19 @@ Settings of a head's training and the mechanisms that they define; public featur
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
 from jaxtyping import Float, Float32, Float64
 from pydantic import FiniteFloat, PositiveFloat
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
 from fedstill.base.settings import Epsilon, Settings
-from fedstill.distill.public_map import PublicFeatures, PublicMap
-from fedstill.methods.parts import on_features
-from fedstill.models.heads import HeadModel
+from fedstill.distill.public_map import PublicFeatures
+from fedstill.methods.parts.on_features import OnFeatures
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.logistic import (
     LEAST_PENALTY,
@@ -27,8 +27,7 @@ from fedstill.privacy.logistic import (
     extend,
 )
 from fedstill.privacy.mechanisms import Mechanism
-from fedstill.protocol import Client, Federation, Records, Released, Reply
-from fedstill.train.extractor import Extractor
+from fedstill.protocol import Client, Released, Reply
 
 
 class Head(Reply):
@@ -60,36 +59,36 @@ class HeadTraining(Settings):
         return self.penalty or max(0.3, math.sqrt(2) * noise_multiplier / self.logit_noise)
 
 
-class PrivateHeads(Settings):
+class PrivateHeads(OnFeatures):
     """Settings of the public features, and of the privacy and training of a client's heads on them."""
 
-    needs_public: ClassVar[str] = "images"
     protects: ClassVar[str] = "record"
     epsilon: Epsilon = 1.0
     """Privacy cost of a client's upload at the run's delta; None adds no noise and guarantees nothing."""
     privacy: Literal["sound", "published"] = "sound"
     """Heads whose noise a theorem covers, or the paper's heads, whose claimed guarantee does not hold."""
-    extractor: Extractor = Extractor()
-    """Source of the features."""
-    space: PublicMap = PublicMap()
-    """Map of the features to the heads' inputs."""
     head: HeadTraining = HeadTraining()
     """A client's training of its class head."""
 
     @property
-    def head_settings(self) -> tuple[Any, ...]:
+    def first_reply(self) -> tuple[Any, ...]:
         """The method, and the settings on which a client's features and its class head depend."""
         return type(self), self.epsilon, self.privacy, self.extractor, self.space, self.head
+
+    @property
+    @override
+    def constant(self) -> float:
+        return self.head.bias
+
+    @property
+    @override
+    def clips(self) -> bool:
+        return self.sound
 
     @property
     def sound(self) -> bool:
         """Whether heads clip rows to a public radius and add sound noise."""
         return self.privacy == "sound"
-
-
-def public_features(fed: Federation, public: Records, settings: PrivateHeads) -> PublicFeatures:
-    """The run's feature map, estimated from public images alone."""
-    return on_features.public_features(fed, public, settings.extractor, settings.space)
 
 
 def head_inputs(
@@ -165,13 +164,3 @@ def mean_head(heads: Iterable[Tensor]) -> Float32[Tensor, "classes coefficients"
     """The plain mean of the clients' heads."""
     doubles = [head.double() for head in heads]
     return (torch.stack(doubles).sum(0) / len(doubles)).float()
-
-
-def head_model(fed: Federation, features: PublicFeatures, head: Tensor, settings: PrivateHeads) -> HeadModel:
-    """The run's extractor, map and ``head`` as one network."""
-    return on_features.head_model(fed, features, head, bias=settings.head.bias, clip=settings.sound)
-
-
-def rebuild_model(network: nn.Module, weights: Mapping[str, Tensor], settings: PrivateHeads) -> HeadModel:
-    """The network of `head_model` from its state; ``network`` becomes its extractor (see `Method.rebuild`)."""
-    return on_features.rebuild_model(network, weights, bias=settings.head.bias, clip=settings.sound)

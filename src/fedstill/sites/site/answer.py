@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -24,7 +24,7 @@ from fedstill.base import files
 from fedstill.base.errors import FedstillError
 from fedstill.engines.client import NO_REPLY, Question, Site
 from fedstill.engines.run_spec import RunSpec
-from fedstill.privacy.ledger import BudgetExceeded, Ledger
+from fedstill.privacy.ledger import BudgetExceeded
 from fedstill.protocol import wire
 from fedstill.sites.site import decisions, log
 from fedstill.sites.site.charges import Charge, SiteStore, open_ledger
@@ -306,7 +306,7 @@ class _Answer:
             folder,
             device=policy.device,
             threads=policy.threads,
-            open_ledger=lambda _: _open_ledger(policy, spec, self._run, self._charged),
+            open_ledger=lambda _: open_ledger(policy.ledger, self._run, policy.limits(spec), self._charged),
         )
         question = site.read(self._request, header)
         questions = Questions(policy, self._run, self._text)
@@ -343,17 +343,3 @@ class _Answer:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _open_ledger(policy: SitePolicy, spec: RunSpec, run: str, charged: Callable[[Charge, SiteStore], None]) -> Ledger:
-    return open_ledger(
-        policy.ledger,
-        run,
-        delta=policy.delta,
-        budget=policy.budget,
-        allow_unbounded=policy.unprotected and policy.budget is None,
-        public_images=policy.public_images or policy.unprotected,
-        budget_per_run=policy.budget_per_run,
-        run_limit=None if spec.budget is None else (spec.budget, spec.delta),
-        charged=charged,
-    )

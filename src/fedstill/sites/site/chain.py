@@ -24,7 +24,7 @@ from filelock import FileLock
 from fedstill.base import files
 
 VERSION = 2
-"""Version of the head's format. Version 1, without a version and a size, is read and replaced."""
+"""Version of the head's format."""
 START = bytes(32)
 """The value in place of the MAC before the first line."""
 _TAIL = len(',"mac":""}') + 2 * len(START)
@@ -46,11 +46,6 @@ class Head:
     def encode(self, key: bytes) -> bytes:
         """The file's bytes; they are signed, since any key would fit an empty chain otherwise."""
         text = json.dumps({"version": VERSION, **asdict(self), "last": self.last.hex()})
-        return signed(key, b"head", text.encode())[0] + b"\n"
-
-    def encode_first(self, key: bytes) -> bytes:
-        """The file's bytes in version 1."""
-        text = json.dumps({"count": self.count, "last": self.last.hex()})
         return signed(key, b"head", text.encode())[0] + b"\n"
 
 
@@ -203,12 +198,7 @@ class Chain:
     def _load_head(self, key: bytes) -> bytes:
         """The head's bytes, after what a crash in `_rotate` left undone; NewerFormat if they are of another format."""
         raw = self._bytes("head")
-        try:
-            head = self._decode(key, raw)
-        except files.NewerFormat:
-            raise
-        except files.Damaged:  # or of version 1: the lines will tell
-            return raw
+        head = self._decode(key, raw)
         place, places = self._place("jsonl"), self.places
         if head.size and len(places) > 1 and not (place.exists() and place.stat().st_size):
             if places[-2].name == f"{self._name}-{head.count:09d}.jsonl":
@@ -221,21 +211,19 @@ class Chain:
             text = {name: value for name, value in facts.items() if name != "mac"}
             if not hmac.compare_digest(signed(key, b"head", json.dumps(text).encode())[0] + b"\n", raw):
                 raise ValueError
-            files.check_format(self._place("head"), text.get("version", 1), VERSION)
+            files.check_format(self._place("head"), text["version"], VERSION)
             head = Head(**{n: v for n, v in text.items() if n != "version"} | {"last": bytes.fromhex(text["last"])})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, files.NewerFormat):
                 raise
             raise self._damaged(f"{self._place('head').name} was changed, or the key is another's") from error
-        if "version" not in text:  # version 1 has no sizes
-            raise self._damaged(f"{self._place('head').name} has an old format; read the whole chain first")
         return head
 
     def _check(self, key: bytes, raw: bytes, now: Head, shorter: Head) -> None:
-        """Compare the head's bytes with what the lines say; repair them after a crash or from an older format."""
+        """Compare the head's bytes with what the lines say; repair them after a crash."""
         if raw == now.encode(key):
             return
-        if raw not in (now.encode_first(key), shorter.encode(key), shorter.encode_first(key)):
+        if raw != shorter.encode(key):
             head, lines = self._place("head").name, self._place("jsonl").name
             raise self._damaged(f"{head} does not fit {lines}, which lacks lines or has too many, or the key")
         self._write_head(key, now)

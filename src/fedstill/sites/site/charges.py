@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -43,14 +44,14 @@ class Charge(NamedTuple):
         number: its number among the releases of all runs, from 1.
         run: the run's name at the site.
         entry: the release.
-        time: the time of the charge; None in ledgers of fedstill 0.1.
+        time: the time of the charge.
         mac: the MAC of its line, in hexadecimal.
     """
 
     number: int
     run: str
     entry: Entry
-    time: str | None
+    time: str
     mac: str
 
 
@@ -67,17 +68,33 @@ def create_ledger(folder: Path) -> None:
     _chain(folder).create()
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What the ledger of a site allows.
+
+    Attributes:
+        delta: the delta of the budget, in (0, 1).
+        budget: maximum epsilon of the releases of all runs together; None for no limit.
+        allow_unbounded: whether releases that no epsilon bounds are allowed, if there is no budget.
+        public_images: whether releases that protect labels only are allowed within a budget.
+        budget_per_run: maximum epsilon of one run's releases at ``delta``; None for no limit.
+        run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
+    """
+
+    delta: float
+    budget: float | None
+    allow_unbounded: bool = False
+    public_images: bool = False
+    budget_per_run: float | None = None
+    run_limit: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not 0 <= self.budget < math.inf:
+            raise ValueError(f"budget is {self.budget}; it must be a number of 0 or more, or None")
+
+
 def open_ledger(
-    folder: Path,
-    run: str,
-    *,
-    delta: float,
-    budget: float | None,
-    allow_unbounded: bool = False,
-    public_images: bool = False,
-    budget_per_run: float | None = None,
-    run_limit: tuple[float, float] | None = None,
-    charged: "Callable[[Charge, SiteStore], None] | None" = None,
+    folder: Path, run: str, limits: Limits, charged: "Callable[[Charge, SiteStore], None] | None" = None
 ) -> Ledger:
     """The ledger of a site for one of its runs; its ``entries`` are those of this run.
 
@@ -87,32 +104,14 @@ def open_ledger(
     Args:
         folder: the folder given to `create_ledger`.
         run: the run's unique name.
-        delta: the delta of the budget, in (0, 1).
-        budget: maximum epsilon of the releases of all runs together; None for no limit.
-        allow_unbounded: whether releases that no epsilon bounds are allowed, if there is no budget.
-        public_images: whether releases that protect labels only are allowed within a budget.
-        budget_per_run: maximum epsilon of this run's releases at ``delta``; None for no limit.
-        run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
+        limits: what is allowed.
         charged: called with every release that is charged and with the store, before the release happens.
 
     Raises:
         Damaged: the ledger's files were changed.
-        ValueError: the budget is not a number of 0 or more.
     """
-    if budget is not None and not 0 <= budget < math.inf:
-        raise ValueError(f"budget is {budget}; it must be a number of 0 or more, or None")
     store = SiteStore(folder, run, charged)
-    rule = partial(
-        _check,
-        store=store,
-        delta=delta,
-        budget=budget,
-        allow_unbounded=allow_unbounded,
-        public_images=public_images,
-        budget_per_run=budget_per_run,
-        run_limit=run_limit,
-    )
-    return Ledger(store, rule)
+    return Ledger(store, partial(_check, store=store, limits=limits))
 
 
 class SiteStore:
@@ -201,18 +200,7 @@ def _charges(chain: Chain, folder: Path, since: int = 0) -> list[Charge]:
         ) from error
 
 
-def _check(
-    entries: Sequence[Entry],
-    entry: Entry,
-    *,
-    store: SiteStore,
-    delta: float,
-    budget: float | None,
-    allow_unbounded: bool,
-    public_images: bool,
-    budget_per_run: float | None,
-    run_limit: tuple[float, float] | None,
-) -> None:
+def _check(entries: Sequence[Entry], entry: Entry, *, store: SiteStore, limits: Limits) -> None:
     """The rule of a site's ledger: the run stays within its limits, and all runs together within the site's budget.
 
     A server chooses every request by earlier replies, so filters decide (`fedstill.privacy.accounting`). The names of
@@ -220,27 +208,31 @@ def _check(
     person's data have one budget: if labels were released, the releases that protect records count towards the labels'
     budget as well.
     """
-    if isinstance(entry.event, Unbounded) and not allow_unbounded:
+    if isinstance(entry.event, Unbounded) and not limits.allow_unbounded:
         what = f"{entry.mechanism} in step '{entry.step}' ({entry.event.reason})"
         raise BudgetExceeded(f"no epsilon bounds {what}, which this site does not allow; nothing was released")
-    if entry.unit == "label" and not public_images and not allow_unbounded:
+    if entry.unit == "label" and not limits.public_images and not limits.allow_unbounded:
         raise BudgetExceeded(
             f"{entry.mechanism} in step '{entry.step}' protects labels only, and this site does not declare its images "
             "public (public_images); nothing was released"
         )
-    if run_limit is not None:
+    if limits.run_limit is not None:
         own = [e.event for e in (*entries, entry) if e.unit == entry.unit]
-        if not accounting.rdp_filter(*run_limit, own[0]).allows(own):  # sufficient, and quicker than the exact sum
-            check_budget(entries, entry, *run_limit, split=by_record)
-    if budget is None:
+        if not accounting.rdp_filter(*limits.run_limit, own[0]).allows(
+            own
+        ):  # sufficient, and quicker than the exact sum
+            check_budget(entries, entry, *limits.run_limit, split=by_record)
+    if limits.budget is None:
         refuse_unbudgeted(entry)
     else:
         every = [*chain(*store.other_runs()), *entries, entry]
-        what = f"the site's budget of {budget:g} at delta {delta:g}, including earlier runs"
-        _check_all(every, (store.first or entry).event, budget, delta, f"{what}; nothing was released", entry)
-    if budget_per_run is not None:
-        what = f"the site's budget of {budget_per_run:g} at delta {delta:g} for a run (budget_per_run)"
-        _check_all([*entries, entry], [*entries, entry][0].event, budget_per_run, delta, what, entry)
+        what = f"the site's budget of {limits.budget:g} at delta {limits.delta:g}, including earlier runs"
+        _check_all(
+            every, (store.first or entry).event, limits.budget, limits.delta, f"{what}; nothing was released", entry
+        )
+    if limits.budget_per_run is not None:
+        what = f"the site's budget of {limits.budget_per_run:g} at delta {limits.delta:g} for a run (budget_per_run)"
+        _check_all([*entries, entry], [*entries, entry][0].event, limits.budget_per_run, limits.delta, what, entry)
 
 
 def _check_all(entries: Sequence[Entry], first: Event, budget: float, delta: float, limit: str, entry: Entry) -> None:

@@ -14,15 +14,14 @@ answered      as asked, ``reply`` (SHA-256), its bytes, its fields, the numbers 
 refused       the same, ``reply``; of a foreign bundle, ``bundle`` (SHA-256)
 waiting       as refused: the operator has not approved the run
 failed        as refused; the reason may contain data
-begun         a chain begins at a site that has earlier charges or a log of fedstill 0.1, which is kept
+begun         a chain begins at a site that has earlier charges
 ============  ========================================================================================================
 
 After as many messages refused, failed or waiting as the policy's ``refusals_per_day``, the rest of a day has no line.
 The other lines are, by the operator, ``paused``, ``resumed``, ``approved`` and ``denied``.
 
 A killed process may leave a question without an outcome, a charge that only the ledger has (it was killed between the
-two files), and a charge without a release. None of these is wrong, nor is an imported charge that an early version of
-``fedstill privacy import`` did not log. Wrong is a release that left twice or without a
+two files), and a charge without a release. None of these is wrong. Wrong is a release that left twice or without a
 charge, a charge of the log that the ledger lacks, and every change of a line.
 """
 
@@ -76,14 +75,12 @@ def _day() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
-OLD = "log-old.jsonl"
-"""Name of a log of fedstill 0.1, which had no chain."""
 HEAD = "log.head"
 """Name of the file with the end of the chain, which a site has since it first served."""
 FORMAT, VERSION = "format.json", 2
-"""File with the version of a site's state, and the version. Version 1 has no such file and the same layout."""
-IMPORTED, OPACUS = "imported", "Opacus"
-"""Step of the charges for the history of another program, and the beginning of their mechanism's name."""
+"""File with the version of a site's state, and the version."""
+IMPORTED = "imported"
+"""Step of the charges for the history of another program."""
 _LARGEST = 64 * 2**20
 _DETAIL = 1000
 _REMEDY = (
@@ -141,24 +138,16 @@ def append(state: Path, line: Mapping[str, Any]) -> None:
 
 
 def read(state: Path) -> list[dict[str, Any]]:
-    """All lines, those of a log without a chain first, after a check of the chain.
+    """All lines, after a check of the chain.
 
     Raises:
         Damaged: the log was changed, or a newer fedstill wrote it.
     """
     if is_chained(state):
         _check_there(state)
-    if not (state / HEAD).exists() and not (state / "log.key").exists():
-        return files.read_json_lines(state / "log.jsonl", _REMEDY)
-    chain = _chain(state)
-    lines: list[dict[str, Any]] = [json.loads(line.text) for line in chain.read()]
-    begun = next((line for line in lines if line["what"] == "begun" and "old" in line), None)
-    if begun is None:
-        return lines
-    old = state / OLD
-    if not old.exists() or _digest(old) != begun["old"]:
-        raise files.Damaged(f"{old} is damaged: it is missing or was changed; {_REMEDY}")
-    return [*files.read_json_lines(old, _REMEDY), *lines]
+    elif not _has_lines(state) and not (state / "log.key").exists():
+        return []
+    return [json.loads(line.text) for line in _chain(state).read()]
 
 
 def restart(state: Path) -> Path:
@@ -172,7 +161,7 @@ def restart(state: Path) -> Path:
     chain = _chain(state)
     with chain.lock:
         aside.mkdir(mode=0o700)
-        places = [p for p in (*chain.places, state / OLD, state / "log.key", state / "log.head") if p.exists()]
+        places = [p for p in (*chain.places, state / "log.key", state / "log.head") if p.exists()]
         digests = {place.name: _digest(place) for place in places}
         for place in places:
             shutil.move(place, aside / place.name)
@@ -217,21 +206,22 @@ def _chain(state: Path) -> Chain:
 def _begin(state: Path, chain: Chain, **more: Any) -> None:
     """Make the chain if there is none, with a line about what came before it."""
     key, head, lines = (state / f"log.{part}" for part in ("key", "head", "jsonl"))
-    if head.exists() or (key.exists() and lines.exists() and lines.stat().st_size):
+    if head.exists() or _has_lines(state):  # of lines without a key or a head, `Chain` says that they are damaged
         return
-    if lines.exists() and lines.stat().st_size:
-        lines.rename(state / OLD)
     for place in (key, lines):  # of a crash while they were made
         place.unlink(missing_ok=True)
     chain.create()
     ledger = ledger_of(state) / LEDGER
     facts: dict[str, Any] = {"ledger": ledger.read_bytes().count(b"\n") if ledger.exists() else 0, **more}
-    if (state / OLD).exists():
-        facts["old"] = _digest(state / OLD)
     if facts != {"ledger": 0}:
         chain.synchronise()
         line = {"time": now(), "what": "begun", **facts, "detail": "the chain of the log begins here"}
         chain.append({"n": 1, **line})
+
+
+def _has_lines(state: Path) -> bool:
+    lines = state / "log.jsonl"
+    return lines.exists() and lines.stat().st_size > 0
 
 
 def ledger_of(state: Path) -> Path:
@@ -320,8 +310,8 @@ def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge])
     broken.update(requests.get(line.get("request")) for line in lines if line["what"] == "failed")
     for charge in unlogged:
         words = f"charge {charge.number} of run {charge.run[:8]} is in the ledger and not in the log"
-        if charge.entry.step == IMPORTED and charge.entry.mechanism.startswith(OPACUS):
-            verdict.notes.append(f"{words}: it was imported, by an early version or a killed process; it stays charged")
+        if charge.entry.step == IMPORTED:
+            verdict.notes.append(f"{words}: it was imported by a killed process; it stays charged")
             continue
         broken[charge.run] -= 1
         if broken[charge.run] < 0:

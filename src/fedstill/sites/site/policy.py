@@ -19,6 +19,7 @@ from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.releases import LEAST_DELTA
 from fedstill.protocol import Method
+from fedstill.sites.site.charges import Limits
 
 
 class SitePolicy(Settings):
@@ -118,6 +119,17 @@ class SitePolicy(Settings):
     def ledger(self) -> Path:
         """Folder of the site's ledger (`fedstill.sites.site.charges`)."""
         return self.state / "ledger"
+
+    def limits(self, spec: RunSpec) -> Limits:
+        """What the site's ledger allows a run."""
+        return Limits(
+            self.delta,
+            self.budget,
+            allow_unbounded=self.unprotected and self.budget is None,
+            public_images=self.public_images or self.unprotected,
+            budget_per_run=self.budget_per_run,
+            run_limit=None if spec.budget is None else (spec.budget, spec.delta),
+        )
 
     def check_run(self, spec: RunSpec, step: object) -> None:
         """Refuse a step of a run that the policy does not allow, before any code of the method is imported.

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import models
-from fedstill.attacks.inversion import (
+from fedstill.attacks.labels import descent
+from fedstill.attacks.reconstruction import (
     GradientInversion,
     ModelInversion,
     closest_psnr,
     labels_of,
 )
-from fedstill.attacks.labels import descent
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.data.sources import DataSet
