@@ -327,7 +327,7 @@ before 2026-11-25 were withdrawn: their scores were tied where models are not co
 most of the splits, seconds the mean over them; a figure has those of its own split. "fens" asks its clients again for a
 small aggregator after their one upload, "fedgm-labels" asks twice for images. Left out: methods with a model for each
 client (FedRD with records, FedCGS's personal form), since their accuracies are not those of one model;
-`dense-published`, which is DENSE with other constants; FAFI and FedSD2C, whose clients train for as long as a whole row
+DENSE with its authors' constants; FAFI and FedSD2C, whose clients train for as long as a whole row
 here.
 
 A row is a run folder; [results](../benchmarks/board/results) has its numbers, command, commit of the source, date and

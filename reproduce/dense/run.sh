@@ -19,13 +19,14 @@ case $SCALE in small) SCALE=cpu MODEL=dense-mnist ;; esac # with batch norms, a 
 EXTRA="" COMPARED=""
 case " $METHODS " in *" feddf"*) EXTRA="--public $PUBLIC:unlabeled" ;; esac # nobody else looks at any
 for label in $METHODS; do
-    method=${label%-p} AVERAGE=average CHOSEN=logits
-    COMPARED="$COMPARED $label=$method"
+    method=${label%-p} METHOD=${label%-p} AVERAGE=average CHOSEN=logits
+    case $label in dense-published) method=dense-published METHOD=dense EXTRA="$EXTRA $(sh "$(dirname "$0")/published.sh" "$label")" ;; esac
+    COMPARED="$COMPARED $label=$METHOD"
     [ "$method" != feddf ] || AVERAGE=distillation.outputs
     [ "$label" = "$method" ] || CHOSEN=probabilities
     EXTRA="$EXTRA --$label.$AVERAGE $CHOSEN"
     case $DATA-$method${AUTHORS:+-authors} in # the code augments CIFAR's images alone
-        cifar*-dense-published*) ;;
+        cifar*-dense-published*) ;; # flags that come later win
         *-dense-published*) EXTRA="$EXTRA --$label.local-view none --$label.student-view flip" ;;
         cifar*-authors) EXTRA="$EXTRA --$label.local-view crop_flip --$label.local-norm frozen-after-first" ;;
         *-authors) EXTRA="$EXTRA --$label.local-norm frozen-after-first" ;;

@@ -70,8 +70,8 @@ readme() { # what the README of zj-jayzhang/DENSE runs, on its very partition
     done
     [ "$SCALE" = paper ] || FLAGS="$FLAGS $(tiny "$LABELS")"
     # shellcheck disable=SC2086
-    fedstill compare dense-published dense dense-p=dense fed-dafl --data "$RUNS/cifar10-readme.npz" --partition by:client --clients 5 \
-        --model dense-cnn2 --device "$DEVICE" --seeds 1 --dense-p.average probabilities $FLAGS --out "$FOLDER"
+    fedstill compare dense-published=dense dense dense-p=dense fed-dafl --data "$RUNS/cifar10-readme.npz" --partition by:client --clients 5 \
+        --model dense-cnn2 --device "$DEVICE" --seeds 1 --dense-p.average probabilities $(sh reproduce/dense/published.sh dense-published) $FLAGS --out "$FOLDER"
 }
 
 fedrd() { # DATA METHOD SEED

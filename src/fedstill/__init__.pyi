@@ -53,7 +53,6 @@ from fedstill.methods.fedrd import FedRD as FedRD
 from fedstill.methods.fedrd_records import FedRDRecords as FedRDRecords
 from fedstill.methods.feddf import FedDF as FedDF
 from fedstill.methods.dense import Dense as Dense
-from fedstill.methods.dense_published import DensePublished as DensePublished
 from fedstill.methods.co_boosting import CoBoosting as CoBoosting
 from fedstill.methods.fed_dafl import FedDAFL as FedDAFL
 from fedstill.methods.fed_adi import FedADI as FedADI

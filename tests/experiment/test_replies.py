@@ -57,7 +57,7 @@ def first_replies(folder: Path) -> dict[str, bytes]:
 
 def test_all_methods_that_say_so_are_here() -> None:
     saying = [name for name in methods.TABLE if methods.find(name)().first_reply is not None]
-    sums = {"fedcgs", "fedcgs-p", "fedpft", "gh-ofl", "safle", "dense-published"}  # test_moments.py, and DENSE's
+    sums = {"fedcgs", "fedcgs-p", "fedpft", "gh-ofl", "safle"}  # test_moments.py
     assert set(saying) - sums == set(SERVER)
 
 
@@ -140,7 +140,7 @@ def test_the_command_takes_the_clients_settings_from_the_run(
     capsys.readouterr()
     for words, told in (
         ([str(first), "fed-adi", "--local.lr", "0.1"], "do other work than those of"),
-        ([str(first), "fedgm"], "its replies suit feddf, dense, dense-published, co-boosting, fed-dafl, fed-adi with"),
+        ([str(first), "fedgm"], "its replies suit feddf, dense, co-boosting, fed-dafl, fed-adi with"),
         ([str(first), "fed-adi", "--seed", "1"], "its replies are of that task"),
         ([str(first), "fed-adi", "--epochs", "2"], "has a run with"),
         ([str(first)], "--replies needs a finished run and a method"),

@@ -45,7 +45,7 @@ PRIVATE = {
 }
 """The methods that guarantee something by default, and what they protect."""
 LASTING = (
-    "real fedgm feddm fedd3 fedrd fedrd-records feddf dense dense-published co-boosting fed-dafl fed-adi fedgm-records "
+    "real fedgm feddm fedd3 fedrd fedrd-records feddf dense co-boosting fed-dafl fed-adi fedgm-records "
     "fedd-p fedcvae fedauxfdp fedaux-f fedsd2c"
 ).split()
 """The methods whose server trains for many epochs at a time."""

@@ -126,7 +126,7 @@ def test_fens_compares_all_models_with_a_message_before_they_are_trained(tmp_pat
     assert not replies(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["dense", "dense-published", "co-boosting", "fed-dafl"])
+@pytest.mark.parametrize("name", ["dense", "co-boosting", "fed-dafl"])
 def test_images_that_no_generator_makes_are_refused_before_training(name: str, tmp_path: Path) -> None:
     images, labels = np.zeros((40, 9, 7), np.uint8), np.arange(40) % 4
     images[:, 0] = np.arange(40)[:, None]

@@ -1,6 +1,7 @@
 """Clients with models of their own, and long work at the server."""
 
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstill.base.records import Examples, Records
+from fedstill.cli import flags
 from fedstill.data.sources import DataSet
 from fedstill.distill.ensemble import Distillation
 from fedstill.distill.generation import Generation
@@ -40,7 +42,6 @@ from fedstill.experiment.run import run
 from fedstill.methods import feddf, find
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.dense import Dense
-from fedstill.methods.dense_published import DensePublished
 from fedstill.methods.feddf import FedDF
 from fedstill.protocol import Method, Step, load, state, wire
 from fedstill.train.augment import VIEWS
@@ -388,8 +389,10 @@ def test_published_dense_runs(digits: DataSet, tmp_path: Path) -> None:
 
 
 def test_published_settings_are_those_of_the_readme() -> None:
-    method = DensePublished()
-    assert method.generation == Generation.published()
+    script = Path(__file__).parents[2] / "reproduce" / "dense" / "published.sh"
+    words = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=True).stdout.split()
+    method = flags.parse_run("fedstill run dense", words, Experiment(), Dense()).method
+    assert isinstance(method, Dense) and method.generation == Generation.published()
     assert (method.local.lr, method.local.momentum, method.local.epochs) == (0.01, 0.9, 400)
     assert (method.student.lr, method.student.momentum, method.student.batch_size) == (0.005, 0.9, 256)
     assert (method.temperature, method.epochs, method.pool) == (20.0, 200, 200)

@@ -37,7 +37,6 @@ SMALL: dict[str, dict[str, Any]] = {
         "projection": {"epochs": 1},
     },
     "feddf": {"local": LOCAL, "distillation": {"epochs": 2}},
-    "dense-published": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16, "fresh": True}},
     "dense": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
     "co-boosting": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "ngf": 8, "nz": 16}},
     "fed-dafl": {**DATAFREE, "generation": {"steps": 3, "batch_size": 16, "nz": 16}},

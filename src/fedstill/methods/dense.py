@@ -8,7 +8,7 @@ Differs from the paper (docs/methods/dense.md has the whole list):
 * the student learns on the images of the latest epochs, not on one batch of each (nor on all, as the code does);
 * batch statistics are compared, as the paper says; the authors' code intends to but never does;
 * the last epoch's student is the result; the authors' code reports the epoch that is best on the test set;
-* `DensePublished` is the authors' code.
+* `reproduce/dense/published.sh` has the settings that are the authors' code.
 """
 
 from torch import nn
