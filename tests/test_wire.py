@@ -217,7 +217,7 @@ def test_deeply_nested_headers_are_refused() -> None:
 
 def test_public_marks_a_field_and_changes_nothing_else() -> None:
     fields = schema.schema_of({"x": Annotated[Float32[Tensor, " n"], Public()], "k": Annotated[PositiveInt, Public()]})
-    assert all(f.is_public for f in fields)
+    assert all(f.protection == "public" for f in fields)
     values = {"x": torch.ones(3), "k": 2}
     assert same(wire.decode(wire.encode(values, fields, FACTS, {}), fields, FACTS)[0], values)
     with pytest.raises(Refused):

@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 from annotated_types import Gt, Lt, MinLen
@@ -127,9 +127,11 @@ class Field:
     is_released: bool = False
 
     @property
-    def is_public(self) -> bool:
-        """Whether the field is marked `Public`."""
-        return any(isinstance(mark, Public) for mark in self.marks)
+    def protection(self) -> Literal["released", "public", "unprotected"]:
+        """The protection of the field's value: a mechanism's noise, the method's word that it is public, or none."""
+        if self.is_released:
+            return "released"
+        return "public" if any(isinstance(mark, Public) for mark in self.marks) else "unprotected"
 
     @property
     def like(self) -> Like | None:

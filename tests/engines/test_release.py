@@ -169,5 +169,9 @@ def test_public_and_released_fields_in_one_reply(digits: Any, tmp_path: Path) ->
         counts: Released[Float64[Tensor, " classes"]]
         version: Annotated[int, Public()]
 
-    assert [f.is_public or f.is_released for f in Both.schema] == [True, True]
-    assert Both.from_payload({"counts": torch.ones(10), "version": 1}).payload()["version"] == 1
+        noisy: Annotated[Released[Float64[Tensor, " classes"]], Public()]  # noise is what holds
+
+    assert [f.protection for f in Both.schema] == ["released", "public", "released"]
+    assert (
+        Both.from_payload({"counts": torch.ones(10), "version": 1, "noisy": torch.ones(10)}).payload()["version"] == 1
+    )

@@ -154,7 +154,7 @@ def test_what_is_declared_public_is_pinned() -> None:
         if _releases(methods.find(name))
         for step in client_steps(methods.find(name)).values()
         for f in step.reply.schema
-        if f.is_public
+        if f.protection == "public"
     }
     assert found == PUBLIC_FIELDS
 

@@ -66,3 +66,9 @@ def install(extra: str) -> str:
     if "vcs_info" in source:
         url = f"{source['vcs_info']['vcs']}+{url}"
     return f"pip install 'fedstill[{extra}] @ {url}'"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message without its full stop, for a sentence of ours; its class if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

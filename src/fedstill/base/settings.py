@@ -1,11 +1,14 @@
 """The base of every settings class, shared types of fields, and an invalid setting in one sentence."""
 
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, ClassVar, get_args
+from pathlib import Path
+from typing import Annotated, ClassVar, TypeVar, get_args
 
 from annotated_types import Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
+from fedstill.base import files
 from fedstill.base.lookup import suggestion
 
 Epsilon = PositiveFloat | None
@@ -81,6 +84,31 @@ def names(kind: type[Settings]) -> Iterator[str]:
         for one in (field.annotation, *get_args(field.annotation)):
             if isinstance(one, type) and issubclass(one, Settings):
                 yield from (f"{name}.{inner}" for inner in names(one))
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_toml(kind: type[S], place: Path, what: str, missing: str | None = None) -> S:
+    """The settings in a TOML file with its own ``format``.
+
+    Args:
+        kind: the class of the settings.
+        place: the file.
+        what: words for the file at the beginning of a sentence.
+        missing: the sentence if there is no file; by default that it can't be read.
+
+    Raises:
+        ValueError: the file can't be read, a newer fedstill wrote it (its ``format``), or a setting is invalid.
+    """
+    try:
+        return kind(**files.without_format(tomllib.loads(place.read_text("utf-8")), place))
+    except FileNotFoundError as error:
+        raise ValueError(missing or f"{what} can't be read as TOML: {error}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{what} can't be read as TOML: {error}") from error
+    except ValidationError as error:
+        raise ValueError(f"{what} is invalid: {sentence(error, kind=kind)}") from error
 
 
 _WORDS = {

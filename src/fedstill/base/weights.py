@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedstill.base.errors import first_line
+
 _NESTED = ("state_dict", "model")
 """Names under which checkpoints of others have a state dict."""
 
@@ -78,7 +80,7 @@ def plain(content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch and its unpickler raise many kinds of errors on damaged and on foreign files
-        why = str(error).strip().split("\n")[0].split(". ")[0]
+        why = first_line(error).split(". ")[0]
         raise ValueError(f"torch can't read it as plain tensors: {why}") from error
 
 

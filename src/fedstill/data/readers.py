@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstill.base.errors import first_line
 from fedstill.data import image_folder, vectors
 from fedstill.data.decode import Fit, Split, from_table, with_all_names
 from fedstill.data.names import Known
@@ -65,7 +66,7 @@ def read_folder(path: Path, known: Known | None, fit: Fit | None = None) -> Spli
             return pa.concat_tables(one(file) for file in files[split])
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
-                f"the split {split!r} of {str(path)!r} cannot be read ({first_line(error)}); copy its files again"
+                f"the split {split!r} of {str(path)!r} cannot be read ({_reason(error)}); copy its files again"
             ) from error
 
     return _read_tables(files, table, str(path), known, path, fit)
@@ -80,7 +81,7 @@ def read_parquet(path: Path, fit: Fit | None = None) -> Splits:
         try:
             return pq.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{str(path)!r} cannot be read ({first_line(error)}); copy it again") from error
+            raise ValueError(f"{str(path)!r} cannot be read ({_reason(error)}); copy it again") from error
 
     return _read_tables(["train"], table, str(path), None, path.parent, fit)
 
@@ -155,7 +156,7 @@ def _read_datasets(
     try:
         splits = load()
     except Exception as error:  # `datasets` passes on any error of the network, the hub and the parsers
-        raise ValueError(f"{where!r} cannot be loaded ({first_line(error)}); {advice}") from error
+        raise ValueError(f"{where!r} cannot be loaded ({_reason(error)}); {advice}") from error
 
     def table(split: str) -> "pa.Table":
         from datasets import Image
@@ -201,14 +202,14 @@ def _read_tables(
     return with_all_names(read(train), read(test), where)
 
 
+def _reason(error: Exception) -> str:
+    """The kind of an error of another library, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def _labels(known: Known | None) -> tuple[str, ...]:
     """Possible names of the label column, best first."""
     return ((known.label,) if known else ()) + _LABEL_COLUMNS
-
-
-def first_line(error: Exception) -> str:
-    """An error's kind and the first line of its text."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
 
 
 _NAMES = {
@@ -242,7 +243,7 @@ def read_npz(path: Path) -> tuple[Split, Split | None]:
             raise ValueError(f"{other} is no array")
     except Exception as error:  # zipfile, zlib and NumPy raise different kinds of errors
         raise ValueError(
-            f"{str(path)!r} is not a readable .npz file of plain arrays ({first_line(error)}); write it with "
+            f"{str(path)!r} is not a readable .npz file of plain arrays ({_reason(error)}); write it with "
             "numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
         ) from error
     train = _split(arrays, "train", path)

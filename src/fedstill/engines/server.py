@@ -69,10 +69,7 @@ def largest_epsilon(fed: Federation, releases: Releases, unit: Unit) -> float | 
 def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) -> guarantee.Guarantee:
     """The guarantee for every reply to ``steps``."""
     unprotected = [
-        f"field '{f.name}' of step '{s.name}'"
-        for s in steps
-        for f in s.reply.schema
-        if not (f.is_public or f.is_released)
+        f"field '{f.name}' of step '{s.name}'" for s in steps for f in s.reply.schema if f.protection == "unprotected"
     ]
     return guarantee.derive(unprotected, releases, spec.delta, budget=spec.budget, simulated=spec.simulated_noise)
 

@@ -22,6 +22,7 @@ from pydantic import (
 from typing_extensions import override
 
 from fedstill import methods
+from fedstill.base.errors import first_line
 from fedstill.base.settings import MOST_CLASSES, Settings, sentence
 from fedstill.privacy.releases import LEAST_DELTA
 
@@ -199,7 +200,7 @@ class Experiment(Settings):
                 raise RuntimeError("it computes nothing")
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            why = str(error).split("\n")[0].rstrip(".")
+            why = first_line(error)
             usable = "cpu or cuda" if torch.cuda.is_available() else "cpu"
             raise ValueError(f"this device cannot be used here ({why}); choose {usable}") from error
         return device

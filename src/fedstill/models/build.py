@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fedstill.base import lookup
+from fedstill.base.errors import first_line
 from fedstill.models.cnn import ConvNet, DenseCNN1, DenseCNN2, DenseMnistCNN, KadpCifarCNN, KadpMnistCNN, LeNet
 from fedstill.models.heads import MLP, Linear, features, last_input
 from fedstill.models.patches import Patches
@@ -76,7 +77,7 @@ def build(spec: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         if (builder := own_builder(spec)) is not None:
             return _checked(spec, _called(spec, builder, shape, num_classes), shape, num_classes)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes nobody can allocate, no model at all
-        why = str(error).split("\n")[0]
+        why = first_line(error)
         raise ValueError(
             f"model {spec!r} can't be built for records of {shape}: {type(error).__name__}: {why}"
         ) from error

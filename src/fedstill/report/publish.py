@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 import fedstill
 from fedstill import methods
 from fedstill.base import errors, files
+from fedstill.base.errors import first_line
 from fedstill.base.weights import state
 from fedstill.data import features, sources
 from fedstill.data.features import OF_SHAPE
@@ -104,7 +105,7 @@ def write(model: Trained, shape: tuple[int, ...], path: Path, onnx: Path | None 
         content = io.BytesIO()  # torch ends the process if a file cannot be written to its end
         torch.export.save(program, content)
     except Exception as error:  # torch has no common class for what it cannot trace
-        raise ValueError(f"torch.export cannot write {kind}: {_first_line(error)}") from error
+        raise ValueError(f"torch.export cannot write {kind}: {first_line(_begun_by(error))}") from error
     files.write_bytes(path, content.getvalue())
     _compare(model, shape, torch.export.load(path).module(), f"the exported {kind}")
     if onnx is not None:
@@ -129,7 +130,7 @@ def _write_onnx(program: ExportedProgram, path: Path, kind: str) -> Compute:
             written.save(path)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # as above
-        raise ValueError(f"ONNX cannot express {kind} ({_first_line(error)}); leave --onnx out") from error
+        raise ValueError(f"ONNX cannot express {kind} ({first_line(_begun_by(error))}); leave --onnx out") from error
     finally:
         log.setLevel(before)
     return lambda records: torch.from_numpy(session.run(["logits"], {"records": records.numpy()})[0])
@@ -145,11 +146,11 @@ def _compare(model: Trained, shape: tuple[int, ...], program: Compute, name: str
             raise ValueError(f"{name} computes other logits than the run's model")
 
 
-def _first_line(error: Exception) -> str:
-    """The first line of the error that began it, without colours."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+def _begun_by(error: BaseException) -> BaseException:
+    """The error that began the chain of errors."""
+    while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return error
 
 
 _RESIZED = {
@@ -246,7 +247,7 @@ def upload(folder: Path, name: str) -> str:
         api.create_repo(name, exist_ok=True)
         return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Publish a model of fedstill"))
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
-        why = str(error).strip().split("\n")[0].rstrip(".")
+        why = first_line(error)
         raise ValueError(
             f"{folder} is complete, but {name} was not uploaded ({why}); log in with 'hf auth login'"
         ) from error

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from pydantic import NonNegativeInt, PositiveInt, ValidationError, field_validator
 
 from fedstill.base import files
-from fedstill.base.settings import Settings, sentence
+from fedstill.base.settings import Settings, read_toml, sentence
 from fedstill.sites import certificates
 from fedstill.sites.certificates import read_public
 
@@ -138,12 +138,7 @@ def load(place: Path) -> Roster:
         ValueError: the file is no roster, a newer fedstill wrote it (its ``format``), or two members have the same
             client, key or node; one sentence.
     """
-    try:
-        roster = Roster(**files.without_format(tomllib.loads(place.read_text()), place))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"the roster {str(place)!r} can't be read as TOML: {error}") from error
-    except ValidationError as error:
-        raise ValueError(f"the roster {str(place)!r} is invalid: {sentence(error)}") from error
+    roster = read_toml(Roster, place, f"the roster {str(place)!r}")
     for name in ("client", "key", "node"):
         values = [getattr(member, name) for member in roster.site]
         if twice := [value for value in values if values.count(value) > 1]:

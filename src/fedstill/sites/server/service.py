@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
@@ -24,7 +23,7 @@ from pydantic import IPvAnyAddress, PositiveInt, ValidationError, field_validato
 
 from fedstill import __version__
 from fedstill.base import errors, files
-from fedstill.base.settings import Settings, sentence
+from fedstill.base.settings import Settings, read_toml, sentence
 from fedstill.sites import units
 from fedstill.sites.certificates import HOST, Certificates, expiry
 from fedstill.sites.server import roster
@@ -84,14 +83,8 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         place = self.folder / "server.toml"
-        try:
-            self.settings = ServerSettings(**files.without_format(tomllib.loads(place.read_text()), place))
-        except FileNotFoundError as error:
-            raise ValueError(f"{folder} is no folder of a server; make one with 'fedstill server init'") from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"{place} can't be read as TOML: {error}") from error
-        except ValidationError as error:
-            raise ValueError(f"{place} is invalid: {sentence(error, kind=ServerSettings)}") from error
+        none = f"{folder} is no folder of a server; make one with 'fedstill server init'"
+        self.settings = read_toml(ServerSettings, place, str(place), none)
         self.certificates = Certificates(self.folder / "certificates")
         self.roster = self.folder / "roster.toml"
         self.app = self.folder / "app"

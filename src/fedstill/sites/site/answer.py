@@ -28,7 +28,6 @@ from fedstill.privacy.ledger import BudgetExceeded
 from fedstill.protocol import wire
 from fedstill.sites.site import decisions, log
 from fedstill.sites.site.charges import Charge, SiteStore, open_ledger
-from fedstill.sites.site.decisions import kind_of
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_data import SiteData
 
@@ -270,7 +269,10 @@ class _Answer:
             return self._failure(error)
         questions.end()
         self._note(
-            "answered", f"{len(reply):,} bytes", reply, fields={f.name: kind_of(f) for f in question.step.reply.schema}
+            "answered",
+            f"{len(reply):,} bytes",
+            reply,
+            fields={f.name: f.protection for f in question.step.reply.schema},
         )
         return reply
 

@@ -161,7 +161,7 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
     steps = {}
     for name, step in steps_of(method).items():
         if {spec.name, f"{spec.name}.{name}"} & set(policy.methods):
-            steps[name] = {f.name: kind_of(f) for f in step.reply.schema}
+            steps[name] = {f.name: f.protection for f in step.reply.schema}
     return {
         "run": request["run"],
         "time": request["time"],
@@ -199,11 +199,6 @@ def words(found: Mapping[str, Any]) -> list[str]:
         lines += [f"Costs at most: epsilon {cost['at_most']:g} of the site's budget of {cost['budget']:g}{left}."]
     lines += ["A yes holds for this run, with this method and these settings, and for no other."]
     return [schema.clean(line, 1000) for line in lines]  # words of a server are among them
-
-
-def kind_of(field: schema.Field) -> str:
-    """The protection of a field: public, released or unprotected."""
-    return "public" if field.is_public else "released" if field.is_released else "unprotected"
 
 
 def _cost(policy: SitePolicy, spec: RunSpec) -> dict[str, float | None]:

@@ -1,6 +1,5 @@
 """A real site's policy: the site's own rules for the requests that it accepts."""
 
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -8,11 +7,11 @@ from typing import Annotated, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedstill import methods, models, schema
-from fedstill.base import files, lookup
-from fedstill.base.settings import Settings, sentence
+from fedstill.base import lookup
+from fedstill.base.settings import Settings, read_toml
 from fedstill.data import features, sources
 from fedstill.data.public import is_noise
 from fedstill.engines.client_evaluation import steps_of
@@ -93,14 +92,8 @@ class SitePolicy(Settings):
             ValueError: the file can't be read, a newer fedstill wrote it (its ``format``), or a setting is invalid; one
                 sentence.
         """
-        try:
-            policy = cls(**files.without_format(tomllib.loads(path.read_text()), path))
-        except FileNotFoundError:
-            raise ValueError(f"there is no policy {str(path)!r}; make one with fedstill site init") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"the policy {str(path)!r} can't be read as TOML: {error}") from error
-        except ValidationError as error:
-            raise ValueError(f"the policy {str(path)!r} is invalid: {sentence(error, kind=cls)}") from error
+        none = f"there is no policy {str(path)!r}; make one with fedstill site init"
+        policy = read_toml(cls, path, f"the policy {str(path)!r}", none)
         here = path.resolve().parent
         return policy.model_copy(
             update={
@@ -173,7 +166,7 @@ class SitePolicy(Settings):
         fields = steps[step].reply.schema
         if any(f.is_released for f in fields) and self.budget is None and not self.unprotected:
             raise schema.Refused("the site's policy has no budget, so nothing is released (budget)")
-        bare = [f.name for f in fields if not (f.is_public or f.is_released)]
+        bare = [f.name for f in fields if f.protection == "unprotected"]
         if bare and not self.unprotected:
             raise schema.Refused(f"the site's policy allows no unprotected field, such as '{bare[0]}' (unprotected)")
 
@@ -313,10 +306,10 @@ def words(policy: SitePolicy) -> Iterator[str]:
 
 def _fields(method: Method, step: str) -> Iterator[str]:
     fields = steps_of(method)[step].reply.schema
-    for names, how in (
-        ([f.name for f in fields if f.is_released], "with privacy noise, charged to the budget"),
-        ([f.name for f in fields if not f.is_released and f.is_public], "as it is; the method holds it to be public"),
-        ([f.name for f in fields if not f.is_released and not f.is_public], "as it is, WITHOUT PROTECTION"),
+    for protection, how in (
+        ("released", "with privacy noise, charged to the budget"),
+        ("public", "as it is; the method holds it to be public"),
+        ("unprotected", "as it is, WITHOUT PROTECTION"),
     ):
-        if names:
+        if names := [f.name for f in fields if f.protection == protection]:
             yield f"{', '.join(names)} {how}"
