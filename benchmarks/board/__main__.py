@@ -179,7 +179,7 @@ def take(place: Path) -> int:
 
 
 def write_page() -> None:
-    """Write docs/board.md, its pictures, and the first figure of the README."""
+    """Write docs/board.md and its pictures."""
     import page
 
     everything, costs = rows(), guess()
@@ -188,8 +188,6 @@ def write_page() -> None:
     (page.DOCS / "board.md").write_text(words)
     for name, svg in page.pictures(everything).items():
         (page.DOCS / "images" / name).write_text(svg)
-    front = page.DOCS.parent / "README.md"
-    front.write_text(page.readme(everything, front.read_text()))
 
 
 def add(label: str, method: str, shared: str, tries: list[str]) -> None:

@@ -248,20 +248,6 @@ def example(rows: Sequence[Row]) -> str:
     return f"# digest {row['digest']}\n{shlex.join(shlex.split(row['command']))}" if row else "fedstill methods"
 
 
-def readme(rows: Sequence[Row], text: str) -> str:
-    """The README with the front of the first cell that has all methods as its first figure; as it is without one."""
-    seed = plan.SEEDS[0]
-    for place in (first[:3] for group in plan.cells() for first in group if first.seed == seed):
-        labels = {
-            row["label"] for row in rows if (row["data"], row["split"], row["clients"], row["seed"]) == (*place, seed)
-        }
-        if labels >= set(plan.methods()) and (name := picture_name(place)) in pictures(rows):
-            before, _, rest = text.partition(BEGIN)
-            figure = f"[![{FIGURE.format(task=in_words(place))}](docs/images/{name})](docs/board.md)\n"
-            return before + BEGIN + figure + END + rest.partition(END)[2]
-    return text
-
-
 def in_words(place: Place) -> str:
     data, split, clients = place
     return f"{NAMES[data]}, {SHORT[split]}, {clients} clients"
@@ -283,9 +269,6 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
     return found
 
 
-BEGIN = "<!-- the board's first figure, written by: python benchmarks/board page -->\n"
-END = "<!-- end of the figure -->\n"
-FIGURE = "The board: accuracy of one-shot methods against its bytes, {task}"
 HEAD = """# The board
 
 Every one-shot method on the same tasks, by one script: {methods} rows (ours, others', private ones at epsilon 1 and 4)

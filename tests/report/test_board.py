@@ -43,32 +43,14 @@ def job_of(board: ModuleType, row: dict[str, Any]) -> Any:
 
 def test_the_page_is_what_the_rows_give(board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = importlib.import_module("page")
-    readme = (ROOT / "README.md").read_text()
     monkeypatch.setattr(page, "DOCS", tmp_path / "docs")
     (tmp_path / "docs" / "images").mkdir(parents=True)
-    (tmp_path / "README.md").write_text(readme)
     board.write_page()
     again = "run: python benchmarks/board page"
     docs, written = ROOT / "docs", tmp_path / "docs"
     assert (written / "board.md").read_text() == (docs / "board.md").read_text(), again
-    assert (tmp_path / "README.md").read_text() == readme, again
     pictures = {file.name: file.read_text() for file in (written / "images").iterdir()}
     assert pictures == {file.name: file.read_text() for file in (docs / "images").glob("board-*.svg")}, again
-
-
-def test_the_readme_shows_the_first_cell_that_has_all_methods(board: ModuleType) -> None:
-    page, labels = importlib.import_module("page"), list(board.plan.methods())
-    task = {"data": "fashion_mnist", "split": "classes:1", "clients": 10, "seed": 0}
-    numbers = {"up": 1000.0, "down": 10.0, "client_seconds": 1.0, "server_seconds": 1.0}
-    rows = [{"label": label, "accuracy": i / 99, **task, **numbers, "up": 1000.0 + i} for i, label in enumerate(labels)]
-    readme = (ROOT / "README.md").read_text()
-    assert readme.count(page.BEGIN) == readme.count(page.END) == 1
-    assert page.readme(rows[:-1], readme) == readme, "a method is missing"
-    rows[0] |= {"failed": "why", "accuracy": None}
-    shown = page.readme(rows, readme)
-    assert "(docs/images/board-fashion_mnist-classes-1-10-bytes.svg)](docs/board.md)" in shown
-    assert page.readme(rows, shown) == shown
-    assert "board-fashion_mnist-classes-1-10-bytes.svg" in page.pictures(rows)
 
 
 def test_a_lead_is_decided_when_every_method_has_run_with_every_seed(board: ModuleType) -> None:
