@@ -34,7 +34,7 @@ from fedstill.base.processes import keep_memory
 from fedstill.base.seeds import isolated, stream
 from fedstill.distill.distribution_matching import DistributionMatching, match
 from fedstill.models.cnn import AvgPool2, ConvNet
-from fedstill.models.projected import Projected, Task
+from fedstill.models.projected import Projected, TaskNetwork
 
 REAL, SYNTHETIC, SHAPE = 256, 10, (3, 32, 32)
 SETTINGS = {"feddm": DistributionMatching(), "fedrd": DistributionMatching.published_fedrd()}
@@ -44,7 +44,7 @@ Step = Callable[[nn.Module, Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 class PlainTask(nn.Module):
     """FedRD's task network as one writes it down, with the weights of the library's."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TaskNetwork) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             *(m for c, n in zip(task.convs, task.norms, strict=True) for m in (c, n, nn.ReLU(), nn.MaxPool2d(2)))
@@ -121,7 +121,7 @@ def task(kind: str, classes: int, width: int) -> tuple[nn.Module, list[Tensor], 
 
 def plain_network(net: nn.Module) -> nn.Module:
     """The same weights with PyTorch's own pooling."""
-    if isinstance(net, Task):
+    if isinstance(net, TaskNetwork):
         return PlainTask(net)
     for i, layer in enumerate(net.layers):
         if isinstance(layer, AvgPool2):

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedstill import methods
 from fedstill.audit import neighbours
-from fedstill.audit.play import Copies, Task, play
+from fedstill.audit.play import Copies, Game, play
 from fedstill.audit.scenes import LIKE, joined, random_images
 from fedstill.base import seeds
 from fedstill.base.records import Records
@@ -40,7 +40,7 @@ from fedstill.distill.public_map import PublicFeatures, split_public
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy import randomized_response
-from fedstill.privacy.ledger import Entry, Ledger
+from fedstill.privacy.ledger import Charge, Ledger
 from fedstill.privacy.releases import Event, Gaussian, Pure
 from fedstill.protocol import client_steps, wire
 from fedstill.sites.site import setup
@@ -110,7 +110,7 @@ def listening(heard: Heard) -> Iterator[None]:
         heard.epsilon = epsilon
         return order[:, 0].roll(1)
 
-    def spy(ledger: Ledger, entry: Entry, *more: Any) -> None:
+    def spy(ledger: Ledger, entry: Charge, *more: Any) -> None:
         charge(ledger, entry, *more)
         heard.charged.append(entry.event)
 
@@ -167,7 +167,7 @@ class Sites:
         self.records = joined(replace(outlier, labels=torch.zeros(1, dtype=torch.int64)), more[1:])
         self.public = random_images(PUBLIC, "public")
         method = self.kind(**METHODS[name])
-        task = Task(self.model, 1e3 if name in ("adap-dp-fl", "fedkadp") else None)
+        task = Game(self.model, 1e3 if name in ("adap-dp-fl", "fedkadp") else None)
         asked = play(method, Copies([self.records], [0], self.public), task, quiet=True).requests
         self.labels = method.protects == "label"
         self.first = asked[-1] if self.labels else asked[0]

@@ -19,11 +19,19 @@ from typing import Any
 import torch
 
 from fedstill.base import files
-from fedstill.privacy.ledger import Entry, Ledger, Part
+from fedstill.privacy.ledger import Charge, Ledger, Part
 from fedstill.privacy.releases import Event, Gaussian, Pure
 from fedstill.sites.site import log
 from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.charges import Charge, Limits, SiteStore, create_ledger, open_ledger, read_charges, standing
+from fedstill.sites.site.charges import (
+    ChargeLine,
+    Limits,
+    SiteStore,
+    create_ledger,
+    open_site_ledger,
+    read_charges,
+    standing,
+)
 
 BUDGET, DELTA, RUNS = 8.0, 1e-5, 100
 RECORDS = 5000
@@ -41,10 +49,10 @@ KINDS: dict[str, Callable[[int], Event]] = {
 }
 
 
-def release(kind: str, i: int) -> Entry:
+def release(kind: str, i: int) -> Charge:
     unit: Any = "label" if kind.startswith("labels") else "record"
     facts = {"exchange": i % 100, "step": "train_head", "index": 0, "mechanism": "LogisticHead", "theorem": THEOREM}
-    return Entry(event=KINDS[kind](i), unit=unit, part="part" if "parts" in kind else None, **facts)
+    return Charge(event=KINDS[kind](i), unit=unit, part="part" if "parts" in kind else None, **facts)
 
 
 def records(kind: str, i: int) -> bytes | None:
@@ -55,8 +63,8 @@ def records(kind: str, i: int) -> bytes | None:
     return Part("part", order[i % 10 :: 10]).records(RECORDS, bytes(32))
 
 
-def opened(folder: Path, charged: Callable[[Charge, SiteStore], None] | None = None) -> Ledger:
-    return open_ledger(folder, "a new run", Limits(DELTA, BUDGET, public_images=True), charged=charged)
+def opened(folder: Path, charged: Callable[[ChargeLine, SiteStore], None] | None = None) -> Ledger:
+    return open_site_ledger(folder, "a new run", Limits(DELTA, BUDGET, public_images=True), charged=charged)
 
 
 def build(state: Path, kind: str, number: int, *, logged: bool) -> None:
@@ -74,7 +82,7 @@ def build(state: Path, kind: str, number: int, *, logged: bool) -> None:
         facts = {"run": store._run, "request": f"{i:064x}", "bytes": 10**6, "spec": digest, "process": 1}
         facts |= {"policy": digest[:16], "method": "fedavg-p", "model": "scattering", "settings": "x" * 300}
         facts |= {"simulated_noise": False, "step": "train_head", "exchange": i % 100}
-        charge: list[Charge] = []
+        charge: list[ChargeLine] = []
         store._charged = lambda new, _: charge.append(new)  # noqa: B023
         with store.lock():
             store.append(release(kind, i).model_copy(update={"records": records(kind, i)}))
@@ -106,7 +114,7 @@ def measure(kind: str, number: int, *, logged: bool) -> dict[str, Any]:
         entries = list(chain(*store.runs.values()))
 
         def question() -> None:
-            def charged(charge: Charge, store: SiteStore) -> None:
+            def charged(charge: ChargeLine, store: SiteStore) -> None:
                 every = list(chain(*store.runs.values()))
                 standing(every, every[0].event, BUDGET, DELTA)
                 log.append(state, {"what": "started", "ledger": charge.number, "detail": ""})

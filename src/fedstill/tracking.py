@@ -49,7 +49,7 @@ class Start(NamedTuple):
     facts: Mapping[str, Any]
 
 
-class Client(ABC):
+class TrackerClient(ABC):
     """A tracker's own client; the methods are called in the order in which they stand here.
 
     Attributes:
@@ -93,7 +93,7 @@ class Tracker(Watcher):
         say: is called with a sentence if the tracker fails.
     """
 
-    def __init__(self, client: Client, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, client: TrackerClient, folder: Path, say: Callable[[str], None]) -> None:
         self._client = client
         self._folder = RunFolder(folder)
         self._say = say
@@ -207,7 +207,7 @@ _MOST = 100
 """Maximum number of parameters or tags in a request."""
 
 
-class MLflow(Client):
+class MLflow(TrackerClient):
     """One run of an experiment at ``MLFLOW_TRACKING_URI``, or in MLflow's default place.
 
     Settings as parameters, metrics by round, and under ``by_bytes/`` with the bytes so far as steps.
@@ -265,7 +265,7 @@ class MLflow(Client):
 FOLDER = "tensorboard"
 
 
-class TensorBoard(Client):
+class TensorBoard(TrackerClient):
     """Event files in ``RUN/tensorboard``, so that ``tensorboard --logdir runs`` shows all runs.
 
     Scalars by round, and under ``by_bytes`` with the bytes so far as steps; settings and results as text.
@@ -306,7 +306,7 @@ class TensorBoard(Client):
         self._writer.add_text(name, f"| name | value |\n|---|---|\n{rows}")
 
 
-class WandB(Client):
+class WandB(TrackerClient):
     """One run of the project ``WANDB_PROJECT``; ``WANDB_MODE=offline`` needs no account.
 
     Metrics by round, and under ``by_bytes/`` over the bytes so far; settings as the run's config.
@@ -346,7 +346,7 @@ class WandB(Client):
         self._run.finish(exit_code=int(failed))
 
 
-class Trackio(Client):
+class Trackio(TrackerClient):
     """One run of the project "fedstill" in the folder ``TRACKIO_DIR``, shown by ``trackio show``.
 
     Metrics by round; ``transferred`` among them can be chosen as the x axis. Settings are the run's config.
@@ -390,7 +390,7 @@ class Trackio(Client):
             self.package.finish()
 
 
-_CLIENTS: Mapping[str, type[Client]] = {
+_CLIENTS: Mapping[str, type[TrackerClient]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,
@@ -417,7 +417,7 @@ def followed(names: Sequence[str], folder: Path, watcher: Watcher) -> Iterator[W
         yield Watchers(watcher, *trackers) if trackers else watcher
 
 
-def client(name: str) -> Client:
+def client(name: str) -> TrackerClient:
     """The client of a tracker.
 
     Raises:

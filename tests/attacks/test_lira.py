@@ -54,13 +54,13 @@ def test_a_likelihood_ratio_worked_out_by_hand() -> None:
 
 
 def test_the_logarithm_of_a_density() -> None:
-    gaussian = lira.Gaussian(torch.tensor([1.0]).double(), torch.tensor([3.0]).double())
+    gaussian = lira.Normal(torch.tensor([1.0]).double(), torch.tensor([3.0]).double())
     found = gaussian.log_density(torch.tensor([5.0]).double()) - math.log(2 * math.pi) / 2
     assert float(found) == pytest.approx(norm.logpdf(5, 1, 3))
 
 
 def test_offline_scores_far_out_still_differ() -> None:
-    absent = lira.Gaussian(torch.zeros(3).double(), torch.ones(3).double())
+    absent = lira.Normal(torch.zeros(3).double(), torch.ones(3).double())
     found = lira.offline(torch.tensor([30.0, 40.0, 50.0]).double(), absent)
     assert torch.isfinite(found).all() and (found.diff() > 0).all()
 

@@ -21,7 +21,7 @@ from fedstill.distill.distribution_matching import (
 )
 from fedstill.models import build
 from fedstill.models.cnn import ConvNet
-from fedstill.models.projected import Projected, Task
+from fedstill.models.projected import Projected, TaskNetwork
 from fedstill.train.augment import Transform
 
 FEDDM = DistributionMatching(steps=5, batch_size=16)
@@ -46,7 +46,7 @@ def whole(index: int = 0, seed: int = 0) -> Projected:
     return net
 
 
-def psi(index: int) -> Task:
+def psi(index: int) -> TaskNetwork:
     return whole(index, seed=1).task
 
 
@@ -70,7 +70,7 @@ def plain_feddm(net: ConvNet, real: list[Tensor], synthetic: Tensor) -> tuple[Te
     return loss.detach(), torch.autograd.grad(loss, images)[0]
 
 
-def plain_fedrd(task: Task, real: list[Tensor], synthetic: Tensor) -> tuple[Tensor, Tensor]:
+def plain_fedrd(task: TaskNetwork, real: list[Tensor], synthetic: Tensor) -> tuple[Tensor, Tensor]:
     """The task network as one writes it, all classes through it for batch norm's sake, then class by class."""
     layers = [m for c, n in zip(task.convs, task.norms, strict=True) for m in (c, n, nn.ReLU(), nn.MaxPool2d(2))]
     net = nn.Sequential(*layers, nn.Flatten()).train()

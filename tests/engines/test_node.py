@@ -160,7 +160,7 @@ def test_a_token_lasts_while_its_program_works_and_refusals_of_the_supernode_are
     before = signal.getsignal(signal.SIGTERM)
     try:
         words = [sys.executable, "-c", SLEEPER, str(code)]
-        assert node.run_node([], words, node.Limits(1, 9, b"no", refused.append)) == 9
+        assert node.run_node([], words, node.NodeLimits(1, 9, b"no", refused.append)) == 9
     finally:
         signal.signal(signal.SIGTERM, before)
     assert refused == [{"run": 7, "detail": "too large", "bundle": None}]

@@ -28,7 +28,7 @@ from flwr.supernode.nodestate import NodeStateFactory  # noqa: E402
 
 from fedstill.engines.flower import supernode  # noqa: E402
 from fedstill.engines.flower.messages import PIECE, content, take_bytes  # noqa: E402
-from fedstill.engines.flower.supernode import Budget, Connection, Limits  # noqa: E402
+from fedstill.engines.flower.supernode import Budget, Connection, MessageLimits  # noqa: E402
 
 LIMIT, RUN = 3 * PIECE, 7
 
@@ -75,7 +75,7 @@ class Server:
             *(5, self.receive, self.send, self.get_run, lambda name, run: Fab("f" * 64, self.bundle, {"a": "b"})),
             *(pull, push, lambda run, name: self.confirmed.append(name)),
         )
-        return Connection(inner, Limits(LIMIT, b"too large", lambda *words: notes.append(words)), budget)
+        return Connection(inner, MessageLimits(LIMIT, b"too large", lambda *words: notes.append(words)), budget)
 
 
 def exchanged(server: Server) -> tuple[Any, Connection, list[Any]]:

@@ -10,7 +10,7 @@ from torch.nn.functional import max_pool2d, relu
 from fedstill import models
 from fedstill.base.seeds import isolated, stream
 from fedstill.models import projected
-from fedstill.models.projected import Projected, Task
+from fedstill.models.projected import Projected, TaskNetwork
 
 
 def network(shape: tuple[int, int, int] = (3, 16, 8), width: int = 8) -> Projected:
@@ -72,7 +72,7 @@ def test_images_of_other_sizes_are_refused(shape: tuple[int, int, int], message:
     assert "\n" not in str(caught.value)
 
 
-def plain(task: Task, x: Tensor) -> Tensor:
+def plain(task: TaskNetwork, x: Tensor) -> Tensor:
     """The task network as one writes it down."""
     for conv, norm in zip(task.convs, task.norms, strict=True):
         x = max_pool2d(relu(norm(conv(x))), 2)
@@ -83,7 +83,7 @@ def plain(task: Task, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("side", [16, 14])
 def test_the_lean_pass_gives_features_and_running_statistics_of_the_plain_one(scale: float, side: int) -> None:
     with isolated(0):
-        task = Task((1, side, side), 4, width=8)
+        task = TaskNetwork((1, side, side), 4, width=8)
     with torch.no_grad():
         for norm in task.norms:
             norm.weight.uniform_(0.5, 2, generator=stream(0, "scales"))
@@ -116,7 +116,7 @@ def test_the_lean_pass_is_taken_and_only_in_train_mode_without_a_graph(monkeypat
 
 def test_inputs_with_little_contrast_lose_no_digits() -> None:
     with isolated(0):
-        task = Task((1, 16, 16), 4, width=8)
+        task = TaskNetwork((1, 16, 16), 4, width=8)
     x = 1000 + 0.01 * images(20, 1, 16, 16)  # the mean's square is 10^10 variances: its float32 has none of them left
     conv, norm = task.convs[0], task.norms[0]
     assert isinstance(norm, nn.BatchNorm2d)

@@ -11,7 +11,7 @@ from releases import ONE, entry
 
 from fedstill.base import files
 from fedstill.privacy import accounting, guarantee
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, covers, open_ledger, total_epsilon
+from fedstill.privacy.ledger import BudgetExceeded, Charge, Ledger, covers, open_ledger, total_epsilon
 from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.report import guarantees
 
@@ -53,7 +53,7 @@ def test_simulated_noise_repeats_and_costs_once_but_real_noise_costs_again(tmp_p
 class Remembered:
     """A store in memory, with what another process wrote meanwhile."""
 
-    def __init__(self, *entries: Entry) -> None:
+    def __init__(self, *entries: Charge) -> None:
         self.entries = list(entries)
         self.locked = 0
 
@@ -65,14 +65,14 @@ class Remembered:
         finally:
             self.locked -= 1
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[Charge]:
         return list(self.entries)
 
     @property
     def size(self) -> int:
         return len(self.entries)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Charge) -> None:
         assert self.locked
         self.entries.append(entry)
 
@@ -80,7 +80,7 @@ class Remembered:
 def test_a_ledger_is_any_store_and_any_rule() -> None:
     asked: list[tuple[int, int]] = []
 
-    def at_most_three(entries: Sequence[Entry], entry: Entry) -> None:
+    def at_most_three(entries: Sequence[Charge], entry: Charge) -> None:
         assert not store.locked  # others may charge while it thinks
         asked.append((len(entries), entry.index))
         if len(entries) == 3:
@@ -191,7 +191,7 @@ def test_a_guarantee_is_per_client_only_where_every_proof_lets_all_records_chang
     assert guarantee.derive([], {0: []}, 1e-5).unit == "record"
 
 
-def label(event: Event, index: int, part: str | None = None, adaptive: bool = False) -> Entry:
+def label(event: Event, index: int, part: str | None = None, adaptive: bool = False) -> Charge:
     return entry(event, index=index, unit="label", part=part, adaptive=adaptive)
 
 

@@ -12,7 +12,7 @@ from releases import entry
 import fedstill
 from fedstill.privacy.class_gaussians import PublishedGaussians
 from fedstill.privacy.dp_sgd import DPSGD, UNBOUNDED, BatchClippedSGD
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.privacy.logistic import BinaryHead, LogisticHead, PublishedBinaryHead, PublishedLogisticHead
 from fedstill.privacy.mechanisms import (
     NO_REASON,
@@ -51,7 +51,7 @@ def made() -> list[Mechanism[Any, Any]]:
     return few
 
 
-def listed(mechanism: Mechanism[Any, Any]) -> Entry:
+def listed(mechanism: Mechanism[Any, Any]) -> Charge:
     facts = {"mechanism": type(mechanism).__name__, "theorem": mechanism.theorem, "event": mechanism.event}
     return entry().model_copy(update=facts)
 

@@ -21,7 +21,7 @@ from fedstill.cli import main
 from fedstill.methods import find
 from fedstill.report.live_page import LivePage
 from fedstill.runs.folder import RunFolder
-from fedstill.runs.live import Known, live, time_left
+from fedstill.runs.live import Counted, live, time_left
 
 TASK: dict[str, Any] = {"data": "digits", "clients": 3, "limit": 120, "model": "convnet:width=8,depth=2", "workers": 0}
 
@@ -82,7 +82,7 @@ def test_epsilon_is_computed_again_only_for_more_releases_and_not_all_the_time(
 ) -> None:
     folder, _ = followed
     now, calls = 0.0, []
-    known: dict[Path, Known] = {}
+    known: dict[Path, Counted] = {}
 
     def slow(*_: object) -> list[Any]:
         nonlocal now

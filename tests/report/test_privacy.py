@@ -14,7 +14,7 @@ from fedstill.experiment.run import Job, run
 from fedstill.experiment.task import share_out
 from fedstill.methods.fedavg_p import FedAvgP
 from fedstill.privacy import accounting
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded
 from fedstill.report import plan
 from fedstill.report.plan import Plan, reference
@@ -233,7 +233,7 @@ def test_more_noise_costs_more_accuracy_and_more_clients_win_it_back() -> None:
 
 def test_costs_in_words() -> None:
     def words(event: Event, adaptive: bool = False) -> str:
-        entry = Entry(
+        entry = Charge(
             exchange=0, step="s", index=0, mechanism="M", unit="record", event=event, theorem="", adaptive=adaptive
         )
         return cost_words(entry)

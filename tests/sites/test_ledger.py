@@ -17,14 +17,14 @@ from releases import ONE, entry
 
 from fedstill.base import files
 from fedstill.privacy import accounting
-from fedstill.privacy.ledger import BudgetExceeded, Entry, Ledger, Part
+from fedstill.privacy.ledger import BudgetExceeded, Charge, Ledger, Part
 from fedstill.privacy.releases import Gaussian, Pure, Unbounded
-from fedstill.sites.site.charges import HEAD, KEY, LINES, LOCK, Limits, create_ledger, open_ledger
+from fedstill.sites.site.charges import HEAD, KEY, LINES, LOCK, Limits, create_ledger, open_site_ledger
 
 DELTA = 1e-5
 
 
-def label(epsilon: float, part: str | None = None, exchange: int = 0) -> Entry:
+def label(epsilon: float, part: str | None = None, exchange: int = 0) -> Charge:
     return entry(Pure(epsilon=epsilon), unit="label", part=part, exchange=exchange)
 
 
@@ -34,7 +34,7 @@ def part(*positions: int, count: int = 40, data: bytes = bytes(32)) -> bytes:
 
 def opened(folder: Path, run: str = "run", budget: float | None = None, allow_unbounded: bool = False) -> Ledger:
     facts = {"delta": DELTA, "budget": budget, "allow_unbounded": allow_unbounded}
-    return open_ledger(folder, run, Limits(public_images=True, **facts))  # type: ignore[arg-type]
+    return open_site_ledger(folder, run, Limits(public_images=True, **facts))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_accounting_that_takes_long_holds_up_no_other_charge(folder: Path, monke
     slow, quick = opened(folder, "slow", 1.8), opened(folder, "quick", 1.8)
     rule, calls = slow._rule, list[int]()
 
-    def check(entries: Sequence[Entry], new: Entry) -> None:
+    def check(entries: Sequence[Charge], new: Charge) -> None:
         calls.append(len(calls))
         if len(calls) == 1:
             quick.charge(entry())
@@ -101,7 +101,7 @@ def test_accounting_that_takes_long_holds_up_no_other_charge(folder: Path, monke
 
 
 def test_a_run_s_own_limit_on_a_giant_training_is_worked_out_at_once(folder: Path) -> None:
-    ledger = open_ledger(folder, "run", Limits(DELTA, 4.0, run_limit=(3.9, DELTA)))
+    ledger = open_site_ledger(folder, "run", Limits(DELTA, 4.0, run_limit=(3.9, DELTA)))
     began = time.process_time()
     for count in (10**8, 10**9):
         try:
@@ -167,7 +167,7 @@ def test_parts_count_apart_only_where_the_ledger_knows_their_records(folder: Pat
 
 
 def test_labels_alone_are_protected_only_where_images_are_public(folder: Path) -> None:
-    ledger = open_ledger(folder, "run", Limits(DELTA, 1.0))
+    ledger = open_site_ledger(folder, "run", Limits(DELTA, 1.0))
     with pytest.raises(BudgetExceeded, match="protects labels only, and this site does not declare its images public"):
         ledger.charge(label(0.5))
     ledger.charge(entry(Gaussian(noise_multiplier=8.0)))
@@ -184,7 +184,7 @@ def test_a_name_alone_makes_no_part(folder: Path) -> None:
 
 def test_parts_that_overlap_keep_what_a_run_announced(folder: Path) -> None:
     """Questions that split the records anew randomise some labels three times, whatever their parts are called."""
-    ledger = open_ledger(folder, "run", Limits(DELTA, 10.0, run_limit=(2.0, DELTA), public_images=True))
+    ledger = open_site_ledger(folder, "run", Limits(DELTA, 10.0, run_limit=(2.0, DELTA), public_images=True))
     ledger.charge(label(1.0, "first"), part(*range(24)))
     ledger.charge(label(1.0, "second"), part(*range(24, 40)))
     ledger.charge(label(1.0, "first", exchange=3), part(*range(16, 40)))
@@ -255,11 +255,11 @@ def test_a_filter_watches_where_noise_is_on_samples_since_servers_choose_what_co
 
 
 def test_what_a_run_announced_is_kept_as_well(folder: Path) -> None:
-    ledger = open_ledger(folder, "run", Limits(DELTA, 10.0, run_limit=(1.0, 1e-6)))
+    ledger = open_site_ledger(folder, "run", Limits(DELTA, 10.0, run_limit=(1.0, 1e-6)))
     with pytest.raises(BudgetExceeded, match="budget of 1 at delta 1e-06; it would come to"):
         ledger.charge(entry(Gaussian(noise_multiplier=2.0)))
     ledger.charge(entry(Gaussian(noise_multiplier=8.0)))
-    other = open_ledger(folder, "other", Limits(DELTA, 10.0, run_limit=(1.0, 1e-6)))
+    other = open_site_ledger(folder, "other", Limits(DELTA, 10.0, run_limit=(1.0, 1e-6)))
     other.charge(entry(Gaussian(noise_multiplier=8.0)))  # the limit is each run's own
 
 
@@ -453,15 +453,15 @@ CHARGE_ALL = """
 import sys
 from pathlib import Path
 from fedstill.privacy.releases import Gaussian
-from fedstill.privacy.ledger import BudgetExceeded, Entry
-from fedstill.sites.site.charges import open_ledger
+from fedstill.privacy.ledger import BudgetExceeded, Charge
+from fedstill.sites.site.charges import open_site_ledger, Limits
 
 folder, run, noise = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 for index in range(100):
     event = Gaussian(noise_multiplier=noise)
     facts = {"exchange": 0, "step": "s", "index": index, "mechanism": "m", "unit": "record", "theorem": "t"}
     try:
-        open_ledger(folder, run, delta=1e-5, budget=2.0).charge(Entry(event=event, **facts))
+        open_site_ledger(folder, run, Limits(1e-5, 2.0)).charge(Charge(event=event, **facts))
     except BudgetExceeded:
         break
 """

@@ -16,7 +16,7 @@ from fedstill.base import files
 from fedstill.base.files import NewerFormat
 from fedstill.sites.site import chain, log
 from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.charges import Limits, create_ledger, open_ledger, read_charges
+from fedstill.sites.site.charges import Limits, create_ledger, open_site_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
 
 PARTS = ("log.key", "log.jsonl", "log.head")
@@ -68,7 +68,7 @@ def test_a_file_of_another_shape_is_a_sentence(name: str, text: bytes, sample: P
         with pytest.raises(files.Damaged):
             read_charges(sample / "ledger")
         with pytest.raises(files.Damaged):
-            open_ledger(sample / "ledger", "run", Limits(1e-5, 1.0)).charge(entry())
+            open_site_ledger(sample / "ledger", "run", Limits(1e-5, 1.0)).charge(entry())
     else:
         with pytest.raises(files.Damaged):
             log.append(sample, {"what": "asked", "detail": ""})
@@ -192,7 +192,7 @@ def test_files_of_a_newer_version_are_refused_in_one_sentence(sample: Path, monk
         patch.setattr(chain, "VERSION", 3)
         create_ledger(sample / "ledger")
         log.append(sample, {"what": "asked", "detail": ""})
-        open_ledger(sample / "ledger", "run", Limits(1e-5, None, allow_unbounded=True)).charge(entry())
+        open_site_ledger(sample / "ledger", "run", Limits(1e-5, None, allow_unbounded=True)).charge(entry())
     for read in (lambda: log.read(sample), lambda: read_charges(sample / "ledger")):
         with pytest.raises(NewerFormat, match="has the format 3; this fedstill reads formats up to 2, so install"):
             read()
@@ -240,7 +240,7 @@ class Play:
         if upto == "asked":
             return
         if upto != "again":
-            open_ledger(self.state / "ledger", "run", Limits(1e-5, 9.0), charged=charged).charge(entry())
+            open_site_ledger(self.state / "ledger", "run", Limits(1e-5, 9.0), charged=charged).charge(entry())
         if upto in ("answered", "again"):
             answer = {"what": "answered", "reply": reply or request, "fields": {"f": "released"}, "charges": charges}
             log.append(self.state, {**facts, **answer})
@@ -303,14 +303,14 @@ def test_an_older_copy_of_the_ledger_is_found(play: Play) -> None:
     shutil.rmtree(play.state / "ledger")
     shutil.copytree(copy, play.state / "ledger")
     assert play.problems() == ["charge 2 (entry 5 of the log) is lost: the ledger lacks it"]
-    open_ledger(play.state / "ledger", "run", Limits(1e-5, 9.0)).charge(entry(index=1))
+    open_site_ledger(play.state / "ledger", "run", Limits(1e-5, 9.0)).charge(entry(index=1))
     problems = play.problems()
     assert "charge 2 (entry 5 of the log) is another one in the ledger" in problems
 
 
 def test_a_charge_without_a_question_is_found(play: Play) -> None:
     play.ask("a")
-    open_ledger(play.state / "ledger", "run", Limits(1e-5, 9.0)).charge(entry())
+    open_site_ledger(play.state / "ledger", "run", Limits(1e-5, 9.0)).charge(entry())
     (problem,) = play.problems()
     assert problem.endswith("is in the ledger and not in the log, and no question of the run was interrupted")
 

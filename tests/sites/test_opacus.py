@@ -11,7 +11,7 @@ import torch
 from fedstill.cli import main
 from fedstill.privacy import accounting
 from fedstill.sites.site import log
-from fedstill.sites.site.charges import Limits, create_ledger, open_ledger
+from fedstill.sites.site.charges import Limits, create_ledger, open_site_ledger
 from fedstill.sites.site.opacus import read
 
 # opacus 1.6.0, delta 1e-5: epsilon by its PRVAccountant and by its RDPAccountant
@@ -102,8 +102,8 @@ def test_a_site_s_budget_is_smaller_by_the_history(tmp_path: Path, capsys: pytes
     place.write_text(json.dumps(state(history)))
     main(["privacy", "import", str(place), "--policy", str(policy)])
     assert "charged to" in capsys.readouterr().out
-    ledger = open_ledger(tmp_path / "state" / "ledger", "another run", Limits(1e-5, 5.0))
-    kept = open_ledger(tmp_path / "state" / "ledger", "a", Limits(1e-5, 5.0))
+    ledger = open_site_ledger(tmp_path / "state" / "ledger", "another run", Limits(1e-5, 5.0))
+    kept = open_site_ledger(tmp_path / "state" / "ledger", "a", Limits(1e-5, 5.0))
     assert kept.entries == [] and ledger.entries == []
     lines = (tmp_path / "state" / "ledger" / "ledger.jsonl").read_text().splitlines()
     assert len(lines) == 2 and "Opacus (rdp)" in lines[0]

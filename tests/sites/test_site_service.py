@@ -18,7 +18,7 @@ from fedstill.base import files
 from fedstill.cli import main
 from fedstill.sites.server import roster, service
 from fedstill.sites.site import chain, launcher, log, setup
-from fedstill.sites.site.charges import Limits, open_ledger
+from fedstill.sites.site.charges import Limits, open_site_ledger
 from fedstill.sites.site.policy import SitePolicy
 
 
@@ -220,7 +220,7 @@ def test_a_site_whose_making_was_killed_is_made_by_the_same_command(
 def test_a_ledger_with_a_release_or_a_log_is_never_made_anew(tmp_path: Path) -> None:
     settings = {"client": 3, "data": "data", "state": "state", "methods": ["fedavg-p"]}
     policy = setup.site(tmp_path / "site", settings)
-    open_ledger(policy.ledger, "run", Limits(1e-5, 9.0)).charge(entry())
+    open_site_ledger(policy.ledger, "run", Limits(1e-5, 9.0)).charge(entry())
     (tmp_path / "site" / "policy.toml").unlink()
     for name in ("ledger.head", "ledger.jsonl", "none"):
         (tmp_path / "copy").mkdir()

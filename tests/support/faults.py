@@ -14,16 +14,16 @@ from fedstill.methods import fedgm_records
 from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.dp_fl import DPFL
 from fedstill.methods.parts import feature_sums, label_sets
-from fedstill.methods.parts.private_rounds import Trained
+from fedstill.methods.parts.private_rounds import TrainedModel
 from fedstill.privacy import logistic, mechanisms, rowwise, second_moments
 from fedstill.privacy.dp_sgd import DPSGD
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.protocol import Client, Parameters, Public, Released, step
 
 # --- methods
 
 
-class Counted(Trained):
+class Counted(TrainedModel):
     """A reply with the number of records, called public."""
 
     count: Annotated[int, Public()]
@@ -38,7 +38,7 @@ class Counts(DPFL):
         return Counted(weights=released, count=len(client.train))
 
 
-class Judged(Trained):
+class Judged(TrainedModel):
     """A reply with a loss, called public."""
 
     loss: Annotated[float, Public()]
@@ -59,28 +59,28 @@ class Hidden(DPFL):
     """Adds a private number to a released value, as if it were released."""
 
     @step
-    def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
+    def update(self, client: Client, weights: Parameters, noise: float) -> TrainedModel:
         released = client.release(self.local.mechanism(client.new_model(weights), noise), client.train)
-        return Trained(weights=Released({n: w + 1e-6 * len(client.train) for n, w in released.value.items()}))
+        return TrainedModel(weights=Released({n: w + 1e-6 * len(client.train) for n, w in released.value.items()}))
 
 
 class RawClip(AdapDPFL):
     """Clips at the exact mean length of the images."""
 
     @step
-    def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
+    def update(self, client: Client, weights: Parameters, noise: float) -> TrainedModel:
         clip = float(client.train.inputs().flatten(1).norm(dim=1).mean())
         mechanism = self.local.mechanism(client.new_model(weights), noise, clip=clip)
-        return Trained(weights=client.release(mechanism, client.train, adaptive=True))
+        return TrainedModel(weights=client.release(mechanism, client.train, adaptive=True))
 
 
 class RawRate(DPFL):
     """Samples at a rate that follows from its number of records."""
 
     @step
-    def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
+    def update(self, client: Client, weights: Parameters, noise: float) -> TrainedModel:
         mechanism = self.local.mechanism(client.new_model(weights), noise)
-        return Trained(weights=client.release(replace(mechanism, sampling=1 / len(client.train)), client.train))
+        return TrainedModel(weights=client.release(replace(mechanism, sampling=1 / len(client.train)), client.train))
 
 
 # --- changes of the library
@@ -197,7 +197,7 @@ def charged_late(patch: pytest.MonkeyPatch) -> None:
     def release(self: SiteClient, mechanism: Any, rows: Any, *, adaptive: bool = False, part: Any = None) -> Any:
         value = mechanism(rows, Simulated(self.rng("privacy noise", 0)))
         facts = {"exchange": self._exchange, "step": self._step, "index": 0, "mechanism": "m", "unit": mechanism.unit}
-        self._ledger.charge(Entry(event=mechanism.event, theorem=mechanism.theorem, adaptive=adaptive, **facts))
+        self._ledger.charge(Charge(event=mechanism.event, theorem=mechanism.theorem, adaptive=adaptive, **facts))
         return Released(value)
 
     patch.setattr(SiteClient, "release", release)

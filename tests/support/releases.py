@@ -1,7 +1,7 @@
 """Entries of ledgers, for tests."""
 
 from fedstill.privacy import accounting
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import Event, Gaussian, Unit
 
 ONE = Gaussian(noise_multiplier=accounting.gaussian_noise(1.0, 1e-5))
@@ -15,8 +15,8 @@ def entry(
     part: str | None = None,
     adaptive: bool = False,
     exchange: int = 0,
-) -> Entry:
-    return Entry(
+) -> Charge:
+    return Charge(
         exchange=exchange,
         step="s",
         index=index,

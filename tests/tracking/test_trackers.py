@@ -17,7 +17,7 @@ from typing_extensions import override
 import fedstill
 from fedstill import tracking
 from fedstill.cli import main
-from fedstill.tracking import Client, Start, picture
+from fedstill.tracking import Start, TrackerClient, picture
 
 TASK = {"data": "digits", "clients": 2, "limit": 100, "model": "convnet:width=8,depth=2", "workers": 0}
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -64,7 +64,7 @@ def test_the_real_client_has_each_round_once_after_an_interruption(name: str, tm
     assert found["images"] == ["images/real"]
 
 
-class Recorder(Client):
+class Recorder(TrackerClient):
     """Keeps what it gets; fails when it is told to."""
 
     def __init__(self, fail: str = "", has: int = 0) -> None:

@@ -32,7 +32,7 @@ def phi(logits: Float[Tensor, "*views n classes"], labels: Int64[Tensor, " n"]) 
     return z.gather(-1, y)[..., 0] - z.scatter(-1, y, -math.inf).logsumexp(-1)
 
 
-class Gaussian(NamedTuple):
+class Normal(NamedTuple):
     """Distribution of each record's score in models with it, or in models without it."""
 
     mean: Float64[Tensor, " n"]
@@ -46,8 +46,8 @@ class Gaussian(NamedTuple):
 class Fitted(NamedTuple):
     """Score distributions in models trained with each record, and without it."""
 
-    present: Gaussian
-    absent: Gaussian
+    present: Normal
+    absent: Normal
 
 
 def fit(scores: Float64[Tensor, "worlds n"], member: Bool[Tensor, "worlds n"]) -> Fitted:
@@ -67,12 +67,12 @@ def fit(scores: Float64[Tensor, "worlds n"], member: Bool[Tensor, "worlds n"]) -
     return Fitted(_gaussian(present), _gaussian(absent))
 
 
-def _gaussian(scores: Float64[Tensor, "half n"]) -> Gaussian:
+def _gaussian(scores: Float64[Tensor, "half n"]) -> Normal:
     half = len(scores)
     ordered, variance = scores.sort(0).values, scores.var(0)
     if 2 * half < PER_RECORD:
         variance = variance.mean().expand_as(variance)
-    return Gaussian((ordered[(half - 1) // 2] + ordered[half // 2]) / 2, variance.sqrt().clamp_min(_LEAST))
+    return Normal((ordered[(half - 1) // 2] + ordered[half // 2]) / 2, variance.sqrt().clamp_min(_LEAST))
 
 
 def online(score: Float64[Tensor, " n"], fitted: Fitted) -> Float64[Tensor, " n"]:
@@ -80,7 +80,7 @@ def online(score: Float64[Tensor, " n"], fitted: Fitted) -> Float64[Tensor, " n"
     return fitted.present.log_density(score) - fitted.absent.log_density(score)
 
 
-def offline(score: Float64[Tensor, " n"], absent: Gaussian) -> Float64[Tensor, " n"]:
+def offline(score: Float64[Tensor, " n"], absent: Normal) -> Float64[Tensor, " n"]:
     """``-ln P[N(mu_out, sigma_out^2) > score]``: `online` without models trained on the record (section VI.B)."""
     result: Tensor = -torch.special.log_ndtr((absent.mean - score) / absent.std)
     return result

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedstill.base import seeds
 from fedstill.engines.client import SiteClient
 from fedstill.privacy import logistic, mechanisms, randomized_response
-from fedstill.privacy.ledger import Entry, Ledger
+from fedstill.privacy.ledger import Charge, Ledger
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
 from fedstill.privacy.releases import Event, Gaussian
 
@@ -83,7 +83,7 @@ def listening(heard: Heard) -> Iterator[None]:
         heard.streams.append(rng.get_state().numpy().tobytes())
         start(self, rng)
 
-    def spy_charge(self: Ledger, entry: Entry, *more: Any) -> None:
+    def spy_charge(self: Ledger, entry: Charge, *more: Any) -> None:
         charge(self, entry, *more)
         heard.charged.append(entry.event)
 

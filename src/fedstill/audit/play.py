@@ -59,7 +59,7 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Task:
+class Game:
     """The settings of a run beside the method's.
 
     Attributes:
@@ -139,7 +139,7 @@ def _numbers(values: Iterable[Any]) -> Iterator[Tensor]:
             yield torch.as_tensor(value).double().flatten()
 
 
-def play(method: Method, data: Copies, task: Task, *, quiet: bool = False, heard: Heard | None = None) -> Played:
+def play(method: Method, data: Copies, task: Game, *, quiet: bool = False, heard: Heard | None = None) -> Played:
     """Run ``method`` with a client for each entry of ``data.which``.
 
     Args:

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from fedstill import methods, models
 from fedstill.audit.canaries import NORMALISATION, ascend, climb
 from fedstill.audit.neighbours import Heard, difference
-from fedstill.audit.play import Copies, Played, Task, play
+from fedstill.audit.play import Copies, Game, Played, play
 from fedstill.base.records import Records
 from fedstill.base.seeds import stream
 from fedstill.distill.embedding import unit_features
@@ -74,7 +74,7 @@ class Scene:
     """
 
     method: Method
-    task: Task
+    task: Game
     choices: list[Choice]
     public: Records
     labels: bool = False
@@ -114,7 +114,7 @@ def public_images(count: int = 40) -> Records:
     return random_images(count, "public")
 
 
-def first_request(method: Method, task: Task, public: Records) -> Mapping[str, Any]:
+def first_request(method: Method, task: Game, public: Records) -> Mapping[str, Any]:
     """The arguments of a run's first request."""
     return play(method, Copies([random_images(4, "others")], [0], public), task, quiet=True).requests[0]
 
@@ -150,7 +150,7 @@ def rounds(name: str, epsilon: float, **settings: Any) -> Scene:
     )
     rest = {"rounds": _ROUNDS, "participation": 1.0, "local": _LOCAL, "noise_multiplier": noise}
     method = kind(**rest, **settings)
-    task = Task(MODEL, epsilon if adaptive else None, read=_expanded if issubclass(kind, FedKD) else _moved)
+    task = Game(MODEL, epsilon if adaptive else None, read=_expanded if issubclass(kind, FedKD) else _moved)
     net = RunSpec.of(method, LIKE, model=MODEL).new_model()
     found = []
     for label in range(LIKE.num_classes):
@@ -190,7 +190,7 @@ _UPDATE: dict[str, Any] = {"local": {"lr": 100.0, "batch_size": 8, "epochs": 1},
 
 def updates(name: str, epsilon: float) -> Scene:
     """A record with the other record's image and another label, which turns the update round."""
-    method, task = of(name, epsilon, **_UPDATE), Task(MODEL)
+    method, task = of(name, epsilon, **_UPDATE), Game(MODEL)
     net = RunSpec.of(method, LIKE, model=MODEL).new_model()
 
     def margin(x: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def labels(name: str, epsilon: float) -> Scene:
 
     records = random_images(2, "others")
     choice = Choice(replace(records[:1], labels=torch.zeros(1, dtype=torch.int64)), records[1:])
-    return Scene(method, Task(MODEL, read=counts), [choice], public_images(), labels=True)
+    return Scene(method, Game(MODEL, read=counts), [choice], public_images(), labels=True)
 
 
 OTHERS = 2048
@@ -236,7 +236,7 @@ def _heads(name: str, epsilon: float, **settings: Any) -> Scene:
     Together these push the head so far that it is sure that each canary has the other class, but add little curvature:
     a canary's gradient is longest, and nothing holds the head back.
     """
-    method, task, public = of(name, epsilon, **_HEAD, **settings), Task(MODEL), public_images()
+    method, task, public = of(name, epsilon, **_HEAD, **settings), Game(MODEL), public_images()
     rows, radius = _mapped(method, task, public)
     canaries, signs = _along(rows, radius)
     choices = []
@@ -274,7 +274,7 @@ def _along(rows: Callable[[Tensor], Tensor], radius: float) -> tuple[Records, Te
     return replace(canaries, labels=torch.ones(len(canaries), dtype=torch.int64)), torch.tensor(signs)
 
 
-def _mapped(method: Method, task: Task, public: Records) -> tuple[Callable[[Tensor], Tensor], float]:
+def _mapped(method: Method, task: Game, public: Records) -> tuple[Callable[[Tensor], Tensor], float]:
     """The public map from inputs to rows, differentiable, and the radius to which rows are clipped."""
     features = first_request(method, task, public)["features"]
     net = RunSpec.of(method, LIKE, model=task.model).new_model(features.weights).eval()
@@ -286,7 +286,7 @@ def _mapped(method: Method, task: Task, public: Records) -> tuple[Callable[[Tens
 
 def _moments(name: str, epsilon: float, **settings: Any) -> Scene:
     """A record along each direction, whose row is clipped, so that its part of the sums is longest."""
-    method, task, public = of(name, epsilon, **_FEATURES, **settings), Task(MODEL), public_images()
+    method, task, public = of(name, epsilon, **_FEATURES, **settings), Game(MODEL), public_images()
     rows, radius = _mapped(method, task, public)
     canaries, _ = _along(rows, radius)
     classes = torch.arange(len(canaries)) % LIKE.num_classes
@@ -296,7 +296,7 @@ def _moments(name: str, epsilon: float, **settings: Any) -> Scene:
 
 def _class_sums(name: str, epsilon: float, model: str = MODEL, **settings: Any) -> Scene:
     """A record of each class whose features in a random network are far from the public mean."""
-    method, task, public = of(name, epsilon, nets=1, **settings), Task(model), public_images()
+    method, task, public = of(name, epsilon, nets=1, **settings), Game(model), public_images()
     asked, spec = first_request(method, task, public), RunSpec.of(method, LIKE, model=model)
     net = spec.new_model(draw=1).eval()
     if hasattr(net, "projection"):

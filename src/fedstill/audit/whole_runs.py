@@ -55,7 +55,7 @@ class AuditSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Attack:
+class Scoring:
     """How an attacker scores replies.
 
     Attributes:
@@ -176,7 +176,7 @@ def bounds(
     return most, best if gaussian else None
 
 
-def prepare(made: Scene, seed: int) -> tuple[Attack, Played]:
+def prepare(made: Scene, seed: int) -> tuple[Scoring, Played]:
     """Choose canaries by runs without noise, and scores by a pilot run."""
     if made.labels:
         choice, effects, reach, start = 0, None, None, None
@@ -205,7 +205,7 @@ def prepare(made: Scene, seed: int) -> tuple[Attack, Played]:
         scaled = w / products.diagonal().clamp_min(1e-300).sqrt()[:, None]
         weights.append(scaled)
         correlation.append(max(1.0, float((scaled @ covariance @ scaled.T).sum()) / m))
-    return Attack(choice, effects, torch.stack(weights), start, correlation, reach), pilot
+    return Scoring(choice, effects, torch.stack(weights), start, correlation, reach), pilot
 
 
 def _quiet(made: Scene, choice: int) -> tuple[int, Tensor, float, Tensor]:

@@ -9,7 +9,7 @@ from fedstill.cli.output import Bad, asks_help, print_json, print_wide
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.cli.flags import Watching
-    from fedstill.runs.listing import Entry
+    from fedstill.runs.listing import Listed
 
 
 USAGE = """usage: fedstill runs [FOLDER] [--tag TAG] [--json]
@@ -164,7 +164,7 @@ def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
     print_wide(table)
 
 
-def _as_json(entry: "Entry") -> dict[str, object]:
+def _as_json(entry: "Listed") -> dict[str, object]:
     from fedstill.report import guarantees
 
     changed = entry.last_change.isoformat(timespec="seconds")

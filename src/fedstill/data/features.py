@@ -412,7 +412,7 @@ def load_public(
 
 def load_part(
     path: str, name: str, expected: str, *, size: int | None = None, device: str, cache_dir: Path
-) -> sources.Part:
+) -> sources.SiteRecords:
     """A site's own records as vectors of a backbone that is installed there.
 
     Args:
@@ -433,7 +433,7 @@ def load_part(
     train, test = (
         (torch.from_numpy(arrays[split]), labels) for split, (_, labels) in (("train", raw.train), ("test", raw.test))
     )
-    return sources.Part(train, test, raw.class_names, raw.fingerprint)
+    return sources.SiteRecords(train, test, raw.class_names, raw.fingerprint)
 
 
 def check_digest(backbone: Backbone, expected: str) -> None:

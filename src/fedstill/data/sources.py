@@ -288,7 +288,7 @@ def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: boo
     return CLASSES[1:] if names == tuple(map(str, range(len(names)))) else ()
 
 
-class Part(NamedTuple):
+class SiteRecords(NamedTuple):
     """One site's records of a task; classes may be absent.
 
     Attributes:
@@ -304,7 +304,7 @@ class Part(NamedTuple):
     fingerprint: str
 
 
-def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> Part:
+def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> SiteRecords:
     """Read a site's own records from a folder or an ``.npz`` file, as `load` does.
 
     Args:
@@ -318,7 +318,7 @@ def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> Part:
     raw = load_raw_part(path, size=size, cache_dir=cache_dir)
     if isinstance(raw.train[0], list) or isinstance(raw.test[0], list):
         raise ValueError(f"the records of {path!r} are texts; turn them into vectors with --features")
-    return Part((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names, raw.fingerprint)
+    return SiteRecords((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names, raw.fingerprint)
 
 
 class Raw(NamedTuple):

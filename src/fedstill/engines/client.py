@@ -18,7 +18,7 @@ from fedstill.base import files, seeds
 from fedstill.base.records import Records
 from fedstill.engines.client_evaluation import EVALUATE, steps_of
 from fedstill.engines.run_spec import RunSpec
-from fedstill.privacy.ledger import Entry, Ledger, Part, open_ledger
+from fedstill.privacy.ledger import Charge, Ledger, Part, open_ledger
 from fedstill.privacy.mechanisms import Mechanism
 from fedstill.protocol import Client, Released, wire
 from fedstill.protocol.sides import Step
@@ -212,7 +212,7 @@ class SiteClient(Client):
         self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: Part | None = None
     ) -> Released[Value]:
         index, self._releases = self._releases, self._releases + 1
-        entry = Entry(
+        entry = Charge(
             exchange=self._exchange,
             step=self._step,
             index=index,

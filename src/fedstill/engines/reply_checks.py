@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.engines.transport import Arrival
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.privacy.mechanisms import own_words
 from fedstill.privacy.releases import Released
 from fedstill.protocol import Reply, Step, wire
@@ -160,7 +160,7 @@ def checked_model(name: str, model: object) -> nn.Module:
     return model
 
 
-_SPENT: TypeAdapter[list[Entry]] = TypeAdapter(Annotated[list[Entry], Field(max_length=100)])
+_SPENT: TypeAdapter[list[Charge]] = TypeAdapter(Annotated[list[Charge], Field(max_length=100)])
 
 
 class Checked(NamedTuple):
@@ -173,7 +173,7 @@ class Checked(NamedTuple):
     """
 
     reason: str | None
-    spent: list[Entry] = []  # noqa: RUF012 - never changed
+    spent: list[Charge] = []  # noqa: RUF012 - never changed
     size: float = 0.0
 
 
@@ -181,7 +181,7 @@ def check(
     arrival: Arrival, exchange: int, step: Step[Any], facts: schema.Facts, at_most: Mapping[str, int] | None
 ) -> Checked:
     """Check a reply to request ``exchange``; one that arrives with a failure is refused, but its releases count."""
-    spent: list[Entry] = []
+    spent: list[Charge] = []
     fields = step.reply.schema
     try:
         header = wire.envelope(arrival.reply)
@@ -212,7 +212,7 @@ def _check_variances(values: Mapping[str, Any], fields: schema.Schema) -> None:
                 raise schema.Refused(f"field '{f.name}' has the variance {float(value.min()):g} in '{name}'")
 
 
-def listed(header: Mapping[str, Any], step: str, exchange: int) -> list[Entry]:
+def listed(header: Mapping[str, Any], step: str, exchange: int) -> list[Charge]:
     """The releases that a reply lists, with this fedstill's own words for their mechanisms.
 
     Raises:

@@ -29,13 +29,13 @@ from fedstill.engines.transport import Transport, Watcher
 from fedstill.evaluate import LastConfusion, accuracies
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.privacy.ledger import UNCOUNTABLE, Entry, covers, total_epsilon
+from fedstill.privacy.ledger import UNCOUNTABLE, Charge, covers, total_epsilon
 from fedstill.privacy.releases import Event, Unit
 from fedstill.protocol import Federation, Method, Reply, Round, Step, shared_part, wire
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import CHECKPOINT, EVALUATIONS, Journal, Refusal
 
-Releases = Mapping[int, Sequence[Entry]]
+Releases = Mapping[int, Sequence[Charge]]
 """The releases of each client that has any."""
 
 
@@ -43,7 +43,7 @@ def able_clients(
     fed: Federation, method: Method, releases: Releases, event: Event, exchange: int, adaptive: bool, unit: Unit
 ) -> list[int]:
     """The clients whose budget covers one more release, in request ``exchange``."""
-    following = Entry(
+    following = Charge(
         exchange=exchange,
         step="next",
         index=0,

@@ -30,7 +30,7 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import client_data, share_out
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.protocol import Round, wire
 from fedstill.runs.journal import EVALUATIONS
 
@@ -108,7 +108,7 @@ class Rehearsal(Transport):
 
     def __init__(self, site: Site, sizes: Sequence[int], clock: Clock) -> None:
         self.requests: list[Request] = []
-        self.releases: dict[int, list[Entry]] = {}
+        self.releases: dict[int, list[Charge]] = {}
         self._site = site
         self._sizes = sizes
         self._clock = clock

@@ -151,7 +151,7 @@ FINAL = "final"
 """The folder of the runs on the test set, which no method's label may have."""
 
 
-class Plan(Settings):
+class SweepPlan(Settings):
     """How a sweep searches."""
 
     search: Literal["grid", "optuna"] = "grid"
@@ -167,7 +167,7 @@ class Plan(Settings):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Tried:
     """A method of a sweep.
 
     Attributes:
@@ -202,10 +202,10 @@ class Sweep:
     """A checked sweep: the task, the plan and the methods."""
 
     experiment: Experiment
-    plan: Plan
-    entries: tuple[Entry, ...]
+    plan: SweepPlan
+    entries: tuple[Tried, ...]
 
-    def search(self, entry: Entry) -> "Search":
+    def search(self, entry: Tried) -> "Search":
         """The search of one method."""
         if not entry.space or self.plan.search == "grid":
             return grid(entry.space, entry.tries)
@@ -217,7 +217,7 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read the file of a sweep: fields of `Experiment` and `Plan`, and ``methods``, by label.
+    """Read the file of a sweep: fields of `Experiment` and `SweepPlan`, and ``methods``, by label.
 
     A method is a mapping of its settings, with ``try`` (values or ranges by dotted name), ``method`` (its name, if that
     is not the label) and ``tries`` (its own number of points, which makes the budgets unequal).
@@ -233,12 +233,12 @@ def read_sweep(path: Path) -> Sweep:
         given = content.pop("methods", None)
         if not isinstance(given, dict) or not given:
             raise ValueError("it needs 'methods', a mapping of methods with their settings")
-        plan = Plan(**{key: content.pop(key) for key in [*Plan.model_fields] if key in content})
+        plan = SweepPlan(**{key: content.pop(key) for key in [*SweepPlan.model_fields] if key in content})
         experiment = Experiment(**{"validation": VALIDATION, **content})
         _check(experiment, plan)
         return Sweep(experiment, plan, _entries(given, plan))
     except ValidationError as error:
-        more = [*Plan.model_fields, "methods"]
+        more = [*SweepPlan.model_fields, "methods"]
         words = sentence(error, kind=Experiment, also=more, owners=_kinds(given))
         raise ValueError(f"{path}: {words}") from error
     except (ValueError, TypeError) as error:
@@ -256,7 +256,7 @@ def _kinds(given: Mapping[Any, Any]) -> dict[str, type[Method]]:
     return found
 
 
-def _check(experiment: Experiment, plan: Plan) -> None:
+def _check(experiment: Experiment, plan: SweepPlan) -> None:
     if not experiment.validation:
         raise ValueError("validation is 0, but a sweep chooses by validation records; set it above 0, as 0.1")
     if experiment.seed:
@@ -266,7 +266,7 @@ def _check(experiment: Experiment, plan: Plan) -> None:
             raise ValueError(f"{name} is {list(seeds)}; give one or more different numbers")
 
 
-def _entries(given: Mapping[str, Any], plan: Plan) -> tuple[Entry, ...]:
+def _entries(given: Mapping[str, Any], plan: SweepPlan) -> tuple[Tried, ...]:
     drafts = [_draft(str(label), {} if content is None else content) for label, content in given.items()]
     sizes = {}
     for label, _, _, space, own in drafts:
@@ -286,7 +286,7 @@ def _entries(given: Mapping[str, Any], plan: Plan) -> tuple[Entry, ...]:
             )
     entries = []
     for label, name, settings, space, own in drafts:
-        entry = Entry(label, name, settings, space, (own or plan.tries or sizes[label]) if space else 1)
+        entry = Tried(label, name, settings, space, (own or plan.tries or sizes[label]) if space else 1)
         for point in corners(space):
             entry.method(point)
         entries.append(entry)
@@ -350,7 +350,7 @@ class Try:
         failure: the reason, or an empty text.
     """
 
-    entry: Entry
+    entry: Tried
     point: Point
     folders: tuple[Path, ...]
     accuracies: tuple[float, ...] | None
@@ -395,7 +395,7 @@ class Runs:
         self._done[label] = [0, number]
 
     def all(
-        self, label: str, experiment: Experiment, points: Iterable[tuple[Entry, Point, Path]], seeds: Sequence[int]
+        self, label: str, experiment: Experiment, points: Iterable[tuple[Tried, Point, Path]], seeds: Sequence[int]
     ) -> list[Try]:
         """Run points with all seeds, in their folders, on the task."""
         jobs, begun = [], dict[Path, Future[float | _Failed]]()
@@ -450,7 +450,7 @@ class _Failed:
     may_pass: bool = False
 
 
-def _run(experiment: Experiment, entry: Entry, point: Point, folder: Path, command: str) -> float | _Failed:
+def _run(experiment: Experiment, entry: Tried, point: Point, folder: Path, command: str) -> float | _Failed:
     """The accuracy of a run, or the reason why there is none."""
     job = Job(experiment, entry.method(point), folder, name=entry.name, label=entry.label, command=command)
     others = [summary.parent for summary in folder.parent.parent.glob(f"*/{folder.name}/summary.json")]
@@ -571,7 +571,7 @@ def _run_sweep(sweep: Sweep, out: Path, final: bool, parallel: int | None, watch
     return Outcome(sweep, tries, {one.entry.label: one for one in tests})
 
 
-def _tuned(sweep: Sweep, entry: Entry, place: Path, runs: Runs) -> list[Try]:
+def _tuned(sweep: Sweep, entry: Tried, place: Path, runs: Runs) -> list[Try]:
     """All tries of one method."""
     search, seeds, found = sweep.search(entry), sweep.plan.seeds, list[Try]()
     runs.expect(entry.label, entry.tries * len(seeds))
@@ -589,7 +589,7 @@ def _listed(seeds: Iterable[int]) -> str:
     return " ".join(map(str, sorted(seeds)))
 
 
-def _name(sweep: Sweep, entry: Entry, point: Point) -> str:
+def _name(sweep: Sweep, entry: Tried, point: Point) -> str:
     """The name of a point's folder, the same in a file with more values."""
     return config.digest(sweep.experiment, {entry.label: (entry.name, entry.method(point))})
 

@@ -22,7 +22,7 @@ from typing_extensions import override
 from fedstill.methods.averaging import sample, weighted_mean
 from fedstill.methods.parts.private_rounds import (
     PrivateRounds,
-    Trained,
+    TrainedModel,
     claimed,
     end_early,
     finite,
@@ -86,13 +86,13 @@ class AdapDPFL(PrivateRounds, Method):
         return noise
 
     @step
-    def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
+    def update(self, client: Client, weights: Parameters, noise: float) -> TrainedModel:
         """Take E steps of DP-SGD, clipped at C_k^t; the released weights determine C_k^{t+1}."""
         clip = float(client.state[_CLIP]) if _CLIP in client.state else self.local.clip
         mechanism = self.local.mechanism(client.new_model(weights), noise, clip=clip)
         released = client.release(mechanism, client.train, adaptive=True)
         client.state[_CLIP] = torch.tensor(self.next_clip(weights, released.value, noise, clip), dtype=torch.float64)
-        return Trained(weights=released)
+        return TrainedModel(weights=released)
 
     def next_clip(self, before: Parameters, after: Parameters, noise: float, clip: float) -> float:
         """``alpha_c |g|``, g the mean of the round's noisy gradients: ``(w_before - w_after) / (lr E)`` for E steps.

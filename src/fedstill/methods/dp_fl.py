@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedstill.methods.averaging import sample, weighted_mean
-from fedstill.methods.parts.private_rounds import PrivateRounds, Trained, claimed, end_early
+from fedstill.methods.parts.private_rounds import PrivateRounds, TrainedModel, claimed, end_early
 from fedstill.privacy.per_record import check_alone
 from fedstill.protocol import Client, Federation, Method, Parameters, load, parameters, step
 
@@ -41,7 +41,7 @@ class DPFL(PrivateRounds, Method):
         return model
 
     @step
-    def update(self, client: Client, weights: Parameters, noise: float) -> Trained:
+    def update(self, client: Client, weights: Parameters, noise: float) -> TrainedModel:
         """Take E steps of DP-SGD from the server's model."""
         mechanism = self.local.mechanism(client.new_model(weights), noise)
-        return Trained(weights=client.release(mechanism, client.train))
+        return TrainedModel(weights=client.release(mechanism, client.train))

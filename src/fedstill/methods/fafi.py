@@ -33,7 +33,7 @@ _CLIP = 1.0
 Draw = Annotated[NonNegativeInt, Public()]
 
 
-class Trained(Reply):
+class TrainedModel(Reply):
     """A client's model, whose last layer holds the prototypes."""
 
     weights: State
@@ -70,7 +70,7 @@ class FAFI(Method):
         return FusedModel(networks, shares.to(fed.device), noise)
 
     @step
-    def train(self, client: Client, draw: Draw) -> Trained:
+    def train(self, client: Client, draw: Draw) -> TrainedModel:
         """Self-alignment: train features and prototypes together, from the start that all clients share."""
         model, normalise = client.new_model(), client.train.normalisation.apply
         means = prototypes(model)
@@ -92,7 +92,7 @@ class FAFI(Method):
             augment=both_views,
             correct=clipped(_CLIP),
         )
-        return Trained(weights=state(model), num_records=len(client.train))
+        return TrainedModel(weights=state(model), num_records=len(client.train))
 
     @property
     def first_reply(self) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from fedstill.protocol import Client, Federation, Method, Reply, State, load, pa
 from fedstill.train.sgd import SGD
 
 
-class Trained(Reply):
+class TrainedModel(Reply):
     """A client's model after its local training."""
 
     weights: State
@@ -55,8 +55,8 @@ class FedAvgRobust(Method):
         return model
 
     @step
-    def update(self, client: Client, weights: State) -> Trained:
+    def update(self, client: Client, weights: State) -> TrainedModel:
         """Take E epochs of SGD from the server's model."""
         model = client.new_model(weights)
         self.local.fit(model, client.train, client.rng("batches"))
-        return Trained(weights=state(model))
+        return TrainedModel(weights=state(model))

@@ -20,7 +20,7 @@ from typing_extensions import override
 from fedstill.distill.embedding import ImageFitting, embed
 from fedstill.methods.parts.feature_sums import (
     Centre,
-    Embedding,
+    FeatureSums,
     Summing,
     class_means,
     public_ball,
@@ -59,7 +59,7 @@ class FedGMRecords(Summing, Method):
         return type(self), self.epsilon, self.nets, self.count_share
 
     @step
-    def sum_up(self, client: Client, centre: Centre, radius: float) -> Embedding:
+    def sum_up(self, client: Client, centre: Centre, radius: float) -> FeatureSums:
         """Release A_k: clipped rows summed by class, with noise."""
         nets = [client.new_model(draw=1 + i) for i in range(self.nets)]
         return release_sums(client, embed(nets, client.train), centre, radius, self)

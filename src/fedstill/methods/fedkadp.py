@@ -23,7 +23,7 @@ from fedstill.evaluate import mode_of
 from fedstill.methods.averaging import sample, weighted_mean
 from fedstill.methods.parts.private_rounds import (
     PrivateRounds,
-    Trained,
+    TrainedModel,
     claimed,
     end_early,
     finite,
@@ -96,12 +96,12 @@ class FedKADP(PrivateRounds, Method):
         return spent is not None and planned is not None and spent > planned
 
     @step
-    def update(self, client: Client, weights: Parameters, noise: float, temperature: float) -> Trained:
+    def update(self, client: Client, weights: Parameters, noise: float, temperature: float) -> TrainedModel:
         """Algorithm 1: student and teacher start as w_{t-1}; E noisy steps on CE plus rho^2 KL from the teacher."""
         loss = partial(taught_loss, teacher=client.new_model(weights), temperature=temperature)
         training = self.local.mechanism(client.new_model(weights), noise, loss=loss)
         mechanism = training if self.privacy == "sound" else BatchClippedSGD(training)
-        return Trained(weights=client.release(mechanism, client.train, adaptive=self.adaptive))
+        return TrainedModel(weights=client.release(mechanism, client.train, adaptive=self.adaptive))
 
 
 def taught_loss(output: Tensor, x: Tensor, y: Tensor, *, teacher: nn.Module, temperature: float) -> Tensor:

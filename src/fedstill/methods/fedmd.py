@@ -42,7 +42,7 @@ from fedstill.train.sgd import Adam
 Draw = Annotated[NonNegativeInt, Public()]
 
 
-class Trained(Reply):
+class TrainedModel(Reply):
     """The end of a client's training."""
 
     num_records: Count
@@ -97,7 +97,7 @@ class FedMD(Method):
         return model
 
     @step
-    def begin(self, client: Client) -> Trained:
+    def begin(self, client: Client) -> TrainedModel:
         """Transfer learning: train f_k on the public D_0 and then on the client's D_k."""
         return self._stored(client, self._first(client))
 
@@ -108,7 +108,7 @@ class FedMD(Method):
         return Scores(logits=torch.cat(outputs(model, self._chosen(client, draw))))
 
     @step
-    def learn(self, client: Client, draw: Draw, consensus: Float32[Tensor, "images classes"]) -> Trained:
+    def learn(self, client: Client, draw: Draw, consensus: Float32[Tensor, "images classes"]) -> TrainedModel:
         """Digest: train f_k towards the consensus. Revisit: train f_k on D_k."""
         model = self._current(client)
         targets = Examples(self._chosen(client, draw), consensus.to(client.device))
@@ -135,9 +135,9 @@ class FedMD(Method):
             self._stored(client, self._first(client))
         return self.personal_model(client, {})
 
-    def _stored(self, client: Client, model: nn.Module) -> Trained:
+    def _stored(self, client: Client, model: nn.Module) -> TrainedModel:
         client.state |= own_part(self, model)
-        return Trained(num_records=len(client.train))
+        return TrainedModel(num_records=len(client.train))
 
     def _chosen(self, client: Client, draw: int) -> Records:
         public = public_images(client.public, "fedmd")

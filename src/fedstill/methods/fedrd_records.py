@@ -21,7 +21,7 @@ from fedstill.distill.embedding import ImageFitting, embed
 from fedstill.methods.fedrd import pictures, projected, train_projection
 from fedstill.methods.parts.feature_sums import (
     Centre,
-    Embedding,
+    FeatureSums,
     Summing,
     class_means,
     public_ball,
@@ -73,7 +73,7 @@ class FedRDRecords(Summing, Method):
         return model
 
     @step
-    def sum_up(self, client: Client, centre: Centre, radius: float) -> Embedding:
+    def sum_up(self, client: Client, centre: Centre, radius: float) -> FeatureSums:
         """Release A_k: features on the public projection, clipped and summed by class, with noise."""
         model = projected(client.new_model(), "fedrd-records")
         nets = [_with_projection(model, client.new_model(draw=1 + i)) for i in range(self.nets)]

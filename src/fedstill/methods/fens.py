@@ -31,7 +31,7 @@ from fedstill.protocol import Client, Count, Federation, Method, Public, Reply, 
 from fedstill.train.sgd import SGD
 
 
-class Trained(Reply):
+class TrainedModel(Reply):
     """A client's model."""
 
     weights: State
@@ -47,7 +47,7 @@ class Prepared(Reply):
     num_records: Count
 
 
-class Head(Reply):
+class Aggregator(Reply):
     """The aggregator's weights, or their change: two linear layers."""
 
     first: Float32[Tensor, "units inputs"]
@@ -56,7 +56,7 @@ class Head(Reply):
     second_bias: Float32[Tensor, " classes"]
 
 
-class HeadUpdate(Head):
+class AggregatorUpdate(Aggregator):
     """The change of the aggregator's weights, and the number of records that were in its batches."""
 
     num_records: Count
@@ -100,7 +100,7 @@ class FENS(Method):
         sizes = {"inputs": len(networks) * fed.num_classes, "units": len(networks) * self.hidden}
         stacked = StackedModel(networks, head)
         for round in fed.rounds(self.rounds, head, moments):  # phase 2: FedAdam on the aggregator alone
-            replies = fed.ask(self.improve, ready, exactly=sizes, head=Head(**_fields(weights)))
+            replies = fed.ask(self.improve, ready, exactly=sizes, head=Aggregator(**_fields(weights)))
             change = weighted_mean((reply.num_records, _named(reply)) for reply in replies)
             self.optimiser.step(weights, moments, change)
             if round.number == self.rounds:
@@ -113,12 +113,12 @@ class FENS(Method):
         return 1 + client
 
     @step
-    def train(self, client: Client) -> Trained:
+    def train(self, client: Client) -> TrainedModel:
         """Set a random share of the records aside, and train a model on the others."""
         rest = self._set_aside(client)
         model = client.new_model(draw=self.first_draw(client.id))
         self.local.fit(model, client.train[rest], client.rng("batches"))
-        return Trained(weights=state(model))
+        return TrainedModel(weights=state(model))
 
     @step
     def prepare(self, client: Client, models: Float32[Tensor, "models values"]) -> Prepared:
@@ -134,7 +134,7 @@ class FENS(Method):
         return Prepared(client=client.id, num_records=len(records))
 
     @step
-    def improve(self, client: Client, head: Head) -> HeadUpdate:
+    def improve(self, client: Client, head: Aggregator) -> AggregatorUpdate:
         """Take a step of SGD on the aggregator, from its current weights."""
         records, logits = client.train[client.state["proxy"]], client.state["logits"]
         model = aggregator(logits.shape[1] // records.num_classes, records.num_classes, self.hidden).to(client.device)
@@ -142,7 +142,7 @@ class FENS(Method):
         load(model, before)
         steps = self.update.fit(model, Examples(logits, records.labels), client.rng("batches"))
         change = {name: value - before[name].to(value) for name, value in state(model).items()}
-        return HeadUpdate(**_fields(change), num_records=min(len(records), self.update.batch_size * steps))
+        return AggregatorUpdate(**_fields(change), num_records=min(len(records), self.update.batch_size * steps))
 
     def _set_aside(self, client: Client) -> Tensor:
         """Draw the records for the aggregator, and return the positions of the others."""
@@ -163,5 +163,5 @@ def _fields(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {field: tensors[name].detach().clone() for field, name in _NAMES.items()}
 
 
-def _named(head: Head) -> dict[str, Tensor]:
+def _named(head: Aggregator) -> dict[str, Tensor]:
     return {name: getattr(head, field) for field, name in _NAMES.items()}

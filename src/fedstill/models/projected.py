@@ -40,7 +40,7 @@ class Projection(nn.Module):
         return out.flatten(1).view(len(x), 1, *x.shape[2:])
 
 
-class Task(nn.Module):
+class TaskNetwork(nn.Module):
     """Three times (3x3 convolution with padding 1, batch norm, ReLU, 2x2 max pooling), then one linear layer.
 
     ``width`` is the number of filters of every convolution. For representations of one channel of at least 8x8: 317,706
@@ -84,7 +84,7 @@ class Projected(nn.Module):
     def __init__(self, shape: tuple[int, int, int], num_classes: int, *, width: PositiveInt = 128) -> None:
         super().__init__()
         self.projection = Projection(shape)
-        self.task = Task((1, *shape[1:]), num_classes, width=width)
+        self.task = TaskNetwork((1, *shape[1:]), num_classes, width=width)
 
     @property
     def projection_names(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from fedstill.privacy.ledger import UNCOUNTABLE, Entry, by_part, total_epsilon
+from fedstill.privacy.ledger import UNCOUNTABLE, Charge, by_part, total_epsilon
 from fedstill.privacy.releases import Pure, Unbounded
 
 ADJACENCY = {
@@ -133,7 +133,7 @@ def beside(
 
 def derive(
     unprotected: Sequence[str],
-    spent: Mapping[int, Sequence[Entry]],
+    spent: Mapping[int, Sequence[Charge]],
     delta: float,
     *,
     budget: float | None = None,
@@ -193,7 +193,7 @@ def derive(
     )
 
 
-def of_client(entries: Sequence[Entry], delta: float, budget: float | None) -> tuple[float, str]:
+def of_client(entries: Sequence[Charge], delta: float, budget: float | None) -> tuple[float, str]:
     """The epsilon at ``delta`` of one client's releases, all of one unit, and the accountant that computed it.
 
     If noise was chosen adaptively, epsilon is the budget: a filter guarantees the budget and nothing smaller.

@@ -1,7 +1,7 @@
 """A client's ledger: each release and its cost, recorded before the release and limited by a budget.
 
 A ledger has a store, which reads and appends entries, and a rule, which refuses entries. `open_ledger` opens that of a
-simulated client, `fedstill.sites.site.charges.open_ledger` that of a real site.
+simulated client, `fedstill.sites.site.charges.open_site_ledger` that of a real site.
 """
 
 import math
@@ -33,7 +33,7 @@ class BudgetExceeded(FedstillError, ValueError):
     """The budget does not cover a release; nothing was released."""
 
 
-class Entry(BaseModel):
+class Charge(BaseModel):
     """One release: public facts only, such as the mechanism's parameters, never a value."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -91,7 +91,7 @@ class Part(NamedTuple):
 _PRINT, _COUNT = 16, 8  # bytes of the fingerprint and of the number in `Part.records`
 
 
-def by_record(entries: Sequence[Entry]) -> list[list[Entry]]:
+def by_record(entries: Sequence[Charge]) -> list[list[Charge]]:
     """Group releases by the records that are known to be in them: for each record, those that it can influence.
 
     Releases whose records are not known, or are records of other data, count for every record. Unlike `by_part`, this
@@ -100,7 +100,7 @@ def by_record(entries: Sequence[Entry]) -> list[list[Entry]]:
     return [list(compress(entries, mask)) for mask in record_masks(entries)]
 
 
-def record_masks(entries: Sequence[Entry]) -> Iterator[Bool[np.ndarray, " n"]]:
+def record_masks(entries: Sequence[Charge]) -> Iterator[Bool[np.ndarray, " n"]]:
     """For each record, whether it can influence each of the ``n`` releases, as in `by_record`; equal masks once."""
     if all(entry.records is None for entry in entries):
         yield np.ones(len(entries), dtype=np.bool_)
@@ -116,7 +116,7 @@ def record_masks(entries: Sequence[Entry]) -> Iterator[Bool[np.ndarray, " n"]]:
             yield mask
 
 
-def by_part(entries: Sequence[Entry]) -> list[list[Entry]]:
+def by_part(entries: Sequence[Charge]) -> list[list[Charge]]:
     """Group releases by part: for each part, the releases that one of its labels can influence (its own and no part's).
 
     Neighbours differ by one label, which lies in one part, and all other releases have the same distribution given
@@ -128,11 +128,11 @@ def by_part(entries: Sequence[Entry]) -> list[list[Entry]]:
     return [[e for e in entries if e.part in (None, part)] for part in parts] or [list(entries)]
 
 
-Split = Callable[[Sequence[Entry]], list[list[Entry]]]
+Split = Callable[[Sequence[Charge]], list[list[Charge]]]
 """`by_part`, or `by_record` where names of parts can't be trusted."""
 
 
-def total_epsilon(entries: Sequence[Entry], delta: float, budget: float | None, split: Split = by_part) -> float:
+def total_epsilon(entries: Sequence[Charge], delta: float, budget: float | None, split: Split = by_part) -> float:
     """The epsilon at ``delta`` of one client's releases, all of one unit; infinite if they are unbounded.
 
     If noise was chosen adaptively, it is the epsilon of the Renyi filter of ``budget``, infinite without a budget.
@@ -146,7 +146,9 @@ def total_epsilon(entries: Sequence[Entry], delta: float, budget: float | None, 
     return max(accounting.epsilon(events, delta, unit) for events in groups)
 
 
-def covers(entries: Sequence[Entry], entry: Entry, budget: float | None, delta: float, split: Split = by_part) -> bool:
+def covers(
+    entries: Sequence[Charge], entry: Charge, budget: float | None, delta: float, split: Split = by_part
+) -> bool:
     """Whether the epsilon of a client's releases ``entries`` and ``entry``, of one unit, stays within ``budget``.
 
     Ledgers charge by this function, and servers ask only clients for which it is true.
@@ -171,7 +173,7 @@ def covers(entries: Sequence[Entry], entry: Entry, budget: float | None, delta: 
 
 
 def check_budget(
-    entries: Sequence[Entry], entry: Entry, budget: float | None, delta: float, split: Split = by_part
+    entries: Sequence[Charge], entry: Charge, budget: float | None, delta: float, split: Split = by_part
 ) -> None:
     """Raise `BudgetExceeded` unless the budget `covers` ``entry`` after ``entries``."""
     if covers(entries, entry, budget, delta, split):
@@ -188,11 +190,11 @@ def check_budget(
     )
 
 
-def _of_unit(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
+def _of_unit(entries: Sequence[Charge], entry: Charge) -> list[Charge]:
     return [*(e for e in entries if e.unit == entry.unit), entry]
 
 
-def refuse_unbudgeted(entry: Entry) -> None:
+def refuse_unbudgeted(entry: Charge) -> None:
     """Raise ValueError for an adaptive release, which a ledger without a budget can't allow."""
     if entry.adaptive:
         raise ValueError(
@@ -207,10 +209,10 @@ class Store(Protocol):
     def lock(self) -> AbstractContextManager[Any]:
         """Prevent other processes from charging inside the block."""
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[Charge]:
         """All entries, in order."""
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Charge) -> None:
         """Write one more entry."""
 
     @property
@@ -218,7 +220,7 @@ class Store(Protocol):
         """Number of entries of all writers, as last read."""
 
 
-Rule = Callable[[Sequence[Entry], Entry], None]
+Rule = Callable[[Sequence[Charge], Charge], None]
 """``rule(entries, entry)`` raises `BudgetExceeded` if ``entry`` must not follow ``entries``."""
 
 
@@ -239,7 +241,7 @@ class Ledger:
         self._repeatable = repeatable
         self.entries = store.read()
 
-    def charge(self, entry: Entry, records: bytes | None = None) -> None:
+    def charge(self, entry: Charge, records: bytes | None = None) -> None:
         """Record ``entry`` and the ``records`` of its part (`Part.records`); call this before the release.
 
         Raises:
@@ -270,7 +272,7 @@ class FileStore(Store):
     def __init__(self, place: Path) -> None:
         self._place = place
         try:
-            self._entries = [Entry(**line) for line in files.read_json_lines(place)]
+            self._entries = [Charge(**line) for line in files.read_json_lines(place)]
         except (ValidationError, TypeError) as error:
             # a ledger that can't be read must not count as empty
             raise files.Damaged(f"{place} is damaged; nothing more is released from here") from error
@@ -280,11 +282,11 @@ class FileStore(Store):
         return nullcontext()
 
     @override
-    def read(self) -> list[Entry]:
+    def read(self) -> list[Charge]:
         return list(self._entries)
 
     @override
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Charge) -> None:
         self._place.parent.mkdir(parents=True, exist_ok=True)
         files.append_json(self._place, entry.model_dump(mode="json"))
         self._entries.append(entry)

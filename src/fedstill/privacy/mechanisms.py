@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedstill.base.seeds import Noise
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import Event, Gaussian, Unbounded, Unit
 
 Rows = TypeVar("Rows", contravariant=True)
@@ -270,7 +270,7 @@ NO_REASON = "the client says that no epsilon bounds it"
 _NUMBER = r"(?:-?\d{1,12}(?:\.\d{1,20})?(?:e[-+]\d{1,3})?|inf|nan)"
 
 
-def own_words(entry: Entry) -> Entry:
+def own_words(entry: Charge) -> Charge:
     """A release as a client lists it, with the words of the mechanism's class here in place of the client's own.
 
     These words stand in guarantees and reports. Numbers in a sentence stay the client's. A mechanism's name stays if

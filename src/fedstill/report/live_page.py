@@ -16,7 +16,7 @@ from fedstill.report.html import asset
 from fedstill.report.record import human_bytes
 from fedstill.runs import listing
 from fedstill.runs.folder import runs_below
-from fedstill.runs.live import Known, Live, Spent, live
+from fedstill.runs.live import Counted, Live, Spent, live
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; form-action 'none'; "
@@ -68,7 +68,7 @@ class States:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._known: dict[Path, Known] = {}
+        self._known: dict[Path, Counted] = {}
 
     def read(self) -> dict[str, Any]:
         """The folder and its runs now, as JSON."""
@@ -76,7 +76,7 @@ class States:
             return document(self._place, self._known)
 
 
-def document(place: Path, known: dict[Path, Known]) -> dict[str, Any]:
+def document(place: Path, known: dict[Path, Counted]) -> dict[str, Any]:
     """The folder ``place`` and the `states` of its runs, as JSON.
 
     Raises:
@@ -85,7 +85,7 @@ def document(place: Path, known: dict[Path, Known]) -> dict[str, Any]:
     return {"folder": str(place), "runs": states(place, known)}
 
 
-def states(place: Path, known: dict[Path, Known]) -> list[dict[str, Any]]:
+def states(place: Path, known: dict[Path, Counted]) -> list[dict[str, Any]]:
     """The runs in ``place`` as JSON: numbers, and words to show; ``guarantee`` is None before a run's end.
 
     Raises:
@@ -97,7 +97,7 @@ def states(place: Path, known: dict[Path, Known]) -> list[dict[str, Any]]:
     return [_state(run, place, known) for run in runs]
 
 
-def _state(run: Path, place: Path, known: dict[Path, Known]) -> dict[str, Any]:
+def _state(run: Path, place: Path, known: dict[Path, Counted]) -> dict[str, Any]:
     name = str(run.relative_to(place)) if run != place else run.name
     try:
         found = live(run, known)

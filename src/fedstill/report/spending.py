@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedstill.data.names import KNOWN
 from fedstill.privacy import guarantee
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import UNITS, Pure, Unbounded, Unit
 from fedstill.report import guarantees
 from fedstill.report.record import RunRecord, read_run
@@ -125,14 +125,14 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
-def _totals(spent: Mapping[int, Sequence[Entry]], unit: Unit, delta: float, budget: float | None) -> dict[int, float]:
+def _totals(spent: Mapping[int, Sequence[Charge]], unit: Unit, delta: float, budget: float | None) -> dict[int, float]:
     """The total epsilon of each client that released anything of this unit."""
     counted = {client: tuple(e for e in entries if e.unit == unit) for client, entries in spent.items()}
     found = {kind: guarantee.of_client(kind, delta, budget)[0] for kind in {*counted.values()} - {()}}
     return {client: found[kind] for client, kind in counted.items() if kind}
 
 
-def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -> Table:
+def _table(spent: dict[int, list[Charge]], times: dict[tuple[int, int], float]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("client", "step", "mechanism", "protects", "cost of each", "times", "at second"):
         justify: Literal["left", "right"] = "right" if heading in ("times", "at second") else "left"
@@ -141,7 +141,7 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
     clients = sorted(spent)
     shown = clients[:1] if same else clients[:_MOST]
     for client in shown:
-        kinds: dict[tuple[str, ...], list[Entry]] = {}  # releases that differ in their time only
+        kinds: dict[tuple[str, ...], list[Charge]] = {}  # releases that differ in their time only
         for entry in spent[client]:
             kinds.setdefault((entry.step, entry.mechanism, entry.unit, cost_words(entry)), []).append(entry)
         for kind, entries in kinds.items():
@@ -154,7 +154,7 @@ def _table(spent: dict[int, list[Entry]], times: dict[tuple[int, int], float]) -
     return table
 
 
-def _sums(spent: dict[int, list[Entry]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
+def _sums(spent: dict[int, list[Charge]], experiment: dict[str, Any], limits: str) -> Iterator[Text]:
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")
     for unit in UNITS:
         if totals := _totals(spent, unit, delta, budget).values():
@@ -167,7 +167,7 @@ def _number(epsilon: float) -> str:
     return "unbounded" if math.isinf(epsilon) else guarantees.round_up(epsilon)
 
 
-def cost_words(entry: Entry) -> str:
+def cost_words(entry: Charge) -> str:
     """The cost of a release in words."""
     event = entry.event
     if isinstance(event, Pure):

@@ -54,13 +54,13 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Part(BaseModel):
+class Piece(BaseModel):
     """A JSON object; undeclared fields are allowed."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
 
 
-class Config(Part):
+class Config(Piece):
     """``config.json``.
 
     Attributes:
@@ -113,7 +113,7 @@ Time = Annotated[str, AfterValidator(_check_time)]
 """A time in ISO 8601."""
 
 
-class Summary(Part):
+class Summary(Piece):
     """``summary.json``: the results of a finished run; bytes are sums over all clients, except ``..._per_client``."""
 
     method: str
@@ -138,13 +138,13 @@ class Summary(Part):
     finished: Time | None = None
 
 
-class Environment(Part):
+class Environment(Piece):
     """A line of ``environment.jsonl``: the environment of a start (`fedstill.runs.environment`)."""
 
     started: Time
 
 
-class ClientResult(Part):
+class ClientResult(Piece):
     """An entry of ``clients.json``: a client's results and bytes; the accuracy is on its own test records."""
 
     client: Count
@@ -156,13 +156,13 @@ class ClientResult(Part):
     refused: Count = 0
 
 
-class ClientResults(Part):
+class ClientResults(Piece):
     """``clients.json``."""
 
     clients: tuple[ClientResult, ...]
 
 
-class Metric(Part):
+class Metric(Piece):
     """A line of ``metrics.jsonl``: the numbers of a round; bytes are sums over all clients and rounds so far."""
 
     round: Count
@@ -172,7 +172,7 @@ class Metric(Part):
     seconds: Amount | None = None
 
 
-class Partition(Part):
+class Partition(Piece):
     """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``.
 
     After the partition by:COLUMN, ``values`` has the column with its values at each client.
@@ -183,7 +183,7 @@ class Partition(Part):
     values: dict[str, tuple[tuple[str, ...], ...]] = {}
 
 
-class Evaluation(Part):
+class Evaluation(Piece):
     """``evaluation.json``: test records by true and predicted class, ``(C, C)``."""
 
     confusion: tuple[tuple[Count, ...], ...]
@@ -303,7 +303,7 @@ def is_locked(path: Path) -> bool:
 
 Counts = NDArray[np.int64]
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=Piece)
 R = TypeVar("R")
 
 

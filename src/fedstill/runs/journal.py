@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from fedstill.base import files
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 
 if TYPE_CHECKING:  # reading the folder of a run does not need torch, which takes a second
     from torch import Tensor
@@ -143,7 +143,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         places = (self.files.meter, self.files.spent)
         self._lines, self._spending = (files.JsonLines(place, chain=True) for place in places)
-        self._releases: dict[tuple[int, int], list[Entry]] | None = None  # by client and request, once read
+        self._releases: dict[tuple[int, int], list[Charge]] | None = None  # by client and request, once read
         self.bytes_down = 0
         self.bytes_up = 0
         self.bytes_judging = 0
@@ -188,7 +188,7 @@ class Journal:
         self._lines.append({**counts, "seconds": round(self.seconds, 3)})
         self._count(**counts)
 
-    def store_releases(self, exchange: int, client: int, entries: Sequence[Entry]) -> None:
+    def store_releases(self, exchange: int, client: int, entries: Sequence[Charge]) -> None:
         """Store the releases that a client lists in its reply to a request."""
         spent = [entry.model_dump(mode="json") for entry in entries]
         self._spending.append({"exchange": exchange, "client": client, "spent": spent})
@@ -200,12 +200,12 @@ class Journal:
         """Seconds from the run's start to the last message of each (exchange, client) before the journal was opened."""
         return dict(self._times)
 
-    def releases(self, before: int | None = None) -> dict[int, list[Entry]]:
+    def releases(self, before: int | None = None) -> dict[int, list[Charge]]:
         """The releases of each client, in order, in replies to requests before number ``before`` (None: to all).
 
         If a crash led to two replies to one request, the later one counts.
         """
-        ledgers: dict[int, list[Entry]] = {}
+        ledgers: dict[int, list[Charge]] = {}
         for (client, exchange), entries in sorted(self._releases_by_request().items()):
             if before is None or exchange < before:
                 ledgers.setdefault(client, []).extend(entries)
@@ -215,16 +215,16 @@ class Journal:
         """Whether releases of a client's reply are stored, which may have been lost with their file."""
         return (client, exchange) in self._releases_by_request()
 
-    def _releases_by_request(self) -> dict[tuple[int, int], list[Entry]]:
+    def _releases_by_request(self) -> dict[tuple[int, int], list[Charge]]:
         if self._releases is None:
             self._releases = self._read_releases()
         return self._releases
 
-    def _read_releases(self) -> dict[tuple[int, int], list[Entry]]:
-        releases: dict[tuple[int, int], list[Entry]] = {}
+    def _read_releases(self) -> dict[tuple[int, int], list[Charge]]:
+        releases: dict[tuple[int, int], list[Charge]] = {}
         for line in files.read_json_lines(self.files.spent, f"delete {self.folder.parent} and run again"):
             try:
-                releases[int(line["client"]), int(line["exchange"])] = [Entry(**entry) for entry in line["spent"]]
+                releases[int(line["client"]), int(line["exchange"])] = [Charge(**entry) for entry in line["spent"]]
             except (KeyError, TypeError, ValueError, ValidationError) as error:
                 raise self._damaged(self.files.spent) from error
         return releases

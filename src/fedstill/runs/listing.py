@@ -56,7 +56,7 @@ COMPARISON = (
 _FIGURES = re.compile(r"(pareto-\w+|(sweep|bytes|rounds|course|partition|bubbles|classes|confusion)(-\d+)?)\.(svg|pdf)")
 
 
-class Entry(NamedTuple):
+class Listed(NamedTuple):
     """One run of a list.
 
     Attributes:
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-def entry(path: Path) -> Entry:
+def entry(path: Path) -> Listed:
     """The state of the run in ``path``; a damaged file makes it ``damaged``, one of a newer version ``newer``."""
     folder = RunFolder(path)
     when = _last_change(folder)
@@ -95,13 +95,13 @@ def entry(path: Path) -> Entry:
         facts = (path, config.label, name, data, seed if isinstance(seed, int) else None)
         if folder.is_finished:
             summary = folder.read_summary()
-            return Entry(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, read_tags(path))
+            return Listed(*facts, summary.accuracy, summary.guarantee, "finished", folder.finished, read_tags(path))
         evaluated = [line["accuracy"] for line in folder.read_metrics() if line["accuracy"] is not None]
         state: Literal["running", "interrupted"] = "running" if is_locked(path) else "interrupted"
-        return Entry(*facts, evaluated[-1] if evaluated else None, None, state, when, read_tags(path))
+        return Listed(*facts, evaluated[-1] if evaluated else None, None, state, when, read_tags(path))
     except files.Damaged as error:
         is_newer = isinstance(error, files.NewerFormat)
-        return Entry(path, "?", "?", "?", None, None, None, "newer" if is_newer else "damaged", when)
+        return Listed(path, "?", "?", "?", None, None, None, "newer" if is_newer else "damaged", when)
 
 
 def _last_change(folder: RunFolder) -> datetime:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedstill.base import files
 from fedstill.privacy import guarantee
-from fedstill.privacy.ledger import UNCOUNTABLE, Entry
+from fedstill.privacy.ledger import UNCOUNTABLE, Charge
 from fedstill.privacy.releases import UNITS, Unit
 from fedstill.runs.folder import Config, RunFolder
 from fedstill.runs.journal import EVALUATIONS, JournalFiles
@@ -39,7 +39,7 @@ def seconds_left(began: Mark, first: Mark, last: Mark, total: int, idle: float) 
 
 _REST = 20
 """Time between two computations of epsilon, as a multiple of the time that one takes."""
-_RELEASES: TypeAdapter[tuple[Entry, ...]] = TypeAdapter(tuple[Entry, ...])
+_RELEASES: TypeAdapter[tuple[Charge, ...]] = TypeAdapter(tuple[Charge, ...])
 
 
 class Spent(NamedTuple):
@@ -56,7 +56,7 @@ class Spent(NamedTuple):
     unit: Unit
 
 
-class Known(NamedTuple):
+class Counted(NamedTuple):
     """Epsilons that were computed, which can take seconds for many clients.
 
     Attributes:
@@ -116,7 +116,7 @@ class Live(NamedTuple):
     left: float | None
 
 
-def live(path: Path, known: dict[Path, Known] | None = None) -> Live:
+def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
     """The state of the run in ``path``.
 
     Args:
@@ -186,24 +186,24 @@ def _idle(file: Path) -> float:
     return max(time.time() - file.stat().st_mtime, 0.0) if file.exists() else 0.0
 
 
-def _spent(folder: RunFolder, config: Config, known: dict[Path, Known]) -> Sequence[Spent]:
+def _spent(folder: RunFolder, config: Config, known: dict[Path, Counted]) -> Sequence[Spent]:
     place = JournalFiles(folder.journal).spent
     size, began, before = place.stat().st_size if place.exists() else 0, time.monotonic(), known.get(place)
     if before is None or (before.size != size and began >= before.again):
         spent = _computed(folder, place, config.experiment)
         now = time.monotonic()
-        known[place] = Known(size, now + _REST * (now - began), spent)
+        known[place] = Counted(size, now + _REST * (now - began), spent)
     return known[place].spent
 
 
 def _computed(folder: RunFolder, place: Path, experiment: dict[str, Any]) -> Sequence[Spent]:
-    releases: dict[tuple[int, int], tuple[Entry, ...]] = {}
+    releases: dict[tuple[int, int], tuple[Charge, ...]] = {}
     try:
         for line in files.read_json_lines(place):
             releases[line["client"], line["exchange"]] = _RELEASES.validate_python(line["spent"])
     except (KeyError, TypeError, ValidationError) as error:
         raise folder.damaged(place, "a line is no list of releases") from error
-    of_clients: dict[int, list[Entry]] = {}
+    of_clients: dict[int, list[Charge]] = {}
     for (client, _), entries in sorted(releases.items()):
         of_clients.setdefault(client, []).extend(entries)
     delta, budget = experiment.get("delta", 1e-5), experiment.get("budget")

@@ -38,7 +38,7 @@ class Forks:
         words = [*self._words, str(write)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[write], bufsize=0)
         os.close(write)
-        self._told = Lines(read)
+        self._told = PipeLines(read)
         self._ready = False
 
     def look(self) -> bool:
@@ -95,7 +95,7 @@ def fork_for_each(work: Callable[..., None], pipe: int) -> None:
         pipe: a pipe's descriptor, to which the numbers and exit codes of children that have ended are written.
     """
     os.write(pipe, f"{_READY}\n".encode())
-    lines, children = Lines(sys.stdin.fileno()), dict[int, int]()
+    lines, children = PipeLines(sys.stdin.fileno()), dict[int, int]()
     while not lines.at_end:
         select.select([sys.stdin], [], [], _POLL if children else None)
         for line in lines.read():
@@ -124,7 +124,7 @@ def _run(work: Callable[..., None], words: Sequence[str]) -> None:
         os._exit(code)
 
 
-class Lines:
+class PipeLines:
     """The lines that have come through a pipe so far.
 
     Attributes:

@@ -30,7 +30,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedstill.engines.flower.forks import Forks, Lines
+from fedstill.engines.flower.forks import Forks, PipeLines
 from fedstill.engines.flower.supernode import end_with_parent
 
 _HOST = "127.0.0.1"
@@ -41,7 +41,7 @@ _BEAT = 10.0
 _SUPERNODE = "from fedstill.engines.flower import supernode; supernode.main()"
 
 
-class Limits(NamedTuple):
+class NodeLimits(NamedTuple):
     """Limits of a node.
 
     Attributes:
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
     refused: Callable[[Mapping[str, Any]], None]
 
 
-def run_node(options: Sequence[str], programs: Sequence[str], limits: Limits) -> int:
+def run_node(options: Sequence[str], programs: Sequence[str], limits: NodeLimits) -> int:
     """Run a SuperNode until it ends, and return its exit code.
 
     Args:
@@ -77,7 +77,7 @@ def run_node(options: Sequence[str], programs: Sequence[str], limits: Limits) ->
     node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write])
     os.close(write)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
-    notes = Lines(read)
+    notes = PipeLines(read)
     address, running, due = f"{_HOST}:{port}", list[_Program](), 0.0
     client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"))
     try:

@@ -72,7 +72,7 @@ _POLL = 0.5
 """Seconds between two looks for a reply, as in Flower."""
 
 
-class Limits(NamedTuple):
+class MessageLimits(NamedTuple):
     """What the SuperNode takes, and what it sends and says of a message that it does not take.
 
     Attributes:
@@ -89,7 +89,8 @@ class Limits(NamedTuple):
 def main() -> None:
     """Run the SuperNode.
 
-    The words are the parent's process id, a limit and a reply (`Limits`), a pipe's descriptor, and Flower's options.
+    The words are the parent's process id, a limit and a reply (`MessageLimits`), a pipe's descriptor, and Flower's
+    options.
     """
     parent, request, refusal, pipe, *options = sys.argv[1:]
     end_with_parent(int(parent))
@@ -99,12 +100,12 @@ def main() -> None:
         print(json.dumps({"run": run, "detail": detail[:500], "bundle": bundle}), file=notes)
 
     sys.argv = ["flower-supernode", *options]
-    guard(Limits(int(request), b64decode(refusal), note))
+    guard(MessageLimits(int(request), b64decode(refusal), note))
     flower_supernode()
     os._exit(1)  # its other thread would keep the process, without a connection
 
 
-def guard(limits: Limits) -> None:
+def guard(limits: MessageLimits) -> None:
     """Let this process's SuperNode keep to limits."""
     node: Any = start_client_internal
     connections: Any = fleet_http_connection
@@ -222,7 +223,7 @@ class Connection:
         functions: the connection for Flower.
     """
 
-    def __init__(self, inner: tuple[Any, ...], limits: Limits, budget: Budget) -> None:
+    def __init__(self, inner: tuple[Any, ...], limits: MessageLimits, budget: Budget) -> None:
         node, self._receive, self._send, self._get_run, self._get_fab, self._pull, self._push, self._confirm = inner
         self._limits, self._budget = limits, budget
         self._runs: dict[int, tuple[Run, Fab]] = {}

@@ -26,7 +26,7 @@ from fedstill.protocol import Client, Federation, Public, Records, Released, Rep
 Centre = Annotated[Float32[Tensor, " dims"], Public()]
 
 
-class Embedding(Reply):
+class FeatureSums(Reply):
     """Noisy sums, by class, of unit features and of a constant."""
 
     sums: Released[Float32[Tensor, "classes dims"]]
@@ -66,18 +66,18 @@ def row_size(fed: Federation, nets: Sequence[nn.Module]) -> dict[str, int]:
     return {"dims": sum(models.feature_width(net, fed.like.shape) for net in nets) + 1}
 
 
-def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> Embedding:
+def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, settings: Summing) -> FeatureSums:
     """Release A_k, the class sums of a client's rows ``(n, d)`` relative to ``centre`` and of a constant."""
     relative = rows - centre.to(client.device)
     constant = relative.new_full((len(relative), 1), radius * math.sqrt(settings.count_share))
     relative = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1)
     mechanism = ClassSums(client.train.num_classes, radius, release_noise(settings.epsilon, client.delta))
     sums = client.release(mechanism, (relative, client.train.labels))
-    return Embedding(sums=sums.map(Tensor.float))
+    return FeatureSums(sums=sums.map(Tensor.float))
 
 
 def class_means(
-    fed: Federation, replies: Sequence[Embedding], centre: Tensor, radius: float, settings: Summing
+    fed: Federation, replies: Sequence[FeatureSums], centre: Tensor, radius: float, settings: Summing
 ) -> Float[Tensor, "classes d"]:
     """Each class's mean row over all clients, from their releases."""
     total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k

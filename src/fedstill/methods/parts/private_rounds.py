@@ -35,7 +35,7 @@ class PrivateRounds(Settings):
     nothing."""
 
 
-class Trained(Reply):
+class TrainedModel(Reply):
     """A client's model after DP-SGD from the server's model."""
 
     weights: Released[Parameters]

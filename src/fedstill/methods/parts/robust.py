@@ -24,7 +24,7 @@ _STEPS = 1000
 """Largest number of steps of the geometric median."""
 
 
-class Sent(Protocol):
+class WithWeights(Protocol):
     """A reply with a model."""
 
     @property
@@ -40,7 +40,7 @@ def fewest(rule: Rule, hostile: int) -> int:
     return 2 * hostile + (3 if rule in ("krum", "multi-krum") else 1)
 
 
-def aggregate(rule: Rule, replies: Sequence[Sent], hostile: int, parameters: Set[str]) -> dict[str, Tensor]:
+def aggregate(rule: Rule, replies: Sequence[WithWeights], hostile: int, parameters: Set[str]) -> dict[str, Tensor]:
     """The rule's mean of the clients' models, name by name, in float64.
 
     Args:
@@ -69,7 +69,7 @@ def _only(weights: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
     return {name: value for name, value in weights.items() if name in names}
 
 
-def _by_entry(replies: Sequence[Sent], cut: int, names: Set[str]) -> dict[str, Tensor]:
+def _by_entry(replies: Sequence[WithWeights], cut: int, names: Set[str]) -> dict[str, Tensor]:
     """The mean of each entry without its ``cut`` smallest and its ``cut`` largest values (Yin et al. 2018).
 
     Without all but the middle one or two values it is the median.
@@ -81,7 +81,7 @@ def _by_entry(replies: Sequence[Sent], cut: int, names: Set[str]) -> dict[str, T
     return {name: torch.cat(parts).reshape(shapes[name]) for name, parts in found.items()}
 
 
-def squared_distances(replies: Sequence[Sent], names: Set[str]) -> Float64[Tensor, "k k"]:
+def squared_distances(replies: Sequence[WithWeights], names: Set[str]) -> Float64[Tensor, "k k"]:
     """Squared Euclidean distances between the models, over the tensors ``names``."""
     gram = torch.zeros(len(replies), len(replies), dtype=torch.float64)
     for _, rows in _parts(replies, names):
@@ -128,7 +128,7 @@ def geometric_median(squared: Float64[Tensor, "k k"], *, smooth: float = 1e-9) -
     return weights
 
 
-def _parts(replies: Sequence[Sent], names: Set[str]) -> Iterator[tuple[str, Float64[Tensor, "k numbers"]]]:
+def _parts(replies: Sequence[WithWeights], names: Set[str]) -> Iterator[tuple[str, Float64[Tensor, "k numbers"]]]:
     """Parts of the tensors ``names`` of all clients, as rows: the name, and each client's numbers, in their order.
 
     A reply is read once for each set of parts that fits the memory, not once for each tensor.

@@ -27,7 +27,7 @@ from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.ledger import BudgetExceeded
 from fedstill.protocol import wire
 from fedstill.sites.site import decisions, log
-from fedstill.sites.site.charges import Charge, SiteStore, open_ledger
+from fedstill.sites.site.charges import ChargeLine, SiteStore, open_site_ledger
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_data import SiteData
 
@@ -308,7 +308,7 @@ class _Answer:
             folder,
             device=policy.device,
             threads=policy.threads,
-            open_ledger=lambda _: open_ledger(policy.ledger, self._run, policy.limits(spec), self._charged),
+            open_ledger=lambda _: open_site_ledger(policy.ledger, self._run, policy.limits(spec), self._charged),
         )
         question = site.read(self._request, header)
         questions = Questions(policy, self._run, self._text)
@@ -320,7 +320,7 @@ class _Answer:
             raise
         return site, data, question, questions
 
-    def _charged(self, charge: Charge, store: SiteStore) -> None:
+    def _charged(self, charge: ChargeLine, store: SiteStore) -> None:
         """Log a charge, before the release."""
         self._charges.append(charge.number)
         log.charged(self._policy, self._facts, charge, store)

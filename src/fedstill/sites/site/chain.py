@@ -31,7 +31,7 @@ _TAIL = len(',"mac":""}') + 2 * len(START)
 
 
 @dataclass(frozen=True)
-class Head:
+class ChainEnd:
     """The end of a chain: numbers of lines in all files and before the current one, the last MAC, and a file size."""
 
     count: int = 0
@@ -39,7 +39,7 @@ class Head:
     size: int = 0
     begun: int = 0
 
-    def after(self, line: bytes, mac: bytes) -> "Head":
+    def after(self, line: bytes, mac: bytes) -> "ChainEnd":
         """The head after one more line."""
         return replace(self, count=self.count + 1, last=mac, size=self.size + len(line) + 1)
 
@@ -70,7 +70,7 @@ class Chain:
         self._folder, self._name, self._remedy, self._largest = folder, name, remedy, largest
         self._key = b""
         self._known, self._lines = bytearray(), list[Line]()  # what `read` has checked
-        self._head = Head()  # of what was read or synchronised last
+        self._head = ChainEnd()  # of what was read or synchronised last
         self.lock = FileLock(folder / f"{name}.lock", timeout=60)
         """A lock against other processes; an instance may take it again."""
 
@@ -92,7 +92,7 @@ class Chain:
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = secrets.token_bytes(len(START))
-        for part, data in (("key", key), ("jsonl", b""), ("head", Head().encode(key))):
+        for part, data in (("key", key), ("jsonl", b""), ("head", ChainEnd().encode(key))):
             place = self._place(part)
             with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
@@ -128,7 +128,7 @@ class Chain:
                     raise self._damaged(what)
                 lines.append(Line(text, mac))
             begun = data.count(b"\n", 0, len(data) - len(parts[-1]))
-            now = shorter = Head(len(lines), lines[-1].mac if lines else START, len(parts[-1]) - len(torn), begun)
+            now = shorter = ChainEnd(len(lines), lines[-1].mac if lines else START, len(parts[-1]) - len(torn), begun)
             if now.size:
                 before, size = lines[-2].mac if len(lines) > 1 else START, len(lines[-1].text) + _TAIL
                 shorter = replace(now, count=now.count - 1, last=before, size=now.size - size)
@@ -183,11 +183,11 @@ class Chain:
         self._head = head.after(line, mac)
         return mac
 
-    def _rotate(self, head: Head) -> Head:
+    def _rotate(self, head: ChainEnd) -> ChainEnd:
         os.replace(self._place("jsonl"), self._folder / f"{self._name}-{head.count:09d}.jsonl")
         return self._begin_file(self._key, head)
 
-    def _begin_file(self, key: bytes, head: Head) -> Head:
+    def _begin_file(self, key: bytes, head: ChainEnd) -> ChainEnd:
         place = self._place("jsonl")
         with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb"):
             pass
@@ -205,21 +205,21 @@ class Chain:
                 return self._begin_file(key, head).encode(key)
         return raw
 
-    def _decode(self, key: bytes, raw: bytes) -> Head:
+    def _decode(self, key: bytes, raw: bytes) -> ChainEnd:
         try:
             facts = json.loads(raw)
             text = {name: value for name, value in facts.items() if name != "mac"}
             if not hmac.compare_digest(signed(key, b"head", json.dumps(text).encode())[0] + b"\n", raw):
                 raise ValueError
             files.check_format(self._place("head"), text["version"], VERSION)
-            head = Head(**{n: v for n, v in text.items() if n != "version"} | {"last": bytes.fromhex(text["last"])})
+            head = ChainEnd(**{n: v for n, v in text.items() if n != "version"} | {"last": bytes.fromhex(text["last"])})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, files.NewerFormat):
                 raise
             raise self._damaged(f"{self._place('head').name} was changed, or the key is another's") from error
         return head
 
-    def _check(self, key: bytes, raw: bytes, now: Head, shorter: Head) -> None:
+    def _check(self, key: bytes, raw: bytes, now: ChainEnd, shorter: ChainEnd) -> None:
         """Compare the head's bytes with what the lines say; repair them after a crash."""
         if raw == now.encode(key):
             return
@@ -228,7 +228,7 @@ class Chain:
             raise self._damaged(f"{head} does not fit {lines}, which lacks lines or has too many, or the key")
         self._write_head(key, now)
 
-    def _write_head(self, key: bytes, head: Head) -> None:
+    def _write_head(self, key: bytes, head: ChainEnd) -> None:
         flush(self._place("jsonl"))
         files.write_bytes(self._place("head"), head.encode(key))
         flush(self._folder)

@@ -23,7 +23,7 @@ from fedstill.privacy import accounting
 from fedstill.privacy.accounting import for_replaced_labels as replaced
 from fedstill.privacy.ledger import (
     BudgetExceeded,
-    Entry,
+    Charge,
     Ledger,
     by_record,
     check_budget,
@@ -37,7 +37,7 @@ from fedstill.sites.site.chain import Chain, Line
 KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
 
 
-class Charge(NamedTuple):
+class ChargeLine(NamedTuple):
     """A release in a site's ledger.
 
     Attributes:
@@ -50,7 +50,7 @@ class Charge(NamedTuple):
 
     number: int
     run: str
-    entry: Entry
+    entry: Charge
     time: str
     mac: str
 
@@ -93,8 +93,8 @@ class Limits:
             raise ValueError(f"budget is {self.budget}; it must be a number of 0 or more, or None")
 
 
-def open_ledger(
-    folder: Path, run: str, limits: Limits, charged: "Callable[[Charge, SiteStore], None] | None" = None
+def open_site_ledger(
+    folder: Path, run: str, limits: Limits, charged: "Callable[[ChargeLine, SiteStore], None] | None" = None
 ) -> Ledger:
     """The ledger of a site for one of its runs; its ``entries`` are those of this run.
 
@@ -127,9 +127,11 @@ class SiteStore:
         charged: called with every release that `append` wrote, and with this object.
     """
 
-    def __init__(self, folder: Path, run: str, charged: "Callable[[Charge, SiteStore], None] | None" = None) -> None:
+    def __init__(
+        self, folder: Path, run: str, charged: "Callable[[ChargeLine, SiteStore], None] | None" = None
+    ) -> None:
         self._chain, self._folder, self._run, self._charged = _chain(folder), folder, run, charged
-        self.runs: dict[str, list[Entry]] = {}
+        self.runs: dict[str, list[Charge]] = {}
         """The entries of each run, as last read."""
         self._count = 0
 
@@ -142,16 +144,16 @@ class SiteStore:
         """Number of entries of all runs, as last read."""
         return self._chain.count
 
-    def other_runs(self) -> list[list[Entry]]:
+    def other_runs(self) -> list[list[Charge]]:
         """The entries of each other run, as last read."""
         return [entries for run, entries in self.runs.items() if run != self._run]
 
     @property
-    def first(self) -> Entry | None:
+    def first(self) -> Charge | None:
         """The first entry of all runs, as last read."""
         return next((entries[0] for entries in self.runs.values() if entries), None)
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[Charge]:
         """The run's entries, after a check of every line on disk.
 
         Raises:
@@ -161,7 +163,7 @@ class SiteStore:
             self._add(charge.run, charge.entry)
         return list(self.runs.get(self._run, []))
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Charge) -> None:
         """Write one more entry of the run, and flush it to disk."""
         time = now()
         facts: dict[str, Any] = {"run": self._run, "time": time, "entry": entry.model_dump(mode="json")}
@@ -170,14 +172,14 @@ class SiteStore:
         mac = self._chain.append(facts)
         self._add(self._run, entry)
         if self._charged is not None:
-            self._charged(Charge(self._chain.count, self._run, entry, time, mac.hex()), self)
+            self._charged(ChargeLine(self._chain.count, self._run, entry, time, mac.hex()), self)
 
-    def _add(self, run: str, entry: Entry) -> None:
+    def _add(self, run: str, entry: Charge) -> None:
         self.runs.setdefault(run, []).append(entry)
         self._count += 1  # last, so that every entry counts after an interruption
 
 
-def read_charges(folder: Path) -> list[Charge]:
+def read_charges(folder: Path) -> list[ChargeLine]:
     """All releases of a site in order, after a check of every line on disk.
 
     Raises:
@@ -190,7 +192,7 @@ def _chain(folder: Path) -> Chain:
     return Chain(folder, "ledger", "nothing is released until its newest copy is back")
 
 
-def _charges(chain: Chain, folder: Path, since: int = 0) -> list[Charge]:
+def _charges(chain: Chain, folder: Path, since: int = 0) -> list[ChargeLine]:
     try:
         return [_read(number, line) for number, line in enumerate(chain.read(since), start=since + 1)]
     except (ValidationError, TypeError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -200,7 +202,7 @@ def _charges(chain: Chain, folder: Path, since: int = 0) -> list[Charge]:
         ) from error
 
 
-def _check(entries: Sequence[Entry], entry: Entry, *, store: SiteStore, limits: Limits) -> None:
+def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits: Limits) -> None:
     """The rule of a site's ledger: the run stays within its limits, and all runs together within the site's budget.
 
     A server chooses every request by earlier replies, so filters decide (`fedstill.privacy.accounting`). The names of
@@ -235,7 +237,7 @@ def _check(entries: Sequence[Entry], entry: Entry, *, store: SiteStore, limits: 
         _check_all([*entries, entry], [*entries, entry][0].event, limits.budget_per_run, limits.delta, what, entry)
 
 
-def _check_all(entries: Sequence[Entry], first: Event, budget: float, delta: float, limit: str, entry: Entry) -> None:
+def _check_all(entries: Sequence[Charge], first: Event, budget: float, delta: float, limit: str, entry: Charge) -> None:
     """Raise `BudgetExceeded` unless filters admit ``entries``, of which ``entry`` is the new one."""
     units: set[Unit] = {e.unit for e in entries}
     for unit in units & {entry.unit, "label"}:
@@ -248,7 +250,7 @@ def _check_all(entries: Sequence[Entry], first: Event, budget: float, delta: flo
 
 
 def standing(
-    entries: Sequence[Entry], first: Event | None, budget: float | None, delta: float
+    entries: Sequence[Charge], first: Event | None, budget: float | None, delta: float
 ) -> dict[Unit, accounting.Use]:
     """The part of a budget that releases use up, for each unit that they protect.
 
@@ -267,7 +269,7 @@ def standing(
     return uses
 
 
-def _paths(entries: Sequence[Entry], unit: Unit) -> set[tuple[Event, ...]]:
+def _paths(entries: Sequence[Charge], unit: Unit) -> set[tuple[Event, ...]]:
     """The costs of the releases that one record can influence, for each record; equal ones once."""
     numbers: dict[tuple[Event, ...], int] = {}  # of equal costs, which are many
     kinds = np.array([numbers.setdefault(tuple(_costs(entry, unit)), len(numbers)) for entry in entries])
@@ -276,7 +278,7 @@ def _paths(entries: Sequence[Entry], unit: Unit) -> set[tuple[Event, ...]]:
     return {tuple(chain(*(costs[kind] for kind in np.frombuffer(path, kinds.dtype)))) for path in different}
 
 
-def _costs(entry: Entry, unit: Unit) -> list[Event]:
+def _costs(entry: Charge, unit: Unit) -> list[Event]:
     """The costs of an entry for neighbours that differ by one ``unit``."""
     if unit == "record":  # a released label hides no record, whose image is public (policy)
         return [entry.event] if entry.unit == "record" else []
@@ -284,8 +286,8 @@ def _costs(entry: Entry, unit: Unit) -> list[Event]:
     return [entry.event] if isinstance(entry.event, Pure) and entry.unit == "label" else replaced(entry.event)
 
 
-def _read(number: int, line: Line) -> Charge:
+def _read(number: int, line: Line) -> ChargeLine:
     value = json.loads(line.text)
     records = base64.b64decode(value["records"]) if "records" in value else None
-    entry = Entry(**value["entry"], records=records)
-    return Charge(number, value["run"], entry, value.get("time"), line.mac.hex())
+    entry = Charge(**value["entry"], records=records)
+    return ChargeLine(number, value["run"], entry, value.get("time"), line.mac.hex())

@@ -13,13 +13,13 @@ from typing import Any
 from fedstill import __version__
 from fedstill.base import files
 from fedstill.privacy.accounting import shares
-from fedstill.privacy.ledger import Entry
+from fedstill.privacy.ledger import Charge
 from fedstill.report.guarantees import round_up
 from fedstill.report.html import data_table, folded, framed, section
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
-from fedstill.sites.site.charges import Charge, read_charges, standing
+from fedstill.sites.site.charges import ChargeLine, read_charges, standing
 from fedstill.sites.site.policy import SitePolicy
 
 LAST = 5
@@ -52,7 +52,7 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     }
 
 
-def budget(policy: SitePolicy, charges: Sequence[Charge]) -> dict[str, Any]:
+def budget(policy: SitePolicy, charges: Sequence[ChargeLine]) -> dict[str, Any]:
     """The site's budget, and what all runs have spent of it, by the unit that they protect."""
     entries = [charge.entry for charge in charges]
     spent = shares(standing(entries, None, policy.budget, policy.delta))
@@ -67,13 +67,13 @@ def budget(policy: SitePolicy, charges: Sequence[Charge]) -> dict[str, Any]:
     }
 
 
-def runs(policy: SitePolicy, lines: Sequence[Line], charges: Sequence[Charge]) -> list[dict[str, Any]]:
+def runs(policy: SitePolicy, lines: Sequence[Line], charges: Sequence[ChargeLine]) -> list[dict[str, Any]]:
     """The questions and the releases of each run, in the order of their beginnings."""
     of_run: dict[str, list[Line]] = {}
     for line in lines:
         if "run" in line:
             of_run.setdefault(str(line["run"]), []).append(line)
-    released: dict[str, list[Entry]] = {}
+    released: dict[str, list[Charge]] = {}
     for charge in charges:
         released.setdefault(charge.run, []).append(charge.entry)
     found, limit = [], policy.budget_per_run or policy.budget
@@ -131,9 +131,9 @@ def _seconds(last: Sequence[Line]) -> float:
     return datetime.fromisoformat(str(last[0]["time"])).timestamp() if last else 0.0
 
 
-def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[Charge], dict[str, Any]]:
+def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    charges: list[Charge] = []
+    charges: list[ChargeLine] = []
     health: dict[str, Any] = {"log": "whole", "ledger": "whole"}
     try:
         lines = log.read(policy.state)
@@ -219,7 +219,7 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
     }
 
 
-def _charge(charge: Charge) -> dict[str, Any]:
+def _charge(charge: ChargeLine) -> dict[str, Any]:
     entry = charge.entry.model_dump(mode="json")
     cost = cost_words(charge.entry)
     return {"number": charge.number, "time": charge.time, "run": charge.run, "cost": cost, **entry, "mac": charge.mac}

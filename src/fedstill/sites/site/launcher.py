@@ -227,7 +227,7 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
     policy = SitePolicy.read(place)
     _, connection = setup.connection(folder)
     try:  # a late import, as its packages are optional
-        from fedstill.engines.flower.node import Limits, run_node
+        from fedstill.engines.flower.node import NodeLimits, run_node
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
     os.umask(0o077)
@@ -239,6 +239,6 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         known = {name: str(facts[name]) for name in ("run", "bundle") if facts[name] is not None}
         log.write(policy, known, "refused", f"no program gets the message: {schema.clean(facts['detail'], 300)}")
 
-    limits = Limits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
+    limits = NodeLimits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
     program = [sys.executable, "-P", "-c", _PROGRAM, str(place), str(policy.state)]
     return run_node([*connection, *options], program, limits)

@@ -43,7 +43,7 @@ from fedstill.privacy.accounting import shares
 from fedstill.runs.environment import now
 from fedstill.sites.site.chain import Chain
 from fedstill.sites.site.charges import LINES as LEDGER
-from fedstill.sites.site.charges import Charge, SiteStore, read_charges, standing
+from fedstill.sites.site.charges import ChargeLine, SiteStore, read_charges, standing
 from fedstill.sites.site.policy import SitePolicy
 
 COUNT = "refusals.json"
@@ -110,7 +110,7 @@ def write(policy: SitePolicy, facts: Mapping[str, Any], what: str, detail: str |
     append(policy.state, line)
 
 
-def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: Charge, store: SiteStore) -> None:
+def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: ChargeLine, store: SiteStore) -> None:
     """Append a line with ``facts`` and the costs of a charge that ``store`` has just taken."""
     entry, limit = charge.entry, policy.budget_per_run or policy.budget
     own = standing(store.runs[charge.run], None, limit, policy.delta)
@@ -266,7 +266,7 @@ def verify(state: Path) -> Verdict:
     """
     verdict = Verdict()
     lines: list[dict[str, Any]] = []
-    charges: list[Charge] = []
+    charges: list[ChargeLine] = []
     try:
         lines = read(state)
         charges = read_charges(ledger_of(state))
@@ -295,7 +295,7 @@ def unfinished(lines: Sequence[Line]) -> list[Line]:
     return sorted((line for each in waiting.values() for line in each), key=lambda line: int(line.get("n", 0)))
 
 
-def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge]) -> None:
+def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[ChargeLine]) -> None:
     begun = max((int(line["ledger"]) for line in lines if line["what"] == "begun"), default=0)
     if begun:
         verdict.notes.append(
@@ -323,7 +323,7 @@ def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge])
         verdict.notes.append(f"entry {line['n']} has no outcome: the question is being answered, or was interrupted")
 
 
-def _logged(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge]) -> dict[int, Line]:
+def _logged(verdict: Verdict, lines: Sequence[Line], charges: Sequence[ChargeLine]) -> dict[int, Line]:
     """The charges of the log by their number in the ledger, which must have each."""
     logged: dict[int, Line] = {}
     for line in lines:
@@ -340,7 +340,7 @@ def _logged(verdict: Verdict, lines: Sequence[Line], charges: Sequence[Charge]) 
     return logged
 
 
-def _check_answers(verdict: Verdict, lines: Sequence[Line], others: Sequence[Charge]) -> None:
+def _check_answers(verdict: Verdict, lines: Sequence[Line], others: Sequence[ChargeLine]) -> None:
     """Check that every released reply was charged, and left in one form; ``others`` are charges the log lacks."""
     charged = {(line["run"], line.get("request")) for line in lines if line["what"] == "charged"}
     exchanges = {(charge.run, charge.entry.exchange) for charge in others}

@@ -21,12 +21,12 @@ from rich.text import Text
 from fedstill.base.settings import Settings
 from fedstill.base.weights import plain
 from fedstill.privacy import accounting
-from fedstill.privacy.ledger import BudgetExceeded, Entry
+from fedstill.privacy.ledger import BudgetExceeded, Charge
 from fedstill.privacy.releases import Gaussian
 from fedstill.report import guarantees
 from fedstill.sites import units
 from fedstill.sites.site import log
-from fedstill.sites.site.charges import Limits, open_ledger
+from fedstill.sites.site.charges import Limits, open_site_ledger
 from fedstill.sites.site.policy import SitePolicy
 
 _CHECKPOINT = "privacy_accountant_state_dict"
@@ -132,7 +132,7 @@ def _charge(events: list[Gaussian], name: str, file: str, content: bytes, policy
     digest = hashlib.sha256(content).hexdigest()
     run, facts = digest[:32], {"run": digest[:32], "step": log.IMPORTED, "history": digest}
     note = partial(log.charged, policy, facts)
-    ledger = open_ledger(policy.ledger, run, Limits(policy.delta, policy.budget), note)
+    ledger = open_site_ledger(policy.ledger, run, Limits(policy.delta, policy.budget), note)
     if (already := len(ledger.entries)) >= len(events):
         raise ValueError(f"the ledger {policy.ledger} has this history already; it is charged once")
     if policy.budget is not None and not accounting.admits(events, events[0], policy.budget, policy.delta):
@@ -142,7 +142,7 @@ def _charge(events: list[Gaussian], name: str, file: str, content: bytes, policy
     try:
         for index, event in list(enumerate(events))[already:]:
             ledger.charge(
-                Entry(
+                Charge(
                     exchange=0,
                     step=log.IMPORTED,
                     index=index,

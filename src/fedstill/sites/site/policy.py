@@ -260,7 +260,9 @@ def _check_code(name: str) -> None:
 
 def _check_data(policy: SitePolicy) -> Iterator[str]:
     cache_dir = policy.state / "data"
-    load: Callable[..., sources.Part | sources.Raw] = sources.load_raw_part if policy.features else sources.load_part
+    load: Callable[..., sources.SiteRecords | sources.Raw] = (
+        sources.load_raw_part if policy.features else sources.load_part
+    )
     part = _loaded("the site's records", partial(load, str(policy.data), size=policy.size, cache_dir=cache_dir))
     if isinstance(part, sources.Raw):
         for name in policy.features:

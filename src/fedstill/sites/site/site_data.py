@@ -73,7 +73,7 @@ class SiteData:
             )
 
     @cached_property
-    def _part(self) -> sources.Part:
+    def _part(self) -> sources.SiteRecords:
         policy, spec = self._policy, self._spec
         place, cache_dir = str(policy.data), policy.state / "data"
         if spec.features is None:
