@@ -172,3 +172,50 @@ def test_a_method_stands_on_method_and_mix_ins_of_settings_only(name: str) -> No
     for base in cls.__bases__:
         assert base is Method or not issubclass(base, Method), f"{name} stands on the method {base.__name__}"
         assert issubclass(base, Settings), f"{base.__name__} of {name} is no mix-in of settings"
+
+
+SHORT = {
+    "__init__.py": "a public face",
+    "__main__.py": "the entry of python -m",
+    "ticks.py": "a public face, which methods and models of one's own import",
+    "attacks/attack.py": "a public face, which attacks of one's own import",
+    "sites/app.py": "the entry of flwr run, which wants plain assignments",
+    "engines/flower/superlink.py": "the entry of a process",
+}
+"""Files of fewer than 60 lines, with the reason; every other one is a part of some noun that has a room already."""
+
+
+def test_a_room_holds_one_noun_neither_a_part_of_one_nor_many() -> None:
+    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in modules()}
+    assert {place: number for place, number in lines.items() if number > 650} == {}
+    short = {place for place, number in lines.items() if number < 60 and not place.endswith("/__init__.py")}
+    assert {place for place in short if not re.fullmatch(r"methods/\w+\.py", place)} <= SHORT.keys()
+    assert all(place in short or place == "__init__.py" for place in SHORT), "a reason for a file that is not short"
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = [path.stem for path in modules() if path.stem != "__init__"]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_a_function_has_at_most_50_lines() -> None:
+    """Without its docstring; texts of several lines count as one."""
+    long = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                texts = [n for n in ast.walk(node) if isinstance(n, ast.Constant | ast.JoinedStr) and is_text(n)]
+                spared = sum((n.end_lineno or 0) - n.lineno for n in texts if n not in inner(texts))
+                number = (node.end_lineno or 0) - node.lineno + 1 - spared
+                if number > 50:
+                    long[f"{path.relative_to(ROOT)}:{node.name}"] = number
+    assert long == {}
+
+
+def is_text(node: ast.Constant | ast.JoinedStr) -> bool:
+    return isinstance(node, ast.JoinedStr) or isinstance(node.value, str)
+
+
+def inner(texts: list[ast.Constant | ast.JoinedStr]) -> list[ast.AST]:
+    """The texts that are part of another."""
+    return [part for text in texts for part in ast.walk(text) if part is not text]

@@ -8,6 +8,7 @@ enters them may depend on other records.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -87,14 +88,11 @@ def listening(heard: Heard) -> Iterator[None]:
         charge(self, entry, *more)
         heard.charged.append(entry.event)
 
-    def spied(clipped: Any) -> Any:
-        def clip(*arguments: Any) -> Tensor:
-            found: Tensor = clipped(*arguments)
-            if heard.releasing:
-                heard.rows.append(found)
-            return found
-
-        return clip
+    def spied(clipped: Any, *arguments: Any) -> Tensor:
+        found: Tensor = clipped(*arguments)
+        if heard.releasing:
+            heard.rows.append(found)
+        return found
 
     def fake(self: seeds.Simulated, exact: Tensor, std: float) -> Tensor:
         last = heard.charged[-1] if heard.charged else None
@@ -114,8 +112,8 @@ def listening(heard: Heard) -> Iterator[None]:
             (seeds.Simulated, "__init__", spy_start),
             (seeds.Simulated, "added", fake),
             (randomized_response, "_drawn", fake_labels),
-            (mechanisms, "clipped", spied(mechanisms.clipped)),
-            (logistic, "clipped", spied(vars(logistic)["clipped"])),
+            (mechanisms, "clipped", partial(spied, mechanisms.clipped)),
+            (logistic, "clipped", partial(spied, vars(logistic)["clipped"])),
         ):
             patches.enter_context(mock.patch.object(owner, name, replaced))
         yield

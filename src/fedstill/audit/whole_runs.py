@@ -107,8 +107,7 @@ def _audit(name: str, epsilon: float, settings: AuditSettings, alpha: float, pro
     if not claim.holds or claim.epsilon is None or claim.delta is None:
         raise ValueError(f"{name} claims nothing that could be refuted: {claim.reason}")
     wanted = settings.clients or _needed(claim.epsilon, claim.delta, len(attack.effects), alpha, labels=made.labels)
-    word = "".join(c if c.isalnum() else "-" for c in name)
-    place = settings.out / f"{word}-{epsilon:g}.jsonl"
+    place = settings.out / f"{''.join(c if c.isalnum() else '-' for c in name)}-{epsilon:g}.jsonl"
     facts = {
         "version": fedstill.__version__,
         "method": name,

@@ -156,12 +156,9 @@ def synthesise(
         tick("matching", index + 1, settings.nets)
     assert images is not None
     values = images.flatten(0, 1)
-    return Records(
-        values if vectors else (values * 255).round().to(torch.uint8),
-        torch.tensor(labels, device=images.device).repeat_interleave(ipc),
-        records.num_classes,
-        records.normalisation,
-    )
+    values = values if vectors else (values * 255).round().to(torch.uint8)
+    every = torch.tensor(labels, device=images.device).repeat_interleave(ipc)
+    return Records(values, every, records.num_classes, records.normalisation)
 
 
 def _pixel_gradient(

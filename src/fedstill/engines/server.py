@@ -23,9 +23,9 @@ from fedstill.base.records import Records
 from fedstill.base.weights import load, state
 from fedstill.engines import reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
-from fedstill.engines.reply_checks import Replies, check, listed
+from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
-from fedstill.engines.transport import Transport, Watcher
+from fedstill.engines.transport import Arrival, Transport, Watcher
 from fedstill.evaluate import LastConfusion, accuracies
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
@@ -274,28 +274,13 @@ class ServerFederation(Federation):
         self.journal.check_request(exchange, step.name, request)
         good, refusals = self.journal.replies_to(exchange, step.name, asked, len(request))
         self._find_lost_releases(exchange, step, good)
-        sizes = dict[int, float]()
         answered = {*good, *(refusal.client for refusal in refusals)}
         waiting = [client for client in asked if client not in answered]
         self._watcher.asked(step.name, len(asked), len(asked) - len(waiting))
+        sizes = dict[int, float]()
         if waiting:
-            sent = partial(self.journal.count_sent, exchange, size=len(request))
-            try:
-                for arrival in self._transport.exchange(request, waiting, sent):
-                    reason, spent, sizes[arrival.client] = check(arrival, exchange, step, facts, at_most)
-                    refusal = None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
-                    if spent:  # even if the reply is not used
-                        self.journal.store_releases(exchange, arrival.client, spent)
-                    if refusal is None:
-                        self.journal.store_reply(exchange, step.name, arrival.client, arrival.reply)
-                        good.append(arrival.client)
-                    else:
-                        self.journal.store_refusal(exchange, refusal, len(arrival.reply))
-                        refusals.append(refusal)
-                    self._watcher.arrived(refusal)
-                    del arrival  # before the next is fetched
-            finally:
-                self.journal.flush()
+            checked = partial(check, exchange=exchange, step=step, facts=facts, at_most=at_most)
+            sizes = self._receive(exchange, step, request, waiting, checked, good, refusals)
         replies = Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
         measured = reply_checks.sizes_of(replies, step.reply.schema, sizes)
         self._sizes = measured or self._sizes  # replies without floats, as evaluations, leave the last ones
@@ -304,17 +289,53 @@ class ServerFederation(Federation):
             self.journal.refuse_reply(exchange, refusals[-1])
             self._watcher.arrived(refusals[-1])
             good.remove(client)
-        required = min(self.min_clients, len(asked))
-        if len(good) < max(required, at_least):
-            self.journal.forget_refusals(exchange, step.name)  # a resumed run asks these clients again
-            needed = f"{required} are needed (--min-clients)"
-            if at_least > required:
-                needed = f"the method needs {at_least}"
-            why = "".join(f"; client {first.client}: {first.reason}" for first in refusals[:1])
-            raise TooFewReplies(
-                f"{len(good)} of {len(asked)} clients gave a usable reply to step '{step.name}', {needed}{why}"
-            )
+        self._check_enough(exchange, step, len(good), len(asked), at_least, refusals)
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
+
+    def _receive(
+        self,
+        exchange: int,
+        step: Step[Any],
+        request: bytes,
+        waiting: Sequence[int],
+        checked: Callable[[Arrival], Checked],
+        good: list[int],
+        refusals: list[Refusal],
+    ) -> dict[int, float]:
+        """Send the request and journal what arrives, in ``good`` or ``refusals``; returns the sizes of the replies."""
+        sizes = dict[int, float]()
+        sent = partial(self.journal.count_sent, exchange, size=len(request))
+        try:
+            for arrival in self._transport.exchange(request, waiting, sent):
+                reason, spent, sizes[arrival.client] = checked(arrival)
+                refusal = None if reason is None else Refusal(arrival.client, step.name, self._round, reason)
+                if spent:  # even if the reply is not used
+                    self.journal.store_releases(exchange, arrival.client, spent)
+                if refusal is None:
+                    self.journal.store_reply(exchange, step.name, arrival.client, arrival.reply)
+                    good.append(arrival.client)
+                else:
+                    self.journal.store_refusal(exchange, refusal, len(arrival.reply))
+                    refusals.append(refusal)
+                self._watcher.arrived(refusal)
+                del arrival  # before the next is fetched
+        finally:
+            self.journal.flush()
+        return sizes
+
+    def _check_enough(
+        self, exchange: int, step: Step[Any], good: int, asked: int, at_least: int, refusals: Sequence[Refusal]
+    ) -> None:
+        """Raise `TooFewReplies` unless enough of the clients that were asked gave a usable reply."""
+        required = min(self.min_clients, asked)
+        if good >= max(required, at_least):
+            return
+        self.journal.forget_refusals(exchange, step.name)  # a resumed run asks these clients again
+        needed = f"{required} are needed (--min-clients)"
+        if at_least > required:
+            needed = f"the method needs {at_least}"
+        why = "".join(f"; client {first.client}: {first.reason}" for first in refusals[:1])
+        raise TooFewReplies(f"{good} of {asked} clients gave a usable reply to step '{step.name}', {needed}{why}")
 
     def _find_lost_releases(self, exchange: int, step: Step[Any], clients: Sequence[int]) -> None:
         """Store the releases that stored replies list and the journal has lost."""

@@ -229,15 +229,7 @@ def _run(
     experiment, folder, description = job.experiment, RunFolder(job.out), job.description()
     begun = _begun(folder, description)
     if begun is not None and folder.summary.exists():
-        folder.read_summary()
-        Journal(folder.journal).check_answered(experiment.min_clients or experiment.clients)
-        if sites is None and (task is not None or data is not None or places.is_own(experiment.data)):
-            now = task or share_out(experiment, data, share=False)
-            check_facts(folder.path, begun, {"fingerprint": now.fingerprint})
-        if experiment.public is not None and public.is_own(experiment.public):
-            check_facts(folder.path, begun, public_facts(experiment))
-        summary = formats.checked(folder.read_json(folder.summary), folder.summary)
-        _forget_states(folder, Journal(folder.journal))  # which a process killed at the end may have kept
+        summary = _finished_before(folder, begun, experiment, None if sites is not None else (data, task))
         watcher.finished(summary, folder.finished)
         return summary
     task = task or share_out(experiment, data, share=sites is None, progress=watcher.progressed)
@@ -265,27 +257,61 @@ def _run(
         )
     late = "extends" in origin
     with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
-        federation = ServerFederation(
-            spec,
-            transport,
-            num_clients=experiment.clients,
-            folder=job.out,
-            test=task.test,
-            public=public_records,
-            min_clients=experiment.min_clients,
-            keep_replies=experiment.keep_replies,
-            evaluate_every=experiment.evaluate_every,
-            evaluate_uploads=experiment.evaluate_uploads,
-            device=experiment.device,
-            watcher=watcher,
-            local_test=experiment.local_test > 0,
-        )
+        federation = _federation(job, spec, transport, task, public_records, watcher)
         model = reply_checks.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)
         summary = _finish(job, task, folder, federation, model, data)
     watcher.finished(summary, None)
     return summary
+
+
+def _finished_before(
+    folder: RunFolder,
+    begun: Config,
+    experiment: Experiment,
+    given: tuple[sources.DataSet | None, Task | None] | None,
+) -> dict[str, Any]:
+    """The summary of a run that was finished before, whose records are still the same.
+
+    Args:
+        folder: the run's folder.
+        begun: its ``config.json``.
+        experiment: the task, as it is asked for now.
+        given: the data set and the task of the simulation, where somebody gave them; None for real sites.
+    """
+    folder.read_summary()
+    Journal(folder.journal).check_answered(experiment.min_clients or experiment.clients)
+    if given is not None and (given != (None, None) or places.is_own(experiment.data)):
+        data, task = given
+        now = task or share_out(experiment, data, share=False)
+        check_facts(folder.path, begun, {"fingerprint": now.fingerprint})
+    if experiment.public is not None and public.is_own(experiment.public):
+        check_facts(folder.path, begun, public_facts(experiment))
+    _forget_states(folder, Journal(folder.journal))  # which a process killed at the end may have kept
+    return formats.checked(folder.read_json(folder.summary), folder.summary)
+
+
+def _federation(
+    job: Job, spec: RunSpec, transport: Transport, task: Task, public_records: Records | None, watcher: Watcher
+) -> ServerFederation:
+    """The server's side of a run."""
+    experiment = job.experiment
+    return ServerFederation(
+        spec,
+        transport,
+        num_clients=experiment.clients,
+        folder=job.out,
+        test=task.test,
+        public=public_records,
+        min_clients=experiment.min_clients,
+        keep_replies=experiment.keep_replies,
+        evaluate_every=experiment.evaluate_every,
+        evaluate_uploads=experiment.evaluate_uploads,
+        device=experiment.device,
+        watcher=watcher,
+        local_test=experiment.local_test > 0,
+    )
 
 
 def _is_extension(job: Job) -> bool:

@@ -153,9 +153,8 @@ def derive(
     no = partial(no_guarantee, simulated=simulated)
     if unprotected:
         *others, last = unprotected
-        if others:
-            return no(f"{', '.join(others)} and {last} are released unprotected")
-        return no(f"{last} is released unprotected")
+        what = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        return no(f"{what} released unprotected")
     for entry in entries:
         if isinstance(entry.event, Unbounded):
             return no(f"{entry.mechanism} of step '{entry.step}': {entry.event.reason}")

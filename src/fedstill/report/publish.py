@@ -273,7 +273,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
 
 def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attacks: Sequence[str] = ()) -> str:
     """The model card, with the header that the hub reads."""
-    summary, promised = record.summary, record.guarantee
+    summary = record.summary
     shape = ", ".join(map(str, facts["shape"]))
     kind, tag, values = (
         ("vectors", "tabular", "floats, not normalised")
@@ -289,19 +289,6 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
             f"{facts['backbone_sha256'][:16]}...), which no\nclient trained. `{PROGRAM}` contains that network, under "
             "its own licence.\n"
         )
-    holds = guarantees.is_finite(promised)
-    privacy = [f"* {guarantees.words(promised) if holds else 'No guarantee.'}"]
-    privacy += [
-        f"* {_plain(sentence, 4 * _LONGEST)}"
-        for sentence in guarantees.explained(promised, sent=summary["bytes_up"] > 0)
-    ]
-    if holds:
-        privacy += [
-            f"* Neighbours: {_plain(promised.adjacency)}.",
-            f"* Composed by: {_plain(promised.accountant)}.",
-        ]
-    if guarantees.is_simulated(promised):
-        privacy.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
     tried = [f"* {_plain(text)}" for text in attacks]
     tried = tried or ["* No attack on this run is stored (`fedstill attack`), which says nothing of its success."]
     return f"""---
@@ -338,7 +325,7 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 
 ## Privacy
 
-{chr(10).join(privacy)}
+{chr(10).join(_privacy(record))}
 
 ## Attacks
 
@@ -346,6 +333,22 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 
 {_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
+
+
+def _privacy(record: RunRecord) -> list[str]:
+    """The lines of the card on the run's guarantee."""
+    promised = record.guarantee
+    holds = guarantees.is_finite(promised)
+    lines = [f"* {guarantees.words(promised) if holds else 'No guarantee.'}"]
+    lines += [
+        f"* {_plain(sentence, 4 * _LONGEST)}"
+        for sentence in guarantees.explained(promised, sent=record.summary["bytes_up"] > 0)
+    ]
+    if holds:
+        lines += [f"* Neighbours: {_plain(promised.adjacency)}.", f"* Composed by: {_plain(promised.accountant)}."]
+    if guarantees.is_simulated(promised):
+        lines.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
+    return lines
 
 
 def _clients(summary: Mapping[str, Any]) -> str:
