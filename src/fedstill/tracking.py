@@ -133,7 +133,7 @@ class Tracker(Watcher):
         """Open the tracker, once there is a configuration.
 
         Raises:
-            ValueError: it cannot be opened; one sentence.
+            ValueError: it cannot be opened.
         """
         if self._last is not None or self._lost:
             return
@@ -409,7 +409,7 @@ def followed(names: Sequence[str], folder: Path, watcher: Watcher) -> Iterator[W
         watcher: another observer, which is told what goes wrong with a tracker.
 
     Raises:
-        ValueError: there is no such tracker, or its package is not installed; one sentence.
+        ValueError: there is no such tracker, or its package is not installed.
     """
     clients = [client(name) for name in dict.fromkeys(names)]
     with ExitStack() as stack:

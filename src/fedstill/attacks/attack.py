@@ -26,5 +26,5 @@ class Attack(Settings, ABC):
             The results as JSON, and what a terminal shows of them, which does not wrap plain strings.
 
         Raises:
-            ValueError: ``folder`` is not a finished run, or the run cannot be attacked; one sentence.
+            ValueError: ``folder`` is not a finished run, or the run cannot be attacked.
         """

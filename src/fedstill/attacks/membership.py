@@ -201,8 +201,7 @@ def membership(
         The entry "membership" of ``attack.json``, or "membership-rmia".
 
     Raises:
-        ValueError: there is no finished run, it cannot be repeated, or the victim took no part in it or in a world;
-            one sentence.
+        ValueError: there is no finished run, it cannot be repeated, or the victim took no part in it or in a world.
     """
     job, attacked = read_simulated(folder, command), RunFolder(folder)
     task = share_out(job.experiment, data)
@@ -268,7 +267,7 @@ def _check_took_part(run: RunFolder, client: int) -> None:
     """Refuse a run, or a world, whose model does not depend on the victim: it would seem to be safe.
 
     Raises:
-        ValueError: none of the victim's replies was used; one sentence.
+        ValueError: none of the victim's replies was used.
     """
     refused = [refusal for refusal in run.read_summary().refused if refusal.client == client]
     if refused and len(refused) >= len(run.exchanges):

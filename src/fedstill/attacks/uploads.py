@@ -111,7 +111,7 @@ def uploads(
         progress: receives a label of each next piece of work.
 
     Raises:
-        ValueError: there is no finished run with stored replies, or its data or code have changed; one sentence.
+        ValueError: there is no finished run with stored replies, or its data or code have changed.
     """
     job = read_simulated(folder, "")
     task = share_out(job.experiment, data)

@@ -32,8 +32,8 @@ def check_format(place: Path, number: object, newest: int, writer: str | None = 
         writer: the version of fedstill that wrote it, if it says so.
 
     Raises:
-        NewerFormat: the number is above ``newest``; one sentence.
-        Damaged: it is no number from 1; one sentence.
+        NewerFormat: the number is above ``newest``.
+        Damaged: it is no number from 1.
     """
     if type(number) is not int or number < 1:
         raise Damaged(f"{place} has the format {number!r:.80}; it must be a number from 1 to {newest}")
@@ -51,7 +51,7 @@ def without_format(
 
     Raises:
         NewerFormat: the number is above ``newest``, as in `check_format`.
-        Damaged: it is no number from 1; one sentence.
+        Damaged: it is no number from 1.
     """
     check_format(place, content.get("format", 1), newest, writer)
     return {name: value for name, value in content.items() if name != "format"}

@@ -31,7 +31,7 @@ def import_own(place: str) -> Any:
     A file's folder joins Python's path, as if the file were a script, so that worker processes find the module too.
 
     Raises:
-        ImportError: there is no such module or file, or another module has the file's name; one sentence.
+        ImportError: there is no such module or file, or another module has the file's name.
         AttributeError: the module has no such name.
     """
     module, _, name = place.rpartition(":")

@@ -103,7 +103,7 @@ def check(records: Records, what: str) -> None:
     """Check records that a caller made, called ``what`` in the error.
 
     Raises:
-        ValueError: there are none, or images, labels, classes and normalisation do not fit together; one sentence.
+        ValueError: there are none, or images, labels, classes and normalisation do not fit together.
     """
     images, labels = records.images, records.labels
     vectors = isinstance(images, Tensor) and images.ndim == 2 and images.dtype == torch.float32

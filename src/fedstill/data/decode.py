@@ -69,7 +69,7 @@ def with_all_names(train: Split, test: Split, name: str) -> tuple[Split, Split]:
     """Both splits with the classes of both in the order of their names, if their labels are names.
 
     Raises:
-        ValueError: one has names and the other numbers; one sentence.
+        ValueError: one has names and the other numbers.
     """
     if not (train.is_text or test.is_text):
         return train, test

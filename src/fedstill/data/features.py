@@ -56,7 +56,7 @@ def load_backbone(
         cache_dir: folder of the cache.
 
     Raises:
-        ValueError: there is no such backbone or no such public data, or it can't be loaded; one sentence.
+        ValueError: there is no such backbone or no such public data, or it can't be loaded.
     """
     kind, _, rest = name.partition(":")
     if kind != _PATCHES:

@@ -43,7 +43,7 @@ def from_torch(
 
     Raises:
         InputError: records differ in shape, are neither images nor vectors, have values that are not finite, or do not
-            fit the labels; one sentence.
+            fit the labels.
     """
     named = tuple(map(str, class_names))
     own = {key: np.asarray(values) for key, values in (columns or {}).items()}

@@ -42,7 +42,7 @@ class Source:
 
 
 class UnknownData(InputError):
-    """A name that stands for no data set; one sentence.
+    """A name that stands for no data set.
 
     Args:
         name: the name.

@@ -226,7 +226,7 @@ def read_npz(path: Path) -> tuple[Split, Split | None]:
     Other 1-d arrays as long as the train labels are columns.
 
     Raises:
-        ValueError: the file cannot be read, or an array is missing or does not fit; one sentence.
+        ValueError: the file cannot be read, or an array is missing or does not fit.
     """
     if path.suffix.lower() == ".csv":
         raise ValueError(

@@ -146,7 +146,7 @@ def checked_model(name: str, model: object) -> nn.Module:
     """The final model of the method called ``name``.
 
     Raises:
-        ValueError: its server gave no model, another type of numbers, or values that are not finite; one sentence.
+        ValueError: its server gave no model, another type of numbers, or values that are not finite.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the server of {name} returned {type(model).__name__}; it must return the final model")

@@ -29,7 +29,7 @@ def check_job(job: Job, *, late: bool = False) -> None:
         late: whether it asks late clients, whose replies arrive then.
 
     Raises:
-        ValueError: there is such a setting; one sentence.
+        ValueError: there is such a setting.
     """
     kind, experiment = type(job.method), job.experiment
     if experiment.models and not kind.mixed:
@@ -106,7 +106,7 @@ def check_records(job: Job, task: Task) -> None:
     private records where privacy is claimed.
 
     Raises:
-        ValueError: the records are of this kind; one sentence.
+        ValueError: the records are of this kind.
     """
     kind = type(job.method)
     if job.experiment.local_test and task.parts and not any(len(test) for _, test in task.parts):

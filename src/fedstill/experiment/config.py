@@ -61,7 +61,7 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
         expected: what to give, for the message about a missing file.
 
     Raises:
-        ValueError: the file is missing, is not YAML, or has something else; one sentence.
+        ValueError: the file is missing, is not YAML, or has something else.
     """
     try:
         content = yaml.load(path.read_text("utf-8"), _Plain)
@@ -309,7 +309,7 @@ def read_yaml(path: Path) -> tuple[Experiment, str, "Method"]:
     """An experiment file: ``method: NAME``, the fields of `Experiment`, and ``NAME: {hyperparameters}``.
 
     Raises:
-        ValueError: the file is missing or is not YAML, or a setting is invalid; one sentence.
+        ValueError: the file is missing or is not YAML, or a setting is invalid.
     """
     content = read_mapping(path, "a YAML file or a method's name")
     if "methods" in content:

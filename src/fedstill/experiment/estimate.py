@@ -214,7 +214,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
     client.
 
     Raises:
-        ValueError: the run is not possible; one sentence.
+        ValueError: the run is not possible.
         TooFewReplies: the client's step failed.
     """
     watcher = watcher or Watcher()

@@ -70,7 +70,7 @@ class Job:
 
         Raises:
             InputError: there is no such method, the object is another method than the name says, or an argument is of
-                another type; one sentence.
+                another type.
         """
         if not isinstance(experiment, Experiment):
             raise ValueError(f"the experiment is {experiment!r}; give an Experiment, as Experiment(data='digits')")

@@ -34,7 +34,7 @@ def read_job(run: Path, out: Path, command: str) -> Job:
     """The job of a finished run, with ``out`` in place of its folder.
 
     Raises:
-        ValueError: ``run`` is not a finished run, or its method cannot be imported; one sentence.
+        ValueError: ``run`` is not a finished run, or its method cannot be imported.
     """
     folder = RunFolder(run)
     folder.check_finished()
@@ -118,7 +118,7 @@ def check_unchanged(run: Path, job: Job, task: Task) -> None:
         task: the records as they are today.
 
     Raises:
-        ValueError: something has changed; one sentence.
+        ValueError: something has changed.
     """
     check_code(run, job)
     facts = {"fingerprint": task.fingerprint, **public_facts(job.experiment)}
@@ -246,7 +246,7 @@ def repeat(run: Path, job: Job) -> Job:
         The job to run.
 
     Raises:
-        ValueError: its clients would do other work, or ``run`` has no reply left; one sentence.
+        ValueError: its clients would do other work, or ``run`` has no reply left.
     """
     folder = RunFolder(run)
     before, content = read_job(run, job.out, job.command), folder.read_config()
@@ -364,7 +364,7 @@ def begin(run: Path, job: Job) -> None:
 
     Raises:
         ValueError: the run has more than one request, no reply is missing, another version of fedstill made it,
-            ``job`` is another task, or ``job.out`` has another run; one sentence.
+            ``job`` is another task, or ``job.out`` has another run.
     """
     folder = RunFolder(run)
     content = folder.read_config()
@@ -418,8 +418,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
 
     Raises:
         ValueError: the run has more than one request, the client's reply is not there, it is the only one, the
-            clients evaluate the model, code of the user's own has changed, or ``job.out`` has another run; one
-            sentence.
+            clients evaluate the model, code of the user's own has changed, or ``job.out`` has another run.
     """
     folder = RunFolder(run)
     content = folder.read_config()

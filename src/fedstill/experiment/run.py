@@ -83,7 +83,7 @@ def connect(job: Job, make_site: Callable[[], Site], *, late: bool = False) -> T
 
     Raises:
         ValueError: the engine's package is not installed, or the clients would run in this process and have a time
-            limit; one sentence.
+            limit.
     """
     transport, experiment = _engine(job, make_site), job.experiment
     if late or not (experiment.drop or experiment.slow):
@@ -187,8 +187,7 @@ def run(
         on_model: receives the final model before ``summary.json`` is written; a resumed run may call it again.
 
     Raises:
-        ValueError: the folder has another run (`fedstill.runs.folder.Taken`), or the task cannot be set up; one
-            sentence.
+        ValueError: the folder has another run (`fedstill.runs.folder.Taken`), or the task cannot be set up.
         TooFewReplies: too few clients gave a usable reply.
     """
     _refuse_worker()
@@ -358,7 +357,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
     """The spec of a run; ``run`` is its random number.
 
     Raises:
-        ValueError: a value is out of its range; one sentence.
+        ValueError: a value is out of its range.
     """
     experiment = job.experiment
     try:

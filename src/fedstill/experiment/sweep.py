@@ -188,7 +188,7 @@ class Tried:
         """The method at a point.
 
         Raises:
-            ValueError: a value is invalid, or there is no such setting; one sentence.
+            ValueError: a value is invalid, or there is no such setting.
         """
         kind = methods.find(self.name)
         try:
@@ -224,7 +224,7 @@ def read_sweep(path: Path) -> Sweep:
 
     Raises:
         ValueError: the file is missing or is not YAML, a setting is invalid, or methods would get unequal budgets
-            unasked; one sentence.
+            unasked.
     """
     content = read_mapping(path, "a sweep's file")
     try:

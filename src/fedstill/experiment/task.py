@@ -37,7 +37,7 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     """``data`` with the normalisation and the classes that the experiment states.
 
     Raises:
-        ValueError: they don't fit the records; one sentence.
+        ValueError: they don't fit the records.
     """
     columns, measured = data.train.shape[0], set(data.measured)
     mean, std = experiment.mean, experiment.std
@@ -78,7 +78,7 @@ def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[st
     """All classes that the experiment names, and the place of each of the data's among them; None if they are numbers.
 
     Raises:
-        ValueError: the names don't fit the data's; one sentence.
+        ValueError: the names don't fit the data's.
     """
     names = experiment.class_names
     if experiment.num_classes not in (None, len(names)):
@@ -145,7 +145,7 @@ def share_out(
     ``progress`` observes the computation of ``--features``.
 
     Raises:
-        ValueError: the data set cannot be read or partitioned in this way; one sentence.
+        ValueError: the data set cannot be read or partitioned in this way.
     """
     loaded, source, backbone = _loaded(experiment, data, progress)
     if not share:

@@ -67,7 +67,7 @@ class Trained(nn.Module):
 
         Raises:
             InputError: images have another shape or type, or values outside of their range, or the backbone can't be
-                loaded or has changed; one sentence.
+                loaded or has changed.
         """
         if self.features is not None:
             images = self._vectors(images)
@@ -105,7 +105,7 @@ class Trained(nn.Module):
             shape: channels, height and width of an image; empty for texts.
 
         Raises:
-            InputError: it can't be loaded or has changed; one sentence.
+            InputError: it can't be loaded or has changed.
         """
         if self._backbone is None:
             assert self.features is not None, "not a run on features"
@@ -133,7 +133,7 @@ def load_model(folder: str | Path) -> Trained:
 
     Raises:
         InputError: there is no finished run, its file is damaged or of an early version, or each client has its own
-            model; one sentence.
+            model.
     """
     folder = Path(folder)
     job = read_job(folder, folder, "")

@@ -339,7 +339,7 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True) -> Backbon
         download: whether a model that is not on this machine may be downloaded.
 
     Raises:
-        ValueError: there is no such backbone, or it can't be loaded; one sentence.
+        ValueError: there is no such backbone, or it can't be loaded.
     """
     if name.startswith("hf:"):
         return from_transformers(name, download=download)

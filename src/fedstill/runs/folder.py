@@ -390,7 +390,7 @@ class RunFolder:
         """Refuse a folder without a finished run.
 
         Raises:
-            ValueError: there is no such folder, or it has no finished run; one sentence.
+            ValueError: there is no such folder, or it has no finished run.
         """
         existing(self.path)
         if not self.config.is_file():

@@ -24,8 +24,8 @@ def checked(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The content of a file without its ``format``.
 
     Raises:
-        NewerFormat: a newer version of fedstill wrote the file in another format; one sentence.
-        Damaged: the format is no number from 1; one sentence.
+        NewerFormat: a newer version of fedstill wrote the file in another format.
+        Damaged: the format is no number from 1.
     """
     writer = content.get("version")
     return files.without_format(content, file, FORMAT, writer if isinstance(writer, str) else None)

@@ -124,7 +124,7 @@ def live(path: Path, known: dict[Path, Counted] | None = None) -> Live:
         known: what earlier calls computed, by file; it is changed in place. Without it, all is computed now.
 
     Raises:
-        ValueError: there is no run, or a file is damaged; one sentence.
+        ValueError: there is no run, or a file is damaged.
     """
     folder = RunFolder(path)
     if not folder.config.is_file():

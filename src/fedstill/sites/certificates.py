@@ -63,7 +63,7 @@ class Certificates:
             days: days for which it is valid.
 
         Raises:
-            ValueError: the authority's key is missing or is not that of the newest authority; one sentence.
+            ValueError: the authority's key is missing or is not that of the newest authority.
         """
         issuer = x509.load_pem_x509_certificates(self.authority_text().encode())[-1]
         try:
@@ -90,7 +90,7 @@ class Certificates:
         """The certificates of the authorities, in PEM.
 
         Raises:
-            ValueError: the file has something else; one sentence.
+            ValueError: the file has something else.
         """
         try:
             check_authority(text := self.authority.read_text())
@@ -108,7 +108,7 @@ def check_authority(text: str) -> None:
     """Check a text with the certificates of authorities.
 
     Raises:
-        ValueError: it has none, or another certificate; one sentence.
+        ValueError: it has none, or another certificate.
     """
     try:
         found = x509.load_pem_x509_certificates(text.encode())
@@ -133,7 +133,7 @@ def read_public(text: str) -> str:
     """A site's public key in the format of OpenSSH, without its comment.
 
     Raises:
-        ValueError: the text is no such key; one sentence.
+        ValueError: the text is no such key.
     """
     words = text.split()
     try:

@@ -65,7 +65,7 @@ def read_invitation(place: Path) -> Invitation:
     """Read an invitation.
 
     Raises:
-        ValueError: the file is no invitation, or one of a newer fedstill; one sentence.
+        ValueError: the file is no invitation, or one of a newer fedstill.
     """
     try:
         content = place.open("rb").read(_LARGEST + 1)
@@ -136,7 +136,7 @@ def load(place: Path) -> Roster:
 
     Raises:
         ValueError: the file is no roster, a newer fedstill wrote it (its ``format``), or two members have the same
-            client, key or node; one sentence.
+            client, key or node.
     """
     roster = read_toml(Roster, place, f"the roster {str(place)!r}")
     for name in ("client", "key", "node"):
@@ -188,8 +188,7 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
         replace: whether the client may have another key already, which is then removed.
 
     Raises:
-        ValueError: the client is not invited, the key is another's or was removed, or Flower does not register it; one
-            sentence.
+        ValueError: the client is not invited, the key is another's or was removed, or Flower does not register it.
     """
     key = read_public(public_key)
     with _locked(place):  # to the end: Flower takes seconds to register a key
@@ -225,7 +224,7 @@ def remove(place: Path, client: int, flwr: Flwr) -> None:
     """Remove a client: no run asks it any more, and its key can never be registered again.
 
     Raises:
-        ValueError: there is no such client, or Flower does not unregister its key; one sentence.
+        ValueError: there is no such client, or Flower does not unregister its key.
     """
     with _locked(place):
         roster = load(place)

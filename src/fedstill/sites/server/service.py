@@ -72,7 +72,7 @@ class Server:
         folder: a folder that `init` made.
 
     Raises:
-        ValueError: there is no ``server.toml``, a newer fedstill wrote it, or it is invalid; one sentence.
+        ValueError: there is no ``server.toml``, a newer fedstill wrote it, or it is invalid.
 
     Attributes:
         settings: content of ``server.toml``.
@@ -145,7 +145,7 @@ def init(folder: Path, settings: Mapping[str, Any]) -> Server:
     """Make a server's folder: authority, certificate, empty roster, Flower's configuration, nginx.conf, systemd unit.
 
     Raises:
-        ValueError: a setting is invalid, or the folder has a server already; one sentence.
+        ValueError: a setting is invalid, or the folder has a server already.
     """
     from fedstill.sites.site.launcher import APP  # imports torch, for which the other commands need not wait
 
@@ -212,7 +212,7 @@ def start(server: Server, say: Callable[[str], None]) -> int:
         say: is called with a line when the server listens.
 
     Raises:
-        ValueError: the server runs already, a port is taken, or Flower is not installed; one sentence.
+        ValueError: the server runs already, a port is taken, or Flower is not installed.
     """
     lock = FileLock(server.lock)
     try:
@@ -329,7 +329,7 @@ def stop(server: Server) -> bool:
     """Stop the server; returns whether it ran.
 
     Raises:
-        ValueError: it does not end in two minutes, or is another user's; one sentence.
+        ValueError: it does not end in two minutes, or is another user's.
     """
     if not is_running(server):
         return False

@@ -41,14 +41,14 @@ class RunFlags(Settings):
 
 
 class Ended(FedstillError, RuntimeError):
-    """A run ended without a result; one sentence."""
+    """A run ended without a result."""
 
 
 def run(server: Server, file: Path | None, flags: RunFlags, say: Callable[[str], None]) -> Path:
     """Run an experiment with the server's sites, and return the folder of the results.
 
     Raises:
-        ValueError: the flags are invalid, or the server does not run; one sentence.
+        ValueError: the flags are invalid, or the server does not run.
         Ended: the run failed; the reason in one sentence.
         KeyboardInterrupt: it was interrupted, and the run stopped.
     """
@@ -73,7 +73,7 @@ def settings_of(server: Server, file: Path | None, flags: RunFlags) -> dict[str,
     """The settings of `fedstill.sites.server.serve.serve`.
 
     Raises:
-        ValueError: the flags are invalid; one sentence.
+        ValueError: the flags are invalid.
     """
     if (file is None) == (flags.extend is None):
         raise ValueError("give an experiment file, or --extend with a finished run, and not both")
@@ -99,7 +99,7 @@ def submit(server: Server, settings: Mapping[str, Any], app: Path | None = None)
     """Submit a run of fedstill's app, or of another, and return Flower's id of it.
 
     Raises:
-        ValueError: the server does not take it; one sentence.
+        ValueError: the server does not take it.
     """
     if not service.is_running(server):
         raise ValueError(f"the server does not run; start it with 'fedstill server start {server.folder}'")

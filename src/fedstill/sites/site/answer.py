@@ -145,7 +145,7 @@ def read(state: Path, line: Mapping[str, Any]) -> Sent:
     """The reply that a line ``answered`` of the log tells of.
 
     Raises:
-        ValueError: the line tells of no reply, or its copy was deleted or changed; one sentence.
+        ValueError: the line tells of no reply, or its copy was deleted or changed.
     """
     if line.get("what") != "answered" or "reply" not in line:
         raise ValueError(f"entry {line.get('n')} is '{line.get('what')}': no field of a reply left the site then")

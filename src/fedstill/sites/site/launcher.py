@@ -220,8 +220,7 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         options: further options of ``flower-supernode``.
 
     Raises:
-        ValueError: the policy is invalid, the site has no server, the log is damaged, or Flower is not installed; one
-            sentence.
+        ValueError: the policy is invalid, the site has no server, the log is damaged, or Flower is not installed.
     """
     place = folder.resolve() / setup.POLICY
     policy = SitePolicy.read(place)

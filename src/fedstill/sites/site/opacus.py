@@ -47,7 +47,7 @@ class Import(Settings):
         """The history and its epsilon as JSON, and what a terminal shows of them; charged, if there is a policy.
 
         Raises:
-            ValueError: the file has no history, or the site's ledger can't take it; one sentence.
+            ValueError: the file has no history, or the site's ledger can't take it.
         """
         events, name, content = read(place)
         epsilon = accounting.epsilon(events, self.delta, "record")

@@ -89,8 +89,7 @@ class SitePolicy(Settings):
         """Read the file; its relative paths are relative to its folder.
 
         Raises:
-            ValueError: the file can't be read, a newer fedstill wrote it (its ``format``), or a setting is invalid; one
-                sentence.
+            ValueError: the file can't be read, a newer fedstill wrote it (its ``format``), or a setting is invalid.
         """
         none = f"there is no policy {str(path)!r}; make one with fedstill site init"
         policy = read_toml(cls, path, f"the policy {str(path)!r}", none)
@@ -182,7 +181,7 @@ def check(policy: SitePolicy) -> Iterator[str]:
     """Check a policy against this machine, reading its data; yields warnings, for what may be meant.
 
     Raises:
-        ValueError: a method, a step, a device, code or data do not exist, or the policy allows nothing; one sentence.
+        ValueError: a method, a step, a device, code or data do not exist, or the policy allows nothing.
     """
     yield from _check_steps(policy)
     _check_device(policy)

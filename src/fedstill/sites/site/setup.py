@@ -27,7 +27,7 @@ def read_settings(settings: Mapping[str, Any]) -> SitePolicy:
     """The policy with these settings.
 
     Raises:
-        ValueError: a setting is invalid; one sentence.
+        ValueError: a setting is invalid.
     """
     try:
         return SitePolicy(**settings)
@@ -62,7 +62,7 @@ def join(folder: Path, invite: Path) -> str:
     A site that has a server already takes the new address and the new authority.
 
     Raises:
-        ValueError: the folder has no policy, the file is no invitation, or it is another client's; one sentence.
+        ValueError: the folder has no policy, the file is no invitation, or it is another client's.
     """
     policy, invited = SitePolicy.read(folder / POLICY), roster.read_invitation(invite)
     if invited.client != policy.client:
@@ -81,7 +81,7 @@ def rekey(folder: Path) -> str:
     """Make another key for a site, and return its public key; the earlier one is kept as ``site.key.old``.
 
     Raises:
-        ValueError: the folder has no key; one sentence.
+        ValueError: the folder has no key.
     """
     key = folder / _KEY
     if not key.exists():
@@ -102,7 +102,7 @@ def connection(folder: Path) -> tuple[str, list[str]]:
     """The address of a site's server, and the options of ``flower-supernode`` that connect to it.
 
     Raises:
-        ValueError: the site has no server, or others can read its key; one sentence.
+        ValueError: the site has no server, or others can read its key.
     """
     place, key, authority = (folder.resolve() / name for name in (_CONNECTION, _KEY, _AUTHORITY))
     try:
