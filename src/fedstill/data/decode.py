@@ -169,6 +169,21 @@ def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str
     return name
 
 
+def numbered(texts: Sequence[str], names: tuple[str, ...] = ()) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The number of the class of each text, ``(n,)``, and the classes' names: ``names``, or the texts', sorted."""
+    names = names or tuple(sorted(set(texts)))
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers[text] for text in texts], np.int64), names
+
+
+def no_classes(what: str) -> ValueError:
+    """The error about labels that are neither whole numbers nor names; ``what`` says which and of what type."""
+    return ValueError(
+        f"{what}, but classes are integers from 0 or names; convert it, as with .astype(int) if they are whole "
+        "numbers, and divide measured values into bins"
+    )
+
+
 def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
     """The classes of the column ``name``, their names, and whether the column has names in place of numbers."""
     import pyarrow as pa
@@ -177,15 +192,9 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
     if column.null_count:
         raise ValueError(f"column {name!r} of {where} has {column.null_count} gaps; drop records without a class")
     if vectors.is_text(column.type):
-        texts = column.to_pylist()
-        names = sorted(set(texts))
-        numbers = {text: number for number, text in enumerate(names)}
-        return np.array([numbers[text] for text in texts], np.int64), tuple(names), True
+        return *numbered(column.to_pylist()), True
     if not pa.types.is_integer(column.type):
-        raise ValueError(
-            f"column {name!r} of {where} has type {column.type}, but classes are integers from 0 or names; convert it, "
-            "as with .astype(int) in pandas if they are whole numbers, and divide measured values into bins"
-        )
+        raise no_classes(f"column {name!r} of {where} has type {column.type}")
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
 
 

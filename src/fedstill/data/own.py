@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from fedstill.base.errors import front_door
 from fedstill.data import cache, sources, vectors
-from fedstill.data.decode import Split, with_all_names
+from fedstill.data.decode import Split, numbered, with_all_names
 from fedstill.data.sources import complete
 from fedstill.schema import short
 
@@ -93,15 +93,13 @@ def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[
             f"item {other} of {where} has the label {values[other]!r}, but item 0 has {values[0]!r}; give all labels "
             "as numbers or all as names"
         )
-    names = names or tuple(sorted(set(map(str, values))))
-    numbers = {name: number for number, name in enumerate(names)}
     for i, value in enumerate(values):
-        if value not in numbers:
+        if names and value not in names:
             raise ValueError(
                 f"item {i} of {where} has the label {value!r}, which is none of the class_names {', '.join(names)}; "
                 "add it to them or drop the item"
             )
-    return np.array([numbers[str(value)] for value in values], np.int64), names
+    return numbered(list(map(str, values)), names)
 
 
 def _label(value: Any, i: int, where: str) -> int | str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedstill.base.errors import first_line
 from fedstill.data import image_folder, vectors
-from fedstill.data.decode import Fit, Split, from_table, with_all_names
+from fedstill.data.decode import Fit, Split, from_table, no_classes, numbered, with_all_names
 from fedstill.data.names import Known
 
 if TYPE_CHECKING:
@@ -301,11 +301,7 @@ def _classes(labels: np.ndarray, number: int, where: str) -> tuple[NDArray[np.in
         )
     labels = labels.reshape(-1)
     if labels.dtype.kind == "U":
-        names, numbers = np.unique(labels, return_inverse=True)
-        return numbers.astype(np.int64), tuple(names.tolist())
+        return numbered(labels.tolist())
     if labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"{where} is {labels.dtype}, but classes are integers from 0 or names; convert it, as with "
-            ".astype(int) if they are whole numbers, and divide measured values into bins"
-        )
+        raise no_classes(f"{where} is {labels.dtype}")
     return labels.astype(np.int64), ()
