@@ -263,7 +263,7 @@ def test_a_comparison_makes_one_table_and_one_page(tmp_path: Path, capsys: pytes
     assert all(row["guarantee"]["holds"] is False for row in rows)
     words = {line["guarantee"] for line in csv.DictReader((out / "table.csv").open())}
     assert words == {"none"}
-    assert (out / "report.html").stat().st_size > 10**6
+    assert (out / "report.html").read_text().count("<svg") >= 4
     assert {f.name for f in out.iterdir()} >= {"fedavg", "once", "runs.csv", "table.csv"}
     main(["report", str(out), "--out", str(tmp_path / "again")])
     assert json.loads((tmp_path / "again" / "table.json").read_text()) == {"rows": rows}

@@ -155,8 +155,6 @@ def test_pictures_of_a_run() -> None:
 
     assert picture.curve({1: 0.5}) == picture.sent(None) == picture.sent({"real": (np.zeros((1, 1, 2, 2)), [0])}) == ""
     drawn = picture.curve({1: 0.1, 2: 0.9, 3: 0.9})
-    points = drawn.split('points="')[1].split('"')[0].split()
-    xs, ys = zip(*(map(float, point.split(",")) for point in points), strict=True)
-    assert list(xs) == sorted(xs) and ys[0] > ys[1] == ys[2] and "round 3" in drawn
+    assert "<svg" in drawn and "<title>round 3: 90.00 %</title>" in drawn
     images = np.zeros((3, 3, 4, 4), np.uint8)
     assert 'width="80"' in picture.sent({"real": (images, np.zeros(3)), "sent": (images, np.array([0, 0, 1]))})

@@ -41,7 +41,7 @@ main([*demo.split(), *small, "--out", "runs/demo"])
 main(["report", "runs/demo", "--latex", "--out", "again"])
 assert fedstill.load_model("runs/demo/fedgm/seed-0").shape == (1, 8, 8)
 page = Path("again/report.html").read_text("utf-8")
-assert "Plotly.newPlot" in page and "--share" in page  # the script and the style
+assert "clipboard" in page and "--share" in page and "<svg" in page  # the script, the style and a figure
 main(["run", sys.argv[1], *small[:6], "--matching.nets", "2", "--out", "example"])
 json.loads(Path("example/summary.json").read_text())
 """

@@ -43,7 +43,8 @@ def test_the_page_has_a_table_of_networks_and_ticks_at_decades(tmp_path: Any) ->
     }
     text = results.page(Job(Experiment(data="digits"), FedAvg(), tmp_path), example(), curves)
     assert "0.57/0.97" not in text and ">non-member<" in text and "three largest classes" in text
-    figure = results._figure(example(), curves)
-    assert figure.layout.xaxis.dtick == figure.layout.yaxis.dtick == 1
+    assert "<svg" in text and "guessing: TPR" in text and text.count('fill="currentColor"') >= 1
+    plot = results._figure(example(), curves)
+    assert all(axis.ticks is not None and axis.ticks[-1] == (1.0, "1") for axis in (plot.x, *plot.y))
     for part in results.show(example()):
         terminal().print(part)

@@ -13,6 +13,7 @@ from report_pages import PRIVATE, page, write_run
 
 from fedstill.cli import main
 from fedstill.report import export, pareto
+from fedstill.report.drawing import themed_svg
 from fedstill.report.page import write_page
 from fedstill.report.record import RunRecord, read_run
 
@@ -133,36 +134,44 @@ def test_runs_on_features_are_in_the_picture_of_their_images(tmp_path: Path) -> 
 )
 def test_high_accuracies_have_an_axis_of_errors_whose_ticks_tell_the_truth(worst: float, best: float) -> None:
     dots = [pareto.Dot(str(y), "kind", 1.0 + i, y, best=False) for i, y in enumerate((worst, best))]
-    root = ElementTree.fromstring(pareto.svg(dots, "x", "t", str))
-    assert "accuracy, % (log of the error)" in {str(text.text) for text in root.iter(f"{SVG}text")}
-    places = {
-        str(mark[-1].text).split(":")[0]: float(str(mark.get("transform")).split()[1].split(")")[0]) + 7
-        for mark in root.iter(f"{SVG}g")
-        if mark.get("class") == "dot"
-    }
-    assert all(pareto._TOP - 1 <= y <= pareto._HEIGHT - pareto._BOTTOM + 1 for y in places.values())
-    ticks = {
-        float(str(text.text)): float(str(text.get("y"))) - 4
-        for text in root.iter(f"{SVG}text")
-        if text.get("text-anchor") == "end" and text.get("x")
-    }
+    plot = pareto.scatter(dots, "x", str)
+    (axis,) = plot.y
+    assert axis.name == "accuracy, % (log of the error)" and axis.range is not None and axis.ticks is not None
+    low, high = axis.range
+    places = dict(zip((worst, best), [y for line in plot.lines for y in line.y], strict=True))
+    assert all(low <= y <= high for y in places.values())
+    ticks = {float(text): y for y, text in axis.ticks}
     assert len(ticks) >= 3
-    known = [*ticks.items(), *((float(name), y) for name, y in places.items())]
+    one_pixel = (high - low) / 300
+    known = [*ticks.items(), *places.items()]
     for one, y in known:  # higher is better, to a tenth of a pixel, for ticks and dots alike
-        assert all(y > other_y - 0.2 for other, other_y in known if other > one)
-        assert all(y < other_y - 1 for other, other_y in known if other < one - 0.05 * (100.001 - other))
+        assert all(y < other_y + 0.1 * one_pixel for other, other_y in known if other > one)
+        assert all(y > other_y + one_pixel for other, other_y in known if other < one - 0.05 * (100.001 - other))
     if best < 100:  # equal ratios of errors have equal distances
         (a, ya), (b, yb), *_, (c, yc) = sorted(ticks.items())
         expected = math.log((100 - a) / (100 - b)) / math.log((100 - a) / (100 - c))
         assert (ya - yb) / (ya - yc) == pytest.approx(expected, abs=0.01)
 
 
+def begin(mark: ElementTree.Element) -> tuple[float, float]:
+    """The place of a marker, or where its outline begins."""
+    circle, outline = [mark.get("cx"), mark.get("cy")], str(mark.get("d")).split()[1:3]
+    x, y = (mark.get("x"), mark.get("y")) if mark.tag == f"{SVG}use" else outline or circle
+    return float(str(x)), float(str(y))
+
+
+def drawn(dots: list[pareto.Dot]) -> tuple[ElementTree.Element, dict[str, tuple[float, float]]]:
+    """The SVG of the dots, and the places of its texts."""
+    plot = pareto.scatter(dots, "bytes & more", lambda value: f"{value:g}")
+    root = ElementTree.fromstring(themed_svg(plot, "bytes", "a <title>"))
+    texts = [text for text in root.iter(f"{SVG}text") if text.get("x")]
+    return root, {str(text.text): (float(str(text.get("x"))), float(str(text.get("y")))) for text in texts}
+
+
 def test_names_on_the_front_do_not_cover_each_other() -> None:
     places = [(3.0, 96.0), (4.7, 97.3), (8.0, 97.4), (8.2, 97.5), (11.0, 97.6)]
     dots = [pareto.Dot(f"method-{i}", "kind", x, y, best=True) for i, (x, y) in enumerate(places)]
-    root = ElementTree.fromstring(pareto.svg(dots, "x", "t", str))
-    texts = [text for text in root.iter(f"{SVG}text") if str(text.text).startswith("method-")]
-    boxes = [(float(str(t.get("x"))), float(str(t.get("y")))) for t in texts]
+    boxes = [place for text, place in drawn(dots)[1].items() if text.startswith("method-")]
     assert len(boxes) == 5
     for i, (x, y) in enumerate(boxes):
         assert not [1 for a, b in boxes[:i] if abs(x - a) < 6 * len("method-0") - 1 and abs(y - b) < 10]
@@ -171,42 +180,40 @@ def test_names_on_the_front_do_not_cover_each_other() -> None:
 @pytest.mark.parametrize("xs", [[5.0], [1.0, 1e9], [0.0, 10.0, math.inf], [0.0, 0.0], [math.inf, 1.0], [3.0, 3.1, 3.2]])
 def test_every_dot_and_name_lies_in_the_figure(xs: list[float]) -> None:
     dots = [pareto.Dot(f"<b>& {i}", "kind", x, 10.0 * i, best=True) for i, x in enumerate(xs)]
-    root = ElementTree.fromstring(pareto.svg(dots, "bytes & more", "a <title>", lambda value: f"{value:g}"))
+    root, texts = drawn(dots)
     _, _, width, height = map(float, root.attrib["viewBox"].split())
-    drawn = [g for g in root.iter(f"{SVG}g") if g.get("class") == "dot"]
-    assert len(drawn) == len(dots)
-    for g in drawn:
-        x, y = map(float, str(g.get("transform")).removeprefix("translate(").removesuffix(")").split())
-        assert 0 < x < width and 0 < y < height
-    for text in root.iter(f"{SVG}text"):
-        if text.get("x"):
-            assert 0 <= float(str(text.get("x"))) < width and 0 < float(str(text.get("y"))) < height
-    assert sum((text.text or "").startswith("<b>&") for text in root.iter(f"{SVG}text")) == len(dots)
+    marks = [mark for mark in root.iter() if mark.get("pointer-events")]
+    assert len(marks) == len(dots) == sum(text.startswith("<b>&") for text in texts)
+    for x, y in [*texts.values(), *map(begin, marks)]:
+        assert 0 <= x < width and 0 < y < height
+
+
+def test_a_figure_for_other_pages_is_light_or_dark_and_the_same_each_time() -> None:
+    dots = [pareto.Dot(f"m{i}", f"m{i}", 10.0**i, 10.0 * i, best=True) for i in range(3)]
+    plot = pareto.scatter(dots, "bytes", str)
+    text = themed_svg(plot, "bytes", "about")
+    assert "prefers-color-scheme:dark" in text and 'aria-label="about"' in text and "<metadata" not in text
+    assert "<script" not in text and text == themed_svg(plot, "bytes", "about")
 
 
 @pytest.mark.parametrize("number", [1, 18, 19, 28, 29, 56])
 def test_every_kind_has_a_line_of_its_own_in_the_legend(number: int) -> None:
     kinds = [f"method-{i:02d}" for i in range(number)]
     dots = [pareto.Dot(f"{kind} here", kind, 1.0 + i, 50.0, best=False) for i, kind in enumerate(kinds)]
-    root = ElementTree.fromstring(pareto.svg(dots, "bytes", "task", str))
+    root, texts = drawn(dots)
     _, _, width, height = map(float, root.attrib["viewBox"].split())
-    lines = {str(t.text): (float(str(t.get("x"))), float(str(t.get("y")))) for t in root.iter(f"{SVG}text")
-             if t.get("class") == "kind"}  # fmt: skip
-    assert sorted(lines) == kinds
-    places = list(lines.values())
-    assert all(pareto._WIDTH - pareto._RIGHT < x < width - 80 and y < height for x, y in places)
-    assert all(abs(y - b) >= 13 or abs(x - a) >= 100 for i, (x, y) in enumerate(places) for a, b in places[:i])
+    places = [texts[kind] for kind in kinds] if number > 1 else []
+    assert all(x < width - 30 and y < height for x, y in places)
+    assert all(abs(y - b) >= 10 or abs(x - a) >= 50 for i, (x, y) in enumerate(places) for a, b in places[:i])
 
 
 def test_the_front_is_a_staircase_and_cheaper_dots_are_further_left() -> None:
     dots = [pareto.Dot(str(i), "kind", 10.0**i, 10.0 * i, best=i != 1) for i in range(4)]
-    root = ElementTree.fromstring(pareto.svg(dots, "x", "t", lambda value: f"{value:g}"))
-    (path,) = [p for p in root.iter(f"{SVG}path") if p.get("class") == "front"]
-    assert str(path.get("d")).count("H") == 2  # from the first of three points to the last
-    places = [str(g.get("transform")) for g in root.iter(f"{SVG}g") if g.get("class") == "dot"]
-    found = [tuple(map(float, place.removeprefix("translate(").removesuffix(")").split())) for place in places]
-    assert [x for x, _ in found] == sorted(x for x, _ in found)
-    assert [y for _, y in found] == sorted((y for _, y in found), reverse=True)
+    plot = pareto.scatter(dots, "x", lambda value: f"{value:g}")
+    front, *others = plot.lines
+    assert front.steps and front.x == [0, 2, 3] and front.y == [0, 20, 30]
+    found = sorted((x, y) for line in others for x, y in zip(line.x, line.y, strict=True))
+    assert [y for _, y in found] == [0, 10, 20, 30]
 
 
 def test_the_command_writes_the_table_the_figures_and_the_page(
@@ -221,7 +228,7 @@ def test_the_command_writes_the_table_the_figures_and_the_page(
     table = list(csv.DictReader((tmp_path / "out" / "pareto.csv").open()))
     assert [row["label"] for row in table] == ["sums", "noisy", "images"]
     assert "| sums | 90.00" in (tmp_path / "out" / "pareto.md").read_text()
-    assert (tmp_path / "out" / "report.html").read_text().count('class="pareto"') == 3
+    assert (tmp_path / "out" / "report.html").read_text().count('id="figure-front-') == 3
     main(["report", str(tmp_path / "runs"), "--pareto", "--json", "--out", str(tmp_path / "out")])
     assert [row["label"] for row in json.loads(capsys.readouterr().out)["pareto"]] == ["sums", "noisy", "images"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.report import html
 from fedstill.report.groups import Task, group
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord
@@ -83,12 +82,9 @@ def add_parts(folder: Path, *, names: tuple[str, ...] = ("cat", "dog"), clients:
 
 
 def page(records: list[RunRecord], folder: Path, command: str | None = None) -> str:
-    """The report, without the 1.5 MB of plotly.js."""
+    """The report."""
     write_report(records, folder / "report.html", command=command)
-    text = (folder / "report.html").read_text("utf-8")
-    library = html.asset(html.PLOTLY)
-    assert text.count(library) == (1 if html.PLOT in text else 0)
-    return text.replace(library, "")
+    return (folder / "report.html").read_text("utf-8")
 
 
 def only_task(records: list[RunRecord]) -> Task:
@@ -104,13 +100,16 @@ class Outline(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words = ""
+        self.drawn: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        if self.tags[-1:] and self.tags[-1][0] not in ("script", "style"):
+        if self.tags[-1:] and self.tags[-1][0] in ("text", "title", "svg"):
+            self.drawn.append(data)
+        elif self.tags[-1:] and self.tags[-1][0] not in ("script", "style"):
             self.words += data
 
     def headings(self) -> int:

@@ -19,6 +19,7 @@ from fedstill.base.files import Damaged
 from fedstill.experiment.job import Job
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import figures, guarantees, html
+from fedstill.report.drawing import Axis, Line, Plot
 from fedstill.runs.folder import RunFolder
 
 
@@ -157,19 +158,23 @@ def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tens
 _CAPTION = "Up and to the left is worse for the client. Axes are logarithmic, as few false positives matter."
 
 
-def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Any:
-    figure = figures.axes("false positive rate", "true positive rate")
+def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -> Plot:
     low = 0.5 / max(results["members"], results["records"] - results["members"])  # a log axis has no 0
+    lines = []
     for colour, (form, rates) in zip(figures.PALETTE, curves.items(), strict=False):
         false, true = (rate.clamp_min(low).tolist() for rate in rates)
-        line = {"color": colour, "width": 2, "shape": "hv"}
-        figure.add_scatter(x=false, y=true, mode="lines", line=line, name=form)
-    xs = np.geomspace(low, 1, 200)
-    figure.add_scatter(x=xs, y=xs, mode="lines", line={"color": figures.PALETTE[-1], "dash": "dot"}, name="guessing")
+        lines.append(_rates(form, false, true, colour, steps=True))
+    xs = np.geomspace(low, 1, 200).tolist()
+    lines.append(_rates("guessing", xs, xs, figures.PALETTE[-1], ":"))
     if limit := allowed(Guarantee(**results["guarantee"])):
-        line = {"color": figures.PALETTE[2], "dash": "dash"}
-        figure.add_scatter(x=xs, y=[limit(x) for x in xs], mode="lines", line=line, name="allowed by the guarantee")
-    span = [math.log10(low), 0.02]
-    figure.update_xaxes(type="log", range=span, dtick=1)  # a tick at each decade
-    figure.update_yaxes(type="log", range=span, dtick=1)
-    return figure
+        lines.append(_rates("allowed by the guarantee", xs, [limit(x) for x in xs], figures.PALETTE[2], "--"))
+    ticks = [(10.0**d, f"{10.0**d:g}") for d in range(math.ceil(math.log10(low)), 1)]
+    axes = [Axis(f"{kind} positive rate", log=True, range=(low, 1.05), ticks=ticks) for kind in ("false", "true")]
+    return Plot(axes[0], axes[1:], lines)
+
+
+def _rates(
+    name: str, false: list[float], true: list[float], colour: str, dash: str = "-", *, steps: bool = False
+) -> Line:
+    tips = [f"{name}: TPR {100 * t:.3g} % at FPR {100 * f:.3g} %" for f, t in zip(false, true, strict=True)]
+    return Line(name, false, true, colour, "", dash, steps=steps, tips=tips)

@@ -85,7 +85,7 @@ class ReportOutput(Settings):
     markdown: bool = False
     """Write table.md too."""
     figures: tuple[Literal["pdf", "svg"], ...] = ()
-    """Write the figures in these formats too, with figures.tex (pip install 'fedstill[figures]')."""
+    """Write the figures in these formats too, with figures.tex."""
     column_cm: Annotated[float, Ge(4), Le(40)] = 8.4
     """Width of these figures in cm: that of a column."""
     pareto: bool = False

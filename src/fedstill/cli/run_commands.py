@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedstill.cli.flags import CompareFlags, RunOutput
     from fedstill.experiment.estimate import Estimate, Request
     from fedstill.experiment.job import Job
-    from fedstill.report.printed import Kind
+    from fedstill.report.drawing import Kind
     from fedstill.report.record import RunRecord
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedstill.base import files
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import groups, guarantees, pareto, tables
+from fedstill.report.drawing import Plot
 from fedstill.report.groups import Task, group, task_settings
 from fedstill.report.record import RunRecord
 from fedstill.report.tables import balanced_accuracy
@@ -22,26 +21,20 @@ _SHORT = 10
 """Number of digits of a commit."""
 
 
-def of_bytes(plot: Any) -> str:
-    """What a figure of accuracy against bytes shows: bars are named where it has some."""
-    bars = any(
-        np.isfinite(np.array(trace.error_y.array, float)).any() for trace in _traces(plot) if trace.error_y.array
-    )
+def of_bytes(plots: Mapping[Any, Plot]) -> str:
+    """What figures of accuracy against bytes show: bars are named where they have some."""
+    bars = any(line.bars and any(line.spread) for plot in plots.values() for line in plot.lines)
     return "Mean over seeds; bars span one sample standard deviation. " * bars + "Up and to the left is better."
 
 
-def of_lines(plot: Any, dotted: str) -> str:
+def of_lines(plot: Plot | None, dotted: str) -> str:
     """What a figure of lines shows: its bands, and the lines that are ``dotted``, where it has some."""
-    parts = []
-    if any(trace.fill == "toself" for trace in _traces(plot)):
+    lines, parts = plot.lines if plot else (), []
+    if any(line.spread for line in lines):
         parts.append("Mean over seeds, with a band of one sample standard deviation.")
-    if any(trace.line.dash == "dot" for trace in _traces(plot)):
+    if any(line.dash == ":" for line in lines):
         parts.append(f"Dotted: {dotted}.")
     return " ".join(parts)
-
-
-def _traces(plot: Any) -> Iterable[Any]:
-    return () if plot is None else plot.data
 
 
 def source(task: Task) -> str:

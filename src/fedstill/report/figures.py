@@ -1,136 +1,26 @@
-"""The style of the report's figures: colours, markers, axes and legends.
+"""The report's figures: a `Plot` of each, which `fedstill.report.drawing` draws for pages and papers.
 
 Colour-blind readers can distinguish the colours (after Okabe and Ito, 2008), whose medium lightness suits white and
-black pages; each label has its own marker too. Labels are escaped, since plotly parses HTML in its texts.
+black pages; each label has its own marker too.
 
 ``look`` has the colour and the marker of each row's name, so that a method looks the same in all figures of a page.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from fedstill.report import tables
+from fedstill.report.drawing import MANY_CLIENTS, PAGE_WIDTH, POINTS, Axis, Heat, Line, Plot
 from fedstill.report.groups import Row, Sweep
 from fedstill.report.record import RunRecord, human_bytes
 from fedstill.report.tables import others
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#C56A9C", "#A67C00", "#3A93CE", "#7F7F7F")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-AMOUNTS = ((0.0, "rgba(31,119,196,0.15)"), (1.0, "rgba(31,119,196,1)"))  # transparent at 0, for light and dark pages
-GRID = "rgba(128,128,128,0.28)"
-MANY_CLIENTS = 50
-
-
-def styles(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each label; distinct for up to 56 labels."""
-    return {label: (PALETTE[i % 7], SYMBOLS[i % 8]) for i, label in enumerate(labels)}
-
-
-def axes(x: str, y: str) -> Any:
-    """An empty figure with named axes, in the report's style."""
-    import plotly.graph_objects as go
-
-    axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 8}}
-    figure = go.Figure()
-    figure.update_layout(
-        template="none",
-        height=380,
-        margin={"l": 50, "r": 12, "t": 30, "b": 50},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13},
-        hovermode="closest",
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#8a8a8a", "activecolor": "#0072B2"},
-        dragmode=False,  # so that touching a figure scrolls the page
-        showlegend=False,  # the page has legends that wrap, and that act on all figures at once
-    )
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
-    figure.update_xaxes(title_text=x)
-    figure.update_yaxes(title_text=y)
-    return figure
-
-
-def line_style(label: str, look: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Colour, marker and legend entry of a label's traces."""
-    colour, symbol = look[label]
-    name = escape(label)
-    return {
-        "name": name,
-        "legendgroup": name,
-        "line": {"color": colour, "width": 2},
-        "marker_color": colour,
-        "marker_symbol": symbol,
-    }
-
-
-def add_level(
-    figure: Any, label: str, look: dict[str, tuple[str, str]], xs: list[float], level: float, text: str
-) -> None:
-    """Draw a dotted horizontal line with a marker at both ends."""
-    style = line_style(label, look)
-    style["line"] = {**style["line"], "dash": "dot"}
-    hover = f"{text}<br>%{{y:.2f}} %"
-    figure.add_scatter(x=xs, y=[level, level], mode="lines+markers", hovertemplate=hover, **style)
-
-
-def add_band(
-    figure: Any, label: str, look: dict[str, tuple[str, str]], xs: Sequence[float], values: Sequence[Sequence[float]]
-) -> None:
-    """Draw the mean of the values at each x, with a band of one sample standard deviation where there are several."""
-    mean = np.array([np.mean(some) for some in values])
-    spread = np.array([np.std(some, ddof=1) if len(some) > 1 else 0.0 for some in values])
-    style = line_style(label, look)
-    if any(len(some) > 1 for some in values):
-        figure.add_scatter(
-            x=[*xs, *xs[::-1]],
-            y=np.concatenate([mean + spread, (mean - spread)[::-1]]),
-            fill="toself",
-            fillcolor=faded(look[label][0]),
-            line={"width": 0},
-            mode="lines",
-            hoverinfo="skip",
-            showlegend=False,
-            legendgroup=style["legendgroup"],
-        )
-    mode = "lines+markers" if len(xs) <= 40 else "lines"
-    texts = [f"{m:.2f}" + (f" ± {s:.2f}" if len(v) > 1 else "") for m, s, v in zip(mean, spread, values, strict=True)]
-    figure.add_scatter(x=xs, y=mean, mode=mode, customdata=texts, hovertemplate="%{x}<br>%{customdata} %", **style)
-
-
-def heat_scale(columns: int, most: float) -> dict[str, Any]:
-    """Colour scale of a heat map whose largest value is ``most``."""
-    gap = 1 if columns <= MANY_CLIENTS else 0
-    scale = {"colorscale": AMOUNTS, "zmin": 0, "zmax": most or 1.0}  # plotly starts at the smallest value otherwise
-    return {**scale, "xgap": gap, "ygap": gap, "colorbar": {"thickness": 10, "outlinewidth": 0, "xpad": 4}}
-
-
-def class_axis(update: Any, record: RunRecord, num_classes: int) -> None:
-    """Label an axis with the class names."""
-    names = [class_text(record, c, 14) for c in range(num_classes)]
-    update(tickvals=list(range(num_classes)), ticktext=names, showticklabels=num_classes <= 25, showgrid=False)
-
-
-def class_text(record: RunRecord, label: int, longest: int = 60) -> str:
-    """The escaped name of a class, shortened to ``longest`` characters."""
-    name = record.class_name(label)
-    return escape(name if len(name) <= longest else name[: longest - 1] + "…")
-
-
-def faded(colour: str) -> str:
-    """``"#rrggbb"`` as a transparent colour."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.18)"
-
-
-def plot_height(pixels: int) -> int:
-    """``pixels``, within the limits of the page."""
-    return max(260, min(640, pixels))
-
+MARKERS = "osD^PX*v"
+ACCURACY = Axis("accuracy, %")
 
 Look = dict[str, tuple[str, str]]
 
@@ -140,31 +30,65 @@ Way = Literal["up and down", "up", "down"]
 WAYS: tuple[Way, ...] = ("up and down", "up", "down")
 
 
-def accuracy_against_bytes(rows: Sequence[Row], look: Look) -> Any | None:
-    """Accuracy against bytes per client up and down, up, and down, in one figure.
-
-    Each trace has its way in ``meta``; ``layout.meta.ways`` has the axis of each way. Only the first way is visible.
-    """
-    drawn = {way: one for way in WAYS if (one := accuracy_against_bytes_of(rows, look, way)) is not None}
-    if not drawn:
-        return None
-    figure = next(iter(drawn.values()))
-    first = next(iter(drawn))
-    figure.layout.meta = {"ways": {way: _axis(one) for way, one in drawn.items()}}
-    figure.update_traces(meta=first)
-    for way, one in drawn.items():
-        if way != first:
-            figure.add_traces([trace.update(meta=way, visible=False) for trace in one.data])
-    return figure
+def styles(labels: Iterable[str]) -> Look:
+    """Colour and marker of each label; distinct for up to 56 labels."""
+    return {label: (PALETTE[i % 7], MARKERS[i % 8]) for i, label in enumerate(labels)}
 
 
-def _axis(figure: Any) -> dict[str, Any]:
-    axis = figure.layout.xaxis
-    parts = {"range": list(axis.range), "tickvals": list(axis.tickvals), "ticktext": list(axis.ticktext)}
-    return {f"xaxis.{key}": value for key, value in parts.items()} | {"xaxis.title.text": axis.title.text}
+def level(label: str, look: Look, xs: Sequence[float], value: float, words: str) -> Line:
+    """A dotted horizontal line at ``value`` percent with a marker at both ends."""
+    colour, marker = look[label]
+    tips = [f"{label}, {words}: {value:.2f} %"] * 2
+    return Line(label, xs, [value, value], colour, marker, ":", tips=tips)
 
 
-def accuracy_against_bytes_of(rows: Sequence[Row], look: Look, way: Way) -> Any | None:
+def band(label: str, look: Look, xs: Sequence[float], values: Sequence[Sequence[float]], unit: str) -> Line:
+    """The mean of the values at each x, with a band of one sample standard deviation where there are several."""
+    colour, marker = look[label]
+    mean = [float(np.mean(some)) for some in values]
+    spread = [float(np.std(some, ddof=1)) if len(some) > 1 else 0.0 for some in values]
+    apart = [f" ± {s:.2f}" if len(some) > 1 else "" for s, some in zip(spread, values, strict=True)]
+    tips = [f"{label}, {unit} {x:g}: {m:.2f}{a} %" for x, m, a in zip(xs, mean, apart, strict=True)]
+    wide = spread if any(len(some) > 1 for some in values) else ()
+    return Line(label, xs, mean, colour, marker if len(xs) <= POINTS else "", spread=wide, tips=tips)
+
+
+def class_axis(name: str, record: RunRecord, num_classes: int, ends: tuple[float, float] | None = None) -> Axis:
+    """An axis of class names; without them if there are many."""
+    ticks = [(float(c), class_text(record, c, 14)) for c in range(num_classes)] if num_classes <= 25 else []
+    return Axis(name, range=ends, ticks=ticks, grid=False)
+
+
+def class_text(record: RunRecord, label: int, longest: int = 60) -> str:
+    """The name of a class, shortened to ``longest`` characters."""
+    name = record.class_name(label)
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round values between two powers of ten, ``10**low`` and ``10**high``."""
+    steps = (1,) if high - low > 2.5 else (1, 3) if high - low > 1 else (1, 2, 5)
+    ticks = [s * 10.0**d for d in range(math.floor(low), math.ceil(high) + 1) for s in steps]
+    return [tick for tick in ticks if low <= math.log10(tick) <= high]
+
+
+def short_bytes(value: float) -> str:
+    """Bytes as a tick has them: ``10 kB``."""
+    return human_bytes(value).replace(".00 ", " ").replace(".0 ", " ")
+
+
+def _matrix_height(num_classes: int, each: int = 24) -> float:
+    """Height of a figure with a row for each class, as a share of its width."""
+    return max(260, min(640, each * num_classes + 140)) / 512
+
+
+def accuracy_against_bytes(rows: Sequence[Row], look: Look) -> dict[Way, Plot]:
+    """Accuracy against bytes per client by way: up and down, up, and down; those that have something to show."""
+    drawn = {way: accuracy_against_bytes_of(rows, look, way) for way in WAYS}
+    return {way: plot for way, plot in drawn.items() if plot is not None}
+
+
+def accuracy_against_bytes_of(rows: Sequence[Row], look: Look, way: Way) -> Plot | None:
     """Accuracy against bytes per client, on a log axis; a method of many rounds is a line through its rounds.
 
     A method without bytes is a dotted level, as a log axis has no 0. None for a single point.
@@ -173,45 +97,37 @@ def accuracy_against_bytes_of(rows: Sequence[Row], look: Look, way: Way) -> Any 
     totals = {label: float(np.mean([_bytes(run, way) for run in row.runs])) for label, row in groups.items()}
     if not any(totals.values()):
         return None
-    figure = axes(f"bytes per client, {way}", "accuracy, %")
-    seen = [total for total in totals.values() if total]
-    for label, row in groups.items():
-        assert row.accuracy is not None
-        if not totals[label]:
-            continue
-        apart = 100 * row.spread if row.spread else math.nan
-        xs, ys = _path(row.runs, way)
-        earlier = [(x, y) for x, y in zip(xs, ys, strict=True) if 0 < x < 0.999 * totals[label]]
-        seen += [x for x, _ in earlier]
-        points = [*earlier, (totals[label], row.accuracy)]
-        figure.add_scatter(
-            x=[x for x, _ in points],
-            y=[100 * y for _, y in points],
-            mode="lines+markers",
-            marker={"size": [5] * len(earlier) + [12], "opacity": 1, "line": {"width": 0}},
-            error_y={"type": "data", "array": [math.nan] * len(earlier) + [apart], "thickness": 1.5},
-            customdata=[human_bytes(x) for x, _ in points],
-            hovertemplate="%{customdata} per client<br>%{y:.2f} %",
-            **line_style(label, look),
-        )
+    lines = {label: _path_line(row, totals[label], look, way) for label, row in groups.items() if totals[label]}
+    seen = [x for line in lines.values() for x in line.x]
     if len(seen) == 1 and len(groups) == 1:
         return None
     low, high = math.log10(min(seen)), math.log10(max(seen))
     margin = max(0.1 + 0.05 * (high - low), 0.5 - 0.5 * (high - low))
     low, high = low - margin, high + margin
     for label in (label for label in groups if not totals[label]):
-        level = groups[label].accuracy
-        assert level is not None
-        add_level(figure, label, look, [10**low, 10**high], 100 * level, "no bytes")
-    steps = (1,) if high - low > 2.5 else (1, 3) if high - low > 1 else (1, 2, 5)
-    ticks = [s * 10.0**d for d in range(math.floor(low), math.ceil(high)) for s in steps]
-    ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
-    texts = [human_bytes(tick).replace(".00 ", " ").replace(".0 ", " ") for tick in ticks]
-    figure.update_xaxes(type="log", range=[low, high], tickvals=ticks, ticktext=texts, tickangle=0)
-    return figure
+        accuracy = groups[label].accuracy
+        assert accuracy is not None
+        lines[label] = level(label, look, [10**low, 10**high], 100 * accuracy, "no bytes")
+    ticks = [(tick, short_bytes(tick)) for tick in log_ticks(low, high)]
+    axis = Axis(f"bytes per client, {way}", log=True, range=(10**low, 10**high), ticks=ticks)
+    return Plot(axis, [ACCURACY], [lines[label] for label in groups])
 
 
-def accuracy_per_round(rows: Sequence[Row], look: Look) -> Any | None:
+def _path_line(row: Row, total: float, look: Look, way: Way) -> Line:
+    """A method's rounds, and its end as a larger marker with a bar of its spread."""
+    assert row.accuracy is not None
+    colour, marker = look[row.name]
+    points = [(x, y) for x, y in zip(*_path(row.runs, way), strict=True) if 0 < x < 0.999 * total]
+    sizes = [4.0] * len(points) + [9.0]
+    bars = [0.0] * len(points) + [100 * (row.spread or 0.0)]
+    points.append((total, row.accuracy))
+    tips = [f"{row.name}: {human_bytes(x)} per client, {100 * y:.2f} %" for x, y in points]
+    xs, ys = [x for x, _ in points], [100 * y for _, y in points]
+    spread = bars if row.spread else ()
+    return Line(row.name, xs, ys, colour, marker, spread=spread, bars=True, sizes=sizes, tips=tips)
+
+
+def accuracy_per_round(rows: Sequence[Row], look: Look) -> Plot | None:
     """Mean accuracy after each round, with a band of one sample standard deviation over seeds.
 
     A method of one round is a dotted level. None if no run has more than one round with an accuracy.
@@ -220,20 +136,19 @@ def accuracy_per_round(rows: Sequence[Row], look: Look) -> Any | None:
     last = max((max(rounds) for rounds in series.values() if rounds), default=0)
     if not any(len(rounds) > 1 for rounds in series.values()):
         return None
-    figure = axes("round", "accuracy, %")
+    lines = []
     for row in rows:
         rounds = series[row.name]
         if len(rounds) > 1:
             xs = sorted(rounds)
-            add_band(figure, row.name, look, xs, [[100 * value for value in rounds[x]] for x in xs])
+            lines.append(band(row.name, look, xs, [[100 * value for value in rounds[x]] for x in xs], "round"))
         elif row.accuracy is not None:
-            text = "one round" if row.runs[0].summary["rounds"] == 1 else "at the end"
-            add_level(figure, row.name, look, [1, last], 100 * row.accuracy, text)
-    figure.update_xaxes(tickformat="d", dtick=1 if last <= 12 else None)
-    return figure
+            words = "one round" if row.runs[0].summary["rounds"] == 1 else "at the end"
+            lines.append(level(row.name, look, [1, last], 100 * row.accuracy, words))
+    return Plot(Axis("round", integer=True), [ACCURACY], lines)
 
 
-def over_setting(sweep: Sweep, look: Look) -> Any | None:
+def over_setting(sweep: Sweep, look: Look) -> Plot | None:
     """Accuracy against a number that varies, with a band over seeds; the axis is logarithmic over a decade or more.
 
     None if the setting is no number.
@@ -242,99 +157,77 @@ def over_setting(sweep: Sweep, look: Look) -> Any | None:
         return None
     name, numbers = axis
     place = dict(zip(sweep.values[0], numbers, strict=True))
-    figure = axes(escape(name), "accuracy, %")
+    lines = []
     for label, line in sweep.series.items():
         points = [(place[value], row) for (value,), row in line.items()]
         points.sort(key=lambda point: point[0])
         values = [[100 * a for run in row.runs if (a := run.summary["accuracy"]) is not None] for _, row in points]
-        add_band(figure, label, look, [x for x, _ in points], values)
+        lines.append(band(label, look, [x for x, _ in points], values, name))
     for label, row in sweep.levels.items():
         assert row.accuracy is not None
-        add_level(figure, label, look, [min(numbers), max(numbers)], 100 * row.accuracy, "without the setting")
-    ticks: dict[str, Any] = {"tickvals": numbers, "ticktext": [f"{x:g}" for x in numbers], "tickangle": 0}
-    if len(numbers) > 12:
-        ticks = {}
+        ends = [min(numbers), max(numbers)]
+        lines.append(level(label, look, ends, 100 * row.accuracy, "without the setting"))
     logarithmic = min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
-    figure.update_xaxes(type="log" if logarithmic else "linear", **ticks)
-    return figure
+    ticks = [(x, f"{x:g}") for x in numbers] if len(numbers) <= 12 else None
+    if ticks is None and logarithmic:
+        ticks = [(x, f"{x:g}") for x in log_ticks(math.log10(min(numbers)), math.log10(max(numbers)))]
+    return Plot(Axis(name, log=logarithmic, ticks=ticks), [ACCURACY], lines)
 
 
-def course(rows: Sequence[Row], look: Look) -> Any | None:
+def course(rows: Sequence[Row], look: Look) -> Plot | None:
     """Other numbers logged in more than one round, one panel each; means over seeds."""
     series: dict[str, dict[str, dict[int, list[float]]]] = {}
-    for line in rows:
-        for metric in (metric for run in line.runs for metric in run.metrics):
+    for row in rows:
+        for metric in (metric for run in row.runs for metric in run.metrics):
             for name, value in others(metric).items():
-                series.setdefault(name, {}).setdefault(line.name, {}).setdefault(metric["round"], []).append(value)
-    names = [name for name, lines in sorted(series.items()) if any(len(rounds) > 1 for rounds in lines.values())]
+                series.setdefault(name, {}).setdefault(row.name, {}).setdefault(metric["round"], []).append(value)
+    names = [name for name, some in sorted(series.items()) if any(len(rounds) > 1 for rounds in some.values())]
     if not names:
         return None
-    figure = axes("round", "")
-    gap = 0.25 / len(names)
-    for row, name in enumerate(names):
-        bottom = 1 - (row + 1 - gap) / len(names)
-        axis = "" if row == 0 else str(row + 1)
-        same = {key: value for key, value in figure.layout.yaxis.to_plotly_json().items() if key != "title"}
-        figure.update_layout(
-            {f"yaxis{axis}": {**same, "domain": [bottom, 1 - row / len(names)], "title": {"text": escape(name)}}}
-        )
+    lines = []
+    for panel, name in enumerate(names):
         for label, rounds in series[name].items():
             xs = sorted(rounds)
-            style = line_style(label, look) | {"showlegend": name == names[0] or label not in series[names[0]]}
-            hover = f"round %{{x}}<br>{escape(name)} %{{y:.4g}}"
             ys = [float(np.mean(rounds[x])) for x in xs]
-            mode = "lines+markers" if len(xs) <= 40 else "lines"
-            figure.add_scatter(x=xs, y=ys, mode=mode, yaxis=f"y{axis}", hovertemplate=hover, **style)
-    figure.update_xaxes(tickformat="d", anchor="y" if len(names) == 1 else f"y{len(names)}")
-    figure.update_layout(height=160 * len(names) + 120)
-    return figure
+            tips = [f"{label}, round {x}: {name} {y:.4g}" for x, y in zip(xs, ys, strict=True)]
+            colour, marker = look[label]
+            lines.append(Line(label, xs, ys, colour, marker if len(xs) <= POINTS else "", tips=tips, panel=panel))
+    height = (160 * len(names) + 120) / 512
+    return Plot(Axis("round", integer=True), [Axis(name) for name in names], lines, height=height)
 
 
-def per_class_accuracy(rows: Sequence[Row], look: Look) -> Any | None:
+def per_class_accuracy(rows: Sequence[Row], look: Look) -> Plot | None:
     """Recall of each class, mean over seeds: one marker per method and class."""
     rates = tables.recalls(rows)
     if not rates:
         return None
     named = next(run for row in rows for run in row.runs if run.confusion is not None)
-    figure = axes("class", "recall, %")
     num_classes = len(next(iter(rates.values())))
-    names = [class_text(named, c) for c in range(num_classes)]
+    lines = []
     for label, recall in rates.items():
-        style = line_style(label, look)
-        style["marker"] = {"size": 11 if num_classes <= 20 else 7, "opacity": 0.85}
-        figure.add_scatter(
-            x=np.arange(num_classes),
-            y=100 * recall,
-            mode="markers",
-            customdata=names,
-            hovertemplate="class %{customdata}<br>%{y:.1f} %",
-            **style,
-        )
-    class_axis(figure.update_xaxes, named, num_classes)
-    figure.update_xaxes(range=[-0.5, num_classes - 0.5])
-    return figure
+        colour, marker = look[label]
+        xs = [c for c in range(num_classes) if np.isfinite(recall[c])]
+        ys = [100 * float(recall[c]) for c in xs]
+        tips = [f"{label}, class {class_text(named, c)}: {y:.1f} %" for c, y in zip(xs, ys, strict=True)]
+        size = 8.0 if num_classes <= 20 else 5.0
+        lines.append(Line(label, xs, ys, colour, marker, "", sizes=size, opacity=0.85, tips=tips))
+    return Plot(class_axis("class", named, num_classes, (-0.5, num_classes - 0.5)), [Axis("recall, %")], lines)
 
 
-def confusion(row: Row) -> Any | None:
+def confusion(row: Row) -> Plot | None:
     """Confusion matrix in percent of each class, summed over the runs of one method."""
     total = tables.confusion(row)
     if total is None:
         return None
-    size = len(total)
-    figure = axes("predicted class", "true class")
-    names = np.array([class_text(row.runs[0], c) for c in range(size)])
-    figure.add_heatmap(
-        z=tables.shares(total),
-        customdata=np.stack(np.broadcast_arrays(names[:, None], names[None, :]), axis=-1),
-        hovertemplate="%{customdata[0]} predicted as %{customdata[1]}<br>%{z:.1f} % of the class<extra></extra>",
-        hoverongaps=False,
-        **heat_scale(size, 100.0),
-    )
-    class_axis(figure.update_xaxes, row.runs[0], size)
-    class_axis(figure.update_yaxes, row.runs[0], size)
-    figure.update_yaxes(autorange="reversed")
-    figure.update_layout(height=plot_height(30 * size + 160))
-    return figure
+    size, shares = len(total), tables.shares(total)
+    names = [class_text(row.runs[0], c) for c in range(size)]
+
+    def tip(true: int, found: int) -> str:
+        return f"{names[true]} predicted as {names[found]}: {shares[true, found]:.1f} % of the class"
+
+    axes = (class_axis(name, row.runs[0], size) for name in ("predicted class", "true class"))
+    heat = Heat(shares, 100.0, tip)
+    return Plot(next(axes), [next(axes)], heat=heat, height=_matrix_height(size, 30))
 
 
 def _bytes(run: RunRecord, way: Way) -> float:
@@ -368,10 +261,10 @@ AREA = "The area of a bubble is the number of records."
 """What a reader of `records_per_client` and of `bubbles` has to know."""
 
 
-def records_per_client(record: RunRecord) -> Any | None:
+def records_per_client(record: RunRecord) -> Plot | None:
     """Records of each class at each client as a heat map; blank for none.
 
-    More than `figures.MANY_CLIENTS` clients are ordered by their largest class.
+    More than `drawing.MANY_CLIENTS` clients are ordered by their largest class.
     """
     if record.counts is None or not record.counts.size:
         return None
@@ -382,53 +275,37 @@ def records_per_client(record: RunRecord) -> Any | None:
     if not few:
         order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     shown = counts[order].T
-    figure = axes("client" if few else "clients, ordered by their largest class", "class")
-    figure.add_heatmap(
-        z=np.where(shown > 0, shown.astype(np.float64), np.nan),
-        customdata=np.broadcast_to(order, shown.shape),
-        text=np.broadcast_to([[class_text(record, c)] for c in range(num_classes)], shown.shape),
-        hovertemplate="client %{customdata}<br>class %{text}<br>%{z:d} records<extra></extra>",
-        hoverongaps=False,
-        **heat_scale(num_clients, float(counts.max())),
-    )
-    figure.update_xaxes(showgrid=False, showticklabels=few, tickformat="d")
-    if num_clients <= 12:
-        figure.update_xaxes(dtick=1)
-    class_axis(figure.update_yaxes, record, num_classes)
-    figure.update_yaxes(autorange="reversed")
-    figure.update_layout(height=plot_height(24 * num_classes + 140))
-    return figure
+    values = np.where(shown > 0, shown.astype(np.float64), np.nan)
+    heat = Heat(values, float(counts.max()), lambda label, place: _held(record, int(order[place]), label))
+    name = "client" if few else "clients, ordered by their largest class"
+    axis = Axis(name, ticks=_clients(num_clients) if few else [], grid=False)
+    return Plot(axis, [class_axis("class", record, num_classes)], heat=heat, height=_matrix_height(num_classes))
 
 
-def bubbles(record: RunRecord) -> Any | None:
+def bubbles(record: RunRecord) -> Plot | None:
     """Clients by classes, as papers draw a partition: the area of a bubble is the number of records.
 
-    None for more than `figures.MANY_CLIENTS` clients.
+    None for more than `drawing.MANY_CLIENTS` clients.
     """
     if record.counts is None or not record.counts.any() or len(record.counts) > MANY_CLIENTS:
         return None
     num_clients, num_classes = record.counts.shape
-    client, label = np.nonzero(record.counts)
-    count = record.counts[client, label]
-    figure = axes("client", "class")
-    widest = min(26.0, 620.0 / num_clients, 480.0 / num_classes)  # pixels from one bubble to the next
-    figure.add_scatter(
-        x=client,
-        y=label,
-        mode="markers",
-        marker={
-            "color": PALETTE[0],
-            "opacity": 0.8,
-            "size": count,
-            "sizemode": "area",
-            "sizeref": float(count.max()) / (widest**2 / 2),  # plotly doubles it
-            "line": {"width": 0},
-        },
-        text=[class_text(record, int(c)) for c in label],
-        hovertemplate="client %{x}<br>class %{text}<br>%{marker.size:d} records<extra></extra>",
-    )
-    figure.update_xaxes(range=[-0.7, num_clients - 0.3], tickformat="d", dtick=1 if num_clients <= 12 else None)
-    class_axis(figure.update_yaxes, record, num_classes)
-    figure.update_yaxes(range=[num_classes - 0.3, -0.7])
-    figure.update_layout(height=plot_height(24 * num_classes + 140))
-    return figure
+    clients, labels = np.nonzero(record.counts)
+    count = record.counts[clients, labels]
+    height = _matrix_height(num_classes)
+    room = min(0.8 * PAGE_WIDTH / num_clients, 0.7 * PAGE_WIDTH * height / num_classes)
+    sizes = min(18.0, 0.9 * room) * np.sqrt(count / count.max())
+    tips = [_held(record, int(k), int(c)) for k, c in zip(clients, labels, strict=True)]
+    line = Line("", clients.tolist(), labels.tolist(), PALETTE[0], "o", "", sizes=sizes, opacity=0.8, tips=tips)
+    axis = Axis("client", range=(-0.7, num_clients - 0.3), ticks=_clients(num_clients))
+    return Plot(axis, [class_axis("class", record, num_classes, (num_classes - 0.3, -0.7))], [line], height=height)
+
+
+def _clients(number: int) -> list[tuple[float, str]]:
+    """Ticks for clients: for each, or for every fifth."""
+    return [(float(k), str(k)) for k in range(0, number, 1 if number <= 12 else 5)]
+
+
+def _held(record: RunRecord, client: int, label: int) -> str:
+    assert record.counts is not None
+    return f"client {client}, class {class_text(record, label)}: {record.counts[client, label]:,} records"

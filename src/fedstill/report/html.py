@@ -4,30 +4,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
-from typing import Any
+
+from fedstill.report.drawing import Plot, page_svg
+from fedstill.report.figures import Way
 
 # forbids the browser to fetch anything, whatever a label or a name contains
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
-PLOT = '<div class="plot"'
-PLOTLY = "plotly-cartesian.min.js"
-"""plotly.js with its cartesian figures only, which is a third of the whole; see ``assets/README.md``."""
-
-SHAPES = {
-    "circle": '<circle cx="13" cy="7" r="4.5"/>',
-    "square": '<rect x="9" y="3" width="8" height="8"/>',
-    "diamond": '<path d="M13 1.5 18 7l-5 5.5L8 7z"/>',
-    "triangle-up": '<path d="M13 2l5 9H8z"/>',
-    "cross": '<path d="M11.5 2h3v3.5h3.5v3h-3.5V12h-3V8.5H8v-3h3.5z"/>',
-    "x": '<path d="M10 2l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z"/>',
-    "star": '<path d="M13 1l1.5 4.3H19l-3.6 2.7 1.4 4.5L13 9.8 9.2 12.5l1.4-4.5L7 5.3h4.5z"/>',
-    "triangle-down": '<path d="M13 12l5-9H8z"/>',
-}
-"""Markers of figures, each in a box of 26 x 14 around (13, 7)."""
 LONG = 24
 """Number of characters from which text makes a column wide."""
-
-_DASHES = {"dot": "2 3", "dash": "5 3"}
 
 
 def asset(name: str) -> str:
@@ -36,13 +21,12 @@ def asset(name: str) -> str:
 
 
 def framed(title: str, body: str) -> str:
-    """A whole page, with plotly's script if there are figures."""
-    plotly = f"<script>{asset(PLOTLY)}</script>\n" if PLOT in body else ""
+    """A whole page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{asset('page.css')}</style>\n{plotly}</head>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}</main>\n<script>\n{asset('page.js')}</script>\n</body>\n</html>\n"
     )
 
@@ -66,21 +50,16 @@ def commands(lines: Iterable[str]) -> str:
     return f'<div class="command"><pre>{text}</pre><button type="button" class="copy">Copy</button></div>\n'
 
 
-def figure(plot: Any | None, name: str, caption: str) -> str:
-    """A plotly figure with its legend and a caption; empty if there is none.
-
-    Where ``layout.meta.ways`` has the axes of several views, a switch chooses between them.
-    """
-    if plot is None:
+def figure(plot: Plot | Mapping[Way, Plot] | None, name: str, caption: str) -> str:
+    """A figure with a caption, or several of which a reader chooses one by the direction of bytes; empty if none."""
+    if not plot:
         return ""
-    content = plot.to_json().replace("<", "\\u003c")  # no label ends the script element
-    ways = list((plot.layout.meta or {}).get("ways", ()))
-    return (
-        f"<figure>\n{_legend(plot)}{_switch(ways, name)}"
-        f'{PLOT} id="figure-{name}" style="height:{plot.layout.height}px" role="group" aria-label="{escape(caption)}">'
-        f'</div><script type="application/json">{content}</script>\n'
-        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
-    )
+    drawn = {"": plot} if isinstance(plot, Plot) else plot
+    svgs = ""
+    for way, one in drawn.items():
+        svg = page_svg(one, f"{name}-{way.replace(' ', '-')}" if way else name, caption)
+        svgs += f'<div class="way" data-way="{way}">{svg}</div>\n' if len(drawn) > 1 else f"{svg}\n"
+    return f"<figure>\n{_switch(list(drawn), name)}{svgs}<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
 
 
 def _switch(ways: Sequence[str], name: str) -> str:
@@ -91,27 +70,6 @@ def _switch(ways: Sequence[str], name: str) -> str:
         for i, way in enumerate(ways)
     )
     return f'<fieldset class="ways"><legend>Bytes</legend>{choices}</fieldset>\n'
-
-
-def _legend(plot: Any) -> str:
-    """A button for each name in the figure, which hides and shows it; none for a single name."""
-    traces = {trace.name: trace for trace in plot.data if trace.name and trace.type == "scatter"}
-    if len(traces) < 2:
-        return ""
-    items = "".join(
-        f'<li><button type="button" aria-pressed="true" data-name="{name}">{_sample(trace)}{name}</button></li>'
-        for name, trace in traces.items()  # names are escaped, since plotly reads HTML in them
-    )
-    return f'<ul class="key">{items}</ul>\n'
-
-
-def _sample(trace: Any) -> str:
-    colour = trace.line.color or trace.marker.color
-    dash = _DASHES.get(trace.line.dash or "", "")
-    line = f'<path d="M1 7h24" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-    line = line if "lines" in trace.mode else ""
-    shape = SHAPES.get(trace.marker.symbol or "", "")
-    return f'<svg viewBox="0 0 26 14" aria-hidden="true" fill="{colour}">{line}{shape}</svg>'
 
 
 def data_table(

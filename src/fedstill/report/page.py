@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from fedstill.base import files
 from fedstill.base.errors import front_door
 from fedstill.report import export, figures, groups, html, pareto, sections
+from fedstill.report.drawing import Plot
 from fedstill.report.groups import Task, group
 from fedstill.report.record import RunRecord
 from fedstill.report.sections import sheet
@@ -85,7 +85,7 @@ def _unbroken(text: str) -> str:
 def _details(task: Task, look: figures.Look, number: int) -> dict[str, str]:
     """The parts of a task after the results, by heading; some may be empty."""
 
-    def figure(plot: Any | None, name: str, caption: str) -> str:
+    def figure(plot: Plot | Mapping[figures.Way, Plot] | None, name: str, caption: str) -> str:
         return html.figure(plot, f"{name}-{number}", f"{caption} {export.source(task)}".strip())
 
     sent, rounds = figures.accuracy_against_bytes(task.ranked, look), figures.accuracy_per_round(task.rows, look)

@@ -1,8 +1,9 @@
 """Accuracy against what it costs, one point for each row of runs: the Pareto fronts, as a table and as figures."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, NamedTuple
 
@@ -11,16 +12,13 @@ from rich.console import Group
 from rich.table import Table
 
 from fedstill.report import figures, groups, guarantees, html
+from fedstill.report.drawing import Axis, Line, Plot, themed_svg
 from fedstill.report.groups import Row, group, setting_words
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
 
-_WIDTH, _HEIGHT = 760, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 170, 50, 48
 _LOGARITHMIC = 90.0
 """Largest accuracy in per cent from which errors have a logarithmic axis."""
 _LEVELS = (0, 20, 40, 60, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
-_COLUMN = 110
-"""Width of each column of the legend after the first."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Dot:
         x: its cost: 0 and infinity are drawn at the edges.
         y: its value on the vertical axis.
         best: whether it is on the front.
+        cost: the cost in words.
     """
 
     name: str
@@ -40,105 +39,76 @@ class Dot:
     x: float
     y: float
     best: bool
+    cost: str = ""
 
 
-def svg(dots: Sequence[Dot], x_words: str, about: str, tick_words: Callable[[float], str]) -> str:
-    """The dots on a logarithmic horizontal axis, the best joined by steps.
+def scatter(dots: Sequence[Dot], x_words: str, tick_words: Callable[[float], str]) -> Plot:
+    """The dots on a logarithmic horizontal axis, the best joined by steps and named.
 
     Args:
         dots: one or more points.
         x_words: the name of the horizontal axis.
-        about: the task, below the title.
         tick_words: a cost in words.
     """
-    place_x, ticks = _horizontal([dot.x for dot in dots], tick_words)
-    place_y, levels, y_words = _vertical([dot.y for dot in dots])
-    look = figures.styles(sorted({dot.kind for dot in dots}))  # the same in all pictures of the same methods
-    title = f"Accuracy against {x_words}"
-    parts = [
-        f'<text x="{_LEFT}" y="16" font-weight="bold">{escape(title)}</text>',
-        f'<text x="{_LEFT}" y="31">{escape(about)}</text>',
-    ]
-    for level in levels:
-        y = place_y(level)
-        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ccc" stroke-width="0.6"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{level:g}</text>')
-    for x, words in ticks:
-        parts.append(f'<path d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="#ccc" stroke-width="0.6"/>')
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{escape(words)}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_words)}</text>')
-    parts.append(f'<text transform="translate(14 {_HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{y_words}</text>')
+    place_x, x_axis = _horizontal([dot.x for dot in dots], x_words, tick_words)
+    place_y, y_axis = _vertical([dot.y for dot in dots])
     best = sorted((dot for dot in dots if dot.best), key=lambda dot: (dot.x, dot.y))
-    if best:
-        path = f"M{place_x(best[0].x):.1f} {place_y(best[0].y):.1f}"
-        path += "".join(f"H{place_x(dot.x):.1f}V{place_y(dot.y):.1f}" for dot in best[1:])
-        parts.append(f'<path class="front" d="{path}" fill="none" stroke="#888" stroke-width="1.5"/>')
-    for dot in dots:
-        parts.append(_marker(dot, place_x(dot.x), place_y(dot.y), *look[dot.kind]))
-    parts += _names(best, place_x, place_y)
-    legend, width = _legend(look)
-    parts += legend
-    style = 'font-family="sans-serif" font-size="11" fill="#222"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {style} viewBox="0 0 {width} {_HEIGHT}" role="img"'
-    page = f'<rect width="{width}" height="{_HEIGHT}" fill="#fff"/>'
-    return "\n".join([f'{head} aria-label="{escape(title)}: {escape(about)}">', page, *parts, "</svg>\n"])
+    lines = [Line("", [place_x(dot.x) for dot in best], [place_y(dot.y) for dot in best], "#888888", steps=True)]
+    look = figures.styles(sorted({dot.kind for dot in dots}))  # the same in all pictures of the same methods
+    for (kind, (colour, marker)), is_best in itertools.product(look.items(), (False, True)):
+        some = [dot for dot in dots if dot.kind == kind and dot.best == is_best]
+        xs, ys = [place_x(dot.x) for dot in some], [place_y(dot.y) for dot in some]
+        tips = [f"{dot.name}: {dot.y:.2f} %, {dot.cost or tick_words(dot.x)}" for dot in some]
+        opacity = 1.0 if is_best else 0.55
+        lines.append(Line(kind, xs, ys, colour, marker, "", sizes=7.0, opacity=opacity, tips=tips))
+    names = [(place_x(dot.x), place_y(dot.y), dot.name) for dot in best]
+    return Plot(x_axis, [y_axis], [line for line in lines if line.x], names=names)
 
 
 def _horizontal(
-    values: Sequence[float], tick_words: Callable[[float], str]
-) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """The place of each value on a log axis, and its ticks; 0 is on the left edge, infinity on the right."""
+    values: Sequence[float], name: str, tick_words: Callable[[float], str]
+) -> tuple[Callable[[float], float], Axis]:
+    """The place of each value on an axis of powers of ten; 0 is near the left edge, infinity near the right."""
     inner = [math.log10(value) for value in values if 0 < value < math.inf]
     low, high = (min(inner), max(inner)) if inner else (0.0, 1.0)
     margin = max(0.05 * (high - low), 0.1)
     low, high = low - margin, high + margin
-    left = _LEFT + (50 if 0.0 in values else 0)
-    right = _WIDTH - _RIGHT - (50 if math.inf in values else 0)
+    apart = 0.12 * (high - low)
+    left = low - apart if 0.0 in values else low
+    right = high + apart if math.inf in values else high
 
     def place(value: float) -> float:
         if value <= 0:
-            return _LEFT + 10.0
-        if value == math.inf:
-            return _WIDTH - _RIGHT - 10.0
-        return left + (math.log10(value) - low) / (high - low) * (right - left)
+            return left + 0.2 * apart
+        return right - 0.2 * apart if value == math.inf else math.log10(value)
 
-    steps = (1,) if high - low > 3 else (1, 3) if high - low > 1.2 else (1, 2, 5)
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    marks = [s * 10.0**d for d in decades for s in steps if low <= math.log10(s * 10.0**d) <= high]
-    ticks = [(place(mark), tick_words(mark)) for mark in marks] if inner else []
-    ticks += [(place(0.0), "0")] if 0.0 in values else []
-    ticks += [(place(math.inf), "none")] if math.inf in values else []
-    return place, ticks
+    ticks = [(math.log10(mark), tick_words(mark)) for mark in figures.log_ticks(low, high)] if inner else []
+    ticks = [(place(0.0), "0")] * (0.0 in values) + ticks + [(place(math.inf), "none")] * (math.inf in values)
+    return place, Axis(name, range=(left, right), ticks=ticks)
 
 
-def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], list[float], str]:
-    """The place of each accuracy in per cent, ticks, and the name of the axis.
+def _vertical(values: Sequence[float]) -> tuple[Callable[[float], float], Axis]:
+    """The place of each accuracy in per cent, and its axis.
 
     From 90 % on, the error 100 - accuracy has a logarithmic axis: 98 and 99 are then as far apart as 80 and 90.
     """
     low, high = min(values), max(values)
-    height = _HEIGHT - _TOP - _BOTTOM
     if high >= _LOGARITHMIC:
         errors = [100 - value for value in values if value < 100]
         least = min(errors, default=1.0) / (4 if high == 100 else 1.25)  # 100 has no logarithm: it is the upper edge
         most = min(max(100 - low, 2 * least) * 1.15, 100.0)
-        span = math.log(most / least)
 
         def place(value: float) -> float:
-            return _TOP + math.log(max(100 - value, least) / least) / span * height
+            return -math.log10(max(100 - value, least))
 
-        ticks = _levels(100 - most, 100 - least) + ([100.0] if high == 100 else [])
-        return place, ticks, "accuracy, % (log of the error)"
+        levels = _levels(100 - most, 100 - least) + ([100.0] if high == 100 else [])
+        ticks = [(place(level), f"{level:g}") for level in levels]
+        return place, Axis("accuracy, % (log of the error)", range=(-math.log10(most), place(100.0)), ticks=ticks)
     step = next((s for s in (0.5, 1, 2, 5, 10, 20) if (high - low) / s <= 8), 20)
     bottom = math.floor((low - 0.1 * step) / step) * step
     top = math.ceil((high + 0.1 * step) / step) * step
-
-    def place_linearly(value: float) -> float:
-        return _TOP + (top - value) / (top - bottom) * height
-
     levels = [bottom + i * step for i in range(round((top - bottom) / step) + 1)]
-    return place_linearly, levels, "accuracy, %"
+    return float, Axis("accuracy, %", range=(bottom, top), ticks=[(level, f"{level:g}") for level in levels])
 
 
 def _levels(low: float, high: float) -> list[float]:
@@ -151,50 +121,6 @@ def _levels(low: float, high: float) -> list[float]:
             size = step / 10**digits
             found = [round(i * size, digits) for i in range(math.ceil(low / size), math.floor(high / size) + 1)]
     return found
-
-
-def _marker(dot: Dot, x: float, y: float, colour: str, symbol: str) -> str:
-    about = f"<title>{escape(dot.name)}: {dot.y:.2f} %</title>"
-    place = f'transform="translate({x - 13:.1f} {y - 7:.1f})" fill="{colour}" opacity="{1 if dot.best else 0.55}"'
-    return f'<g class="dot" {place}>{html.SHAPES[symbol]}{about}</g>'
-
-
-def _names(best: Sequence[Dot], place_x: Callable[[float], float], place_y: Callable[[float], float]) -> list[str]:
-    """The names on the front, each beside its dot where it covers the least of other names and dots."""
-    places = [(place_x(dot.x), place_y(dot.y)) for dot in best]
-    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-    parts = []
-    for dot, (x, y) in zip(best, places, strict=True):
-        width = 6.0 * len(dot.name)
-        beside = [(x - width / 2, y - 9), (x - width / 2, y + 17), (x + 9, y + 4), (x - 9 - width, y + 4)]
-        beside += [(x + 4, y + 17), (x - 4 - width, y - 9)]
-        boxes = []
-        for left, base in beside:
-            start = min(max(left, _LEFT + 2), _WIDTH - _RIGHT - width)
-            boxes.append((start, base - 9, start + width, base + 2))
-        box = min(boxes, key=lambda box: sum(_overlap(box, other) for other in taken))
-        taken.append(box)
-        parts.append(f'<text x="{box[0]:.1f}" y="{box[1] + 9:.1f}">{escape(dot.name)}</text>')
-    return parts
-
-
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """Area that two boxes (left, top, right, bottom) share."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return max(width, 0) * max(height, 0)
-
-
-def _legend(look: dict[str, tuple[str, str]]) -> tuple[list[str], int]:
-    """A line for each kind, and the width of the picture with all of them."""
-    height = 19 if len(look) <= (_HEIGHT - _TOP) // 19 else 13
-    lines = (_HEIGHT - _TOP) // height
-    parts = []
-    for i, (kind, (colour, symbol)) in enumerate(look.items()):
-        x, y = _WIDTH - _RIGHT + 14 + i // lines * _COLUMN, _TOP + 8 + i % lines * height
-        parts.append(f'<g transform="translate({x - 13} {y - 7})" fill="{colour}">{html.SHAPES[symbol]}</g>')
-        parts.append(f'<text class="kind" x="{x + 10}" y="{y + 4}">{escape(kind)}</text>')
-    return parts, _WIDTH + (len(look) - 1) // lines * _COLUMN
 
 
 _APART = ("model", "models")
@@ -398,20 +324,34 @@ def _terminal(picture: Picture) -> Table:
     return table
 
 
-def cost_figures(picture: Picture) -> dict[str, str]:
-    """An SVG for each cost, with the front as a line."""
+def cost_plots(picture: Picture) -> dict[str, Plot]:
+    """A figure for each cost, with the front as a line."""
     drawn = {}
     for cost, best in picture.fronts().items():
         value = COSTS[cost]
         dots = [
-            Dot(point.name, point.method, value(point), 100 * point.accuracy, point in best) for point in picture.points
+            Dot(point.name, point.method, value(point), 100 * point.accuracy, point in best, _cost_words(cost, point))
+            for point in picture.points
         ]
-        drawn[cost] = svg(dots, _AXES[cost], picture.words, _UNITS[cost])
+        drawn[cost] = scatter(dots, _AXES[cost], _UNITS[cost])
     return drawn
 
 
+def _cost_words(cost: str, point: Point) -> str:
+    if cost == "bytes":
+        return f"{human_bytes(point.up)} up"
+    return f"epsilon {_epsilon_words(point)}" if cost == "epsilon" else f"{point.seconds:.1f} s"
+
+
+def cost_figures(picture: Picture) -> dict[str, str]:
+    """An SVG for each cost, as a file for other pages."""
+    titles = {cost: f"Accuracy against {_AXES[cost]}: {picture.words}" for cost in COSTS}
+    plots = {cost: replace(plot, title=titles[cost]) for cost, plot in cost_plots(picture).items()}
+    return {cost: themed_svg(plot, cost, titles[cost]) for cost, plot in plots.items()}
+
+
 _UNITS: dict[str, Callable[[float], str]] = {
-    "bytes": lambda value: human_bytes(value).replace(".00 ", " ").replace(".0 ", " "),
+    "bytes": figures.short_bytes,
     "epsilon": lambda value: f"{value:g}",
     "seconds": lambda value: f"{value:g} s",
 }
@@ -420,11 +360,10 @@ _UNITS: dict[str, Callable[[float], str]] = {
 def section(found: Sequence[Picture]) -> str:
     """The part of the page: for each picture its figures and its table."""
     text = ""
-    for picture in found:
+    for i, picture in enumerate(found):
         text += f"<h3>{escape(picture.words)}</h3>\n"
-        for figure in cost_figures(picture).values():
-            text += f'<figure class="pareto">\n<div class="scroll" tabindex="0">\n{figure}</div>\n'
-            text += f"<figcaption>{escape(_NOTE)}</figcaption>\n</figure>\n"
+        for cost, plot in cost_plots(picture).items():
+            text += html.figure(plot, f"front-{cost}-{i}", _NOTE)
         text += html.data_table(HEADINGS, cells(picture), (0, len(HEADINGS) - 1))
     return text
 

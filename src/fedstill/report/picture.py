@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedstill.report.drawing import PAGE_WIDTH, Axis, Line, Plot, page_svg
 from fedstill.runs.folder import Images
 
 TEST = "real"
 """The name of the test images in a run's folder."""
 _BLUE = "#0072B2"
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 340, 150, 44, 26
 _MOST_CLASSES, _PER_CLASS, _PIXELS = 10, 5, 32
 
 
@@ -20,25 +20,11 @@ def curve(accuracies: dict[int, float]) -> str:
     """Accuracy in percent by round as an SVG; empty for fewer than two rounds."""
     if len(accuracies) < 2:
         return ""
-    first, last = min(accuracies), max(accuracies)
-    low, high = (f(100 * value for value in accuracies.values()) for f in (min, max))
-    low, high = low - 0.05 * (high - low) - 0.5, high + 0.05 * (high - low) + 0.5
-
-    def place(at: int, value: float) -> str:
-        x = _LEFT + (at - first) / (last - first) * (_WIDTH - _LEFT - 6)
-        return f"{x:.1f},{6 + (high - value) / (high - low) * (_HEIGHT - _BOTTOM - 6):.1f}"
-
-    points = " ".join(place(at, 100 * value) for at, value in accuracies.items())
-    base = _HEIGHT - _BOTTOM
-    words = [(_LEFT - 4, base, "end", f"{low:.0f} %"), (_LEFT - 4, 12, "end", f"{high:.0f} %")]
-    words += [(_LEFT, base + 14, "start", f"round {first}"), (_WIDTH - 6, base + 14, "end", f"round {last}")]
-    texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in words)
-    return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="accuracy in percent by round" '
-        'font-family="sans-serif" font-size="11" fill="currentColor">'
-        f'<path d="M{_LEFT} 6V{base}H{_WIDTH - 6}" fill="none" stroke="currentColor" opacity="0.4"/>'
-        f'<polyline points="{points}" fill="none" stroke="{_BLUE}" stroke-width="2"/>{texts}</svg>'
-    )
+    xs, ys = [*map(float, accuracies)], [100 * value for value in accuracies.values()]
+    tips = [f"round {at:g}: {value:.2f} %" for at, value in zip(xs, ys, strict=True)]
+    plot = Plot(Axis("round", integer=True), [Axis("accuracy, %")], [Line("", xs, ys, _BLUE, tips=tips)], height=0.45)
+    svg = page_svg(plot, "curve", "accuracy in percent by round")
+    return f'<div style="max-width: {PAGE_WIDTH:g}px">{svg}</div>'
 
 
 def sent(images: dict[str, Images] | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedstill.report import export, figures, groups, guarantees, html, tables
+from fedstill.report.drawing import Plot
 from fedstill.report.groups import Row, Sweep, Task, group, setting_words
 from fedstill.report.picture import TEST, png
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes
@@ -223,7 +224,7 @@ def sweep(sweep: Sweep, look: figures.Look, number: int) -> str:
     return text + (f'<p class="note">{rest} more methods are in table.csv.</p>\n' if rest > 0 else "")
 
 
-def sweep_caption(sweep: Sweep, plot: Any) -> str:
+def sweep_caption(sweep: Sweep, plot: Plot | None) -> str:
     """What the plot of a sweep shows, and from which runs."""
     about = export.of_lines(plot, "methods without this setting")
     return f"{about} {export.source_of(sweep.runs, sweep.task)}".strip()

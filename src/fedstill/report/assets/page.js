@@ -1,57 +1,6 @@
 "use strict";
-// Draws a figure when it comes into view, and makes legends, switches, tables and copy buttons work.
+// Sorts tables and copies commands; a page without it shows the same.
 (() => {
-  const config = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "resetScale2d", "toImage"]] };
-  const hidden = new Set();
-  const plots = new Map(); // element -> figure
-
-  const group = (trace) => trace.legendgroup || trace.name;
-  const visible = (figure) =>
-    figure.data.map((trace) => !hidden.has(group(trace)) && (!trace.meta || trace.meta === figure.way));
-
-  function draw(element) {
-    const figure = plots.get(element);
-    if (figure.drawn) return;
-    figure.drawn = true;
-    const shown = visible(figure);
-    figure.data.forEach((trace, i) => (trace.visible = shown[i]));
-    Plotly.newPlot(element, figure.data, figure.layout, config);
-  }
-
-  for (const element of document.querySelectorAll(".plot")) {
-    const figure = JSON.parse(element.nextElementSibling.textContent);
-    const ways = figure.layout.meta ? figure.layout.meta.ways : {};
-    figure.way = Object.keys(ways)[0];
-    plots.set(element, figure);
-    for (const choice of element.closest("figure").querySelectorAll("input[type=radio]")) {
-      choice.addEventListener("change", () => {
-        figure.way = choice.value;
-        draw(element);
-        Plotly.update(element, { visible: visible(figure) }, ways[choice.value]);
-      });
-    }
-  }
-
-  const watcher = new IntersectionObserver(
-    (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => draw(entry.target)),
-    { rootMargin: "1500px" },
-  );
-  plots.forEach((_, element) => watcher.observe(element));
-  addEventListener("beforeprint", () => plots.forEach((_, element) => draw(element)));
-
-  for (const button of document.querySelectorAll(".key button")) {
-    button.addEventListener("click", () => {
-      const name = button.dataset.name;
-      if (!hidden.delete(name)) hidden.add(name);
-      for (const other of document.querySelectorAll(".key button")) {
-        if (other.dataset.name === name) other.setAttribute("aria-pressed", String(!hidden.has(name)));
-      }
-      plots.forEach((figure, element) => {
-        if (figure.drawn) Plotly.restyle(element, { visible: visible(figure) });
-      });
-    });
-  }
-
   const units = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
   function value(row, column) {
     const text = row.cells[column].textContent.trim();
