@@ -131,8 +131,8 @@ def test_releases_of_one_set_of_canaries_differ_and_masks_decide() -> None:
         (lambda: lower_bound(10, 5, 5, 0.0, 1.0), "confidence 1.0"),
         (lambda: one_run(shifted(10, 1.0, 0), 5, stream(0), delta=0.0), "5 guesses on 10 canaries; they must be even"),
         (lambda: one_run(shifted(10, 1.0, 0), 12, stream(0), delta=0.0), "12 guesses on 10 canaries"),
-        (lambda: many_runs(float, 1, delta=0.0), "runs 1"),
-        (lambda: many_runs(float, 10, delta=-1.0), "delta -1.0"),
+        (lambda: many_runs(float, 1, delta=0.0), "runs is 1; give 2 or more"),
+        (lambda: many_runs(float, 10, delta=-1.0), "delta is -1.0; give a number from 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(call: object, message: str) -> None:

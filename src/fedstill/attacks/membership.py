@@ -91,7 +91,7 @@ def by_lira(worlds: list[Outputs], victim: Victim, flip: bool, place: Path) -> d
 def by_rmia(
     worlds: list[Outputs], victim: Victim, flip: bool, place: Path, settings: Rmia
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """RMIA's scores, likewise, and the settings with their ``a``."""
+    """RMIA's membership score of each record, and the settings with the ``a`` that was tuned on the shadow models."""
     views = _views(flip)
     own = torch.stack([rmia.probability(world.own[views], victim.own.labels) for world in worlds], 1)
     others = torch.stack([rmia.probability(world.others[views], victim.others.labels) for world in worlds], 1)

@@ -148,10 +148,18 @@ def many_runs(score: Callable[[bool], float], runs: int, *, delta: float, confid
     Raises:
         ValueError: a number is out of its range.
     """
-    if not (runs >= 2 and 0 <= delta < 1 and 0 < confidence < 1):
-        raise ValueError(f"runs {runs}, delta {delta}, confidence {confidence}; at least 2, in [0, 1), in (0, 1)")
+    if runs < 2:
+        raise ValueError(f"runs is {runs}; give 2 or more")
+    _check_bounds(delta, confidence)
     scores = np.array([[score(included) for _ in range(runs)] for included in (False, True)], dtype=np.float64)
     return from_scores(scores[0], scores[1], delta=delta, confidence=confidence)
+
+
+def _check_bounds(delta: float, confidence: float) -> None:
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta is {delta}; give a number from 0 to below 1")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; give a number between 0 and 1")
 
 
 def from_scores(without: Floats, present: Floats, *, delta: float, confidence: float = 0.95) -> ManyRunsResult:
@@ -160,11 +168,11 @@ def from_scores(without: Floats, present: Floats, *, delta: float, confidence: f
     Raises:
         ValueError: a number is out of its range.
     """
-    if not (min(len(without), len(present)) >= 2 and 0 <= delta < 1 and 0 < confidence < 1):
+    if min(len(without), len(present)) < 2:
         raise ValueError(
-            f"{len(without)} and {len(present)} scores, delta {delta}, confidence {confidence}; at least 2, in [0, 1), "
-            "in (0, 1)"
+            f"there are {len(without)} scores without the record and {len(present)} with it; give 2 or more"
         )
+    _check_bounds(delta, confidence)
     out, then = np.split(without, [len(without) // 2])
     seen, later = np.split(present, [len(present) // 2])
     thresholds = np.unique(np.quantile(np.concatenate([out, seen]), np.linspace(0, 1, 1001)))

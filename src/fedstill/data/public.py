@@ -112,7 +112,8 @@ def _other_kinds(name: str) -> Iterator[None]:
 def sample(records: Records) -> dict[str, Any]:
     """What a server tells its sites of the public records (a `fedstill.engines.run_spec.PublicSample`).
 
-    The number of records, the SHA-256 of all labels, and `_sums` of up to `SAMPLED` records in even steps and of all.
+    The number of records, the SHA-256 of all labels, checksums of up to `SAMPLED` records,
+    evenly spaced, and one checksum of all.
     """
     count = min(len(records), SAMPLED)
     sums = _sums(records)

@@ -26,7 +26,7 @@ def check_job(job: Job, *, late: bool = False) -> None:
 
     Args:
         job: the run.
-        late: whether it asks late clients, whose replies arrive then.
+        late: whether the run extends a finished one, and asks only the clients whose reply is missing.
 
     Raises:
         ValueError: there is such a setting.

@@ -330,8 +330,8 @@ def _alike(one: FieldInfo, other: FieldInfo) -> bool:
 def _work(job: Job) -> tuple[Any, ...] | None:
     """What the replies to the first request of ``job`` depend on, beside its task; None if they can't be reused.
 
-    Steps of a method of the user's own may be other than those of the class that it is derived from, and release again
-    under a budget, of which the clients of a new run know nothing yet.
+    A subclass of the user's own may override the steps. Under a budget its clients would release again, and a new run's
+    clients do not know what was spent: such replies are not reused.
     """
     own, first = lookup.is_own(type(job.method)), job.method.first_reply
     if first is None or (own and job.experiment.budget is not None):

@@ -40,7 +40,7 @@ from fedstill.runs.folder import Config, RunFolder, Taken
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
 
 _SETTINGS = {"max_bytes": "max_bytes (--max-message-mb)"}
-"""Facts of a spec with the settings that give them, where these have other names."""
+"""Name of the flag for each field of a `RunSpec` that is called otherwise."""
 
 
 def as_told(run: Path, begun: Config | None, spec: RunSpec, public_records: Records | None) -> RunSpec:
@@ -79,7 +79,7 @@ def connect(job: Job, make_site: Callable[[], Site], *, late: bool = False) -> T
     Args:
         job: the run.
         make_site: makes the clients' side.
-        late: whether the run asks late clients, whose replies arrive then.
+        late: whether the run extends a finished one, and asks only the clients whose reply is missing.
 
     Raises:
         ValueError: the engine's package is not installed, or the clients would run in this process and have a time

@@ -332,7 +332,9 @@ def _merged(settings: Mapping[str, Any], point: Point) -> dict[str, Any]:
         for part in path:
             deeper = inner.get(part, {})
             if not isinstance(deeper, dict):
-                raise ValueError(f"{place} is to be tried, but {part} is {deeper!r}")
+                raise ValueError(
+                    f"the sweep tries {place}, but {part} is {deeper!r}; leave the fixed value of {part} out"
+                )
             inner[part] = inner = dict(deeper)
         inner[last] = value
     return merged

@@ -33,7 +33,10 @@ SIZES = tuple(range(8, 65, 8))
 
 
 class _Question:
-    """A public ``key`` of a computation, and ``make``, which makes the computation with random weights for its test."""
+    """The cache key of one check whether a network treats the rows of a batch independently.
+
+    Equal keys share an answer. `take` gives the check's inputs once, so that the cache keeps no model alive.
+    """
 
     def __init__(self, key: object, make: Callable[[], Compute], like: Tensor, among: tuple[int, ...]) -> None:
         facts = (tuple(like.shape[1:]), like.dtype, like.device, torch.get_num_threads(), among)

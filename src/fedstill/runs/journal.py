@@ -106,8 +106,8 @@ def exchange_of(request: Path) -> int:
 
 CHECKPOINT = "checkpoint"
 EVALUATIONS = 1_000_000
-"""Smallest number of an evaluation request. The first one before request n has the number n plus this, the second n
-plus twice this, so that evaluating more often does not shift later random streams. Their bytes are counted apart."""
+"""Distance between the numbers of evaluations: the k-th evaluation before request n has the number n + k times this.
+Evaluating more often then shifts no random stream. The bytes of evaluations are counted apart."""
 _SMALL = 1 << 18
 """Size in bytes up to which a reply is written in the background."""
 _PENDING = 128

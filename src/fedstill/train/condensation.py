@@ -20,7 +20,7 @@ class CondensedTraining(Settings):
     epochs: PositiveInt = 500
     """Passes over the synthetic set."""
     lr: PositiveFloat = 0.1
-    """Learning rate of the first half."""
+    """Learning rate in the first half of the epochs; a tenth of it after."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """Momentum in [0, 1)."""
     weight_decay: NonNegativeFloat = 5e-4

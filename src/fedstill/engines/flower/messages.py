@@ -302,7 +302,7 @@ def _step(request: bytes) -> str | None:
 
 
 def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arrival]:
-    """The arrivals of the clients of one message, each of at most so many bytes."""
+    """Split one Flower message into its clients' replies; a reply above ``at_most`` bytes is refused."""
     try:
         if reply.has_error():
             return [Arrival(client, b"", _failure(reply)) for client in clients]

@@ -150,7 +150,7 @@ class Budget:
         self._lock = Lock()
 
     def start(self, size: int) -> None:
-        """Begin a message of at most so many bytes."""
+        """Begin a message of at most ``size`` bytes."""
         self._left = self._all = size
 
     def take(self, size: int) -> None:

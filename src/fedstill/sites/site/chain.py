@@ -32,12 +32,16 @@ _TAIL = len(',"mac":""}') + 2 * len(START)
 
 @dataclass(frozen=True)
 class ChainEnd:
-    """The end of a chain: numbers of lines in all files and before the current one, the last MAC, and a file size."""
+    """The end of a chain of files."""
 
     count: int = 0
+    """Number of lines in all files."""
     last: bytes = START
+    """MAC of the last line."""
     size: int = 0
+    """Bytes of the current file."""
     begun: int = 0
+    """Number of lines in the files before the current one."""
 
     def after(self, line: bytes, mac: bytes) -> "ChainEnd":
         """The head after one more line."""
