@@ -48,7 +48,7 @@ def show(results: dict[str, Any]) -> Iterator[Table | Text]:
 
 
 def stored(run: Path) -> list[str]:
-    """What the membership attacks on a run have found, in words, one text for each.
+    """Findings of the membership attacks on a run, one text for each.
 
     Raises:
         Damaged: their results can't be read.

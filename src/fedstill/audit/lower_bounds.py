@@ -223,7 +223,7 @@ EXCEEDED = 1.001
 
 @dataclass(frozen=True)
 class Finding:
-    """What the audit of one method found.
+    """The result of an audit of one method.
 
     Attributes:
         method: the method.

@@ -29,7 +29,7 @@ _RESIDUAL = 1.5
 
 @dataclass
 class Exact:
-    """What one addition of noise was given: the exact value, the noise's standard deviation and the cost charged."""
+    """One addition of noise: the exact value, the noise's standard deviation and the cost that was charged."""
 
     value: Tensor
     std: float
@@ -38,7 +38,7 @@ class Exact:
 
 @dataclass
 class Heard:
-    """What a run on one data set showed.
+    """Everything that a run on one data set showed.
 
     Attributes:
         messages: requests and replies.
@@ -132,7 +132,7 @@ def _residual(head: LogisticHead | BinaryHead, rows: Any, beta: Tensor) -> float
 
 
 def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
-    """What depends on the record that differs and must not, as a sentence; empty if nothing does.
+    """A sentence on whatever depends on the record that differs and must not; empty if nothing does.
 
     Args:
         one: the run with the record.

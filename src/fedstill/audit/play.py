@@ -77,7 +77,7 @@ class Game:
 
 @dataclass(frozen=True)
 class Played:
-    """What one run showed of its clients.
+    """Everything that one run showed of its clients.
 
     Attributes:
         replies: the numbers of all replies of each client, ``(clients, numbers)``.

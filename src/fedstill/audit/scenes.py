@@ -81,7 +81,7 @@ class Scene:
     mixing: bool = False
 
     def difference(self, choice: int) -> str:
-        """What depends on the first canary of ``choice`` beside releases, or exceeds its sensitivity (`neighbours`)."""
+        """Sentence on whatever depends on ``choice``'s first canary beside releases (`neighbours`), or is too large."""
         some, heard = self.choices[choice], (Heard(), Heard())
         task = replace(self.task, model=MIXING) if self.mixing else self.task
         for mine, present in zip(heard, (True, False), strict=True):

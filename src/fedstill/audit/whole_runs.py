@@ -56,7 +56,7 @@ class AuditSettings(Settings):
 
 @dataclass(frozen=True)
 class Scoring:
-    """How an attacker scores replies.
+    """An attacker's scores of replies.
 
     Attributes:
         choice: the scene's choice of records.

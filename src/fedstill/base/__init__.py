@@ -1,1 +1,1 @@
-"""What every part stands on: errors, files, random streams, settings, records and weights."""
+"""Common ground of every part: errors, files, random streams, settings, records and weights."""

@@ -66,7 +66,7 @@ def sentence(
 
 
 def _remedy(name: str, kind: type[Settings] | None, also: Collection[str], owners: Mapping[str, type[Settings]]) -> str:
-    """What to do about an unknown setting: the place where it belongs, or the most similar name."""
+    """Remedy for an unknown setting: the place where it belongs, or the most similar name."""
     *path, last = name.split(".")
     if place := next((label for label, owner in owners.items() if last in owner.model_fields), None):
         return f"; put it under {place}:"

@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def plain(content: bytes) -> Any:
-    """What ``torch.save`` wrote, if it is made of tensors, numbers, texts and plain containers: nothing in it is run.
+    """Content that ``torch.save`` wrote, of tensors, numbers, texts and plain containers: nothing in it is run.
 
     Raises:
         ValueError: it holds something else, or is damaged.

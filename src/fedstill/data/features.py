@@ -169,7 +169,7 @@ def _note(path: Path) -> Path:
 
 
 def _created(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """A file of zeros, mapped; an earlier note, which is about another file, is gone first."""
+    """Make and map a file of zeros; the note of an earlier file is deleted first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _note(path).unlink(missing_ok=True)
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)

@@ -110,7 +110,7 @@ def _other_kinds(name: str) -> Iterator[None]:
 
 
 def sample(records: Records) -> dict[str, Any]:
-    """What a server tells its sites of the public records (a `fedstill.engines.run_spec.PublicSample`).
+    """Facts that a server tells its sites of the public records (a `fedstill.engines.run_spec.PublicSample`).
 
     The number of records, the SHA-256 of all labels, checksums of up to `SAMPLED` records,
     evenly spaced, and one checksum of all.
@@ -126,7 +126,7 @@ def sample(records: Records) -> dict[str, Any]:
 
 
 def difference(records: Records, stated: Mapping[str, Any]) -> str | None:
-    """How ``records`` differ from those that a `sample` states, in words; None if they do not.
+    """Words on how ``records`` differ from those that a `sample` states; None if they do not.
 
     Sums may differ by 20 for images, which is five times what decoders of pictures that differ by 4 levels make of it,
     and by a hundredth of their root mean square for vectors. So the order of records is compared as a whole, but a few

@@ -87,7 +87,7 @@ def read_parquet(path: Path, fit: Fit | None = None) -> Splits:
 
 
 def _read_saved(path: Path, known: Known | None, fit: Fit | None) -> Splits:
-    """What ``save_to_disk`` of a ``Dataset`` or a ``DatasetDict`` wrote."""
+    """Splits that ``save_to_disk`` of a ``Dataset`` or a ``DatasetDict`` wrote."""
 
     def load() -> "Mapping[str, datasets.Dataset]":
         import datasets

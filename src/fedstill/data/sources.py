@@ -280,7 +280,7 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
 
 
 def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:
-    """What the labels tell of the classes, in words: names that are ``found``, or numbers up to the largest label."""
+    """Words on what the labels tell of the classes: names that are ``found``, or numbers up to the largest label."""
     if known is not None:
         return ()
     if found:

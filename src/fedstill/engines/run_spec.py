@@ -53,7 +53,7 @@ def _plain(value: Method | dict[str, Any]) -> dict[str, Any]:
 
 
 class PublicSample(Settings):
-    """What a server says of its public records, so that a site notices that its own are others."""
+    """A server's description of its public records, by which a site notices that its own are others."""
 
     records: PositiveInt
     """Number of all public records."""

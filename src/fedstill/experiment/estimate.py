@@ -174,7 +174,7 @@ class RehearsalFederation(ServerFederation):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will need.
+    """The needs of a run.
 
     Attributes:
         requests: the requests, in order.

@@ -70,7 +70,7 @@ def read_simulated(run: Path, command: str) -> Job:
 
 
 _CHANGING = {"fingerprint": "the data", "public_fingerprint": "the public data", "version": "fedstill"}
-"""What a fact of ``config.json`` describes that may change after a run was begun."""
+"""Descriptions of the facts of ``config.json`` that may change after a run was begun."""
 
 
 def check_facts(run: Path, begun: Config | None, now: Mapping[str, str]) -> None:
@@ -328,7 +328,7 @@ def _alike(one: FieldInfo, other: FieldInfo) -> bool:
 
 
 def _work(job: Job) -> tuple[Any, ...] | None:
-    """What the replies to the first request of ``job`` depend on, beside its task; None if they can't be reused.
+    """Settings that the replies to the first request of ``job`` depend on; None if they can't be reused.
 
     A subclass of the user's own may override the steps. Under a budget its clients would release again, and a new run's
     clients do not know what was spent: such replies are not reused.
@@ -340,7 +340,7 @@ def _work(job: Job) -> tuple[Any, ...] | None:
 
 
 def _other_task(job: Job, before: Job, content: Config) -> str | None:
-    """What makes the task or the code of ``before`` another than that of ``job``, in words."""
+    """Words on the difference of the task or the code of ``before`` to that of ``job``."""
     described = job.description()
     earlier = {**described, "experiment": before.experiment.model_dump(mode="json"), "code": content.code}
     return config.difference(earlier, described)

@@ -70,7 +70,7 @@ class Range(Settings):
 
 
 Space = Mapping[str, Range | list[Any]]
-"""What to try, by dotted name of a setting: a list of values, or a range."""
+"""Values to try by dotted name of a setting: a list, or a range."""
 
 
 def grid_size(space: Space) -> int:
@@ -152,7 +152,7 @@ FINAL = "final"
 
 
 class SweepPlan(Settings):
-    """How a sweep searches."""
+    """Search, seeds and budgets of a sweep."""
 
     search: Literal["grid", "optuna"] = "grid"
     """All points of each method's grid, or points that optuna proposes."""

@@ -121,11 +121,11 @@ class Task(NamedTuple):
     values: Mapping[str, list[list[str]]] = {}
     """The column of the partition by:COLUMN with its values at each client (`partition.values_of`)."""
     drawn: tuple[str, ...] = ()
-    """What decided which client has which of somebody's own records, and depends on all of them (`_drawn`)."""
+    """Draws that decided which client has which of somebody's own records, and depend on all of them (`_drawn`)."""
 
     @property
     def held(self) -> int:
-        """Number of the task's own records that are public, and no client's."""
+        """Number of the task's own records that are public in place of a client's."""
         return 0 if self.public is None else len(self.public)
 
     def counts(self) -> NDArray[np.int64]:
@@ -180,7 +180,7 @@ def share_out(
 def _drawn(
     experiment: Experiment, given: sources.DataSet | None, loaded: sources.DataSet, rows: partition.Indices
 ) -> tuple[str, ...]:
-    """What decided which client has which records, and depends on all of them: with one more, many change places.
+    """Draws that decided which client has which records, and depend on all of them: with one more, many change places.
 
     Nothing for data sets known by name, which are public.
     """

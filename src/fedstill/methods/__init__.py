@@ -53,7 +53,7 @@ def find(name: str) -> type["Method"]:
 
 
 def _classes_of(file: Path) -> str:
-    """What to name in place of a file: its classes derived from a method of fedstill; the file is not run."""
+    """Names to give in place of a file: its classes derived from a method of fedstill; the file is not run."""
     try:
         tree = ast.parse(file.expanduser().read_bytes())
     except (OSError, SyntaxError, ValueError) as error:

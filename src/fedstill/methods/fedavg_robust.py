@@ -32,7 +32,7 @@ class FedAvgRobust(Method):
     local: SGD = SGD()
     """A client's training in one round."""
     rule: Rule = "multi-krum"
-    """How the clients' models are combined."""
+    """Rule that combines the clients' models."""
     hostile: NonNegativeInt = 1
     """Number of hostile clients to expect among those asked in a round (f). Medians do not depend on it; they only need
     more than twice as many replies."""

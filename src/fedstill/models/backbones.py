@@ -105,7 +105,7 @@ class Preprocessing:
         crop: height and width of the central crop, padded with black where the image is smaller; empty for none.
         resample: Pillow's number of the filter: 0 nearest, 2 bilinear, 3 bicubic.
         mean: of each channel; one number is for all. Three make gray images colour images.
-        std: standard deviations, likewise.
+        std: standard deviation of each channel.
     """
 
     shortest: int = 0

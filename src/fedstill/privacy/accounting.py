@@ -356,7 +356,7 @@ def admits(events: Sequence[Event], first: Event, epsilon: float, delta: float) 
         events: releases that one record may have influenced, the next one included; costs of one unit.
         first: the first release of the whole ledger, whichever records it used.
         epsilon: the bound of epsilon, fixed before the first release.
-        delta: the bound of delta, likewise.
+        delta: the bound of delta.
     """
     if any(isinstance(event, Unbounded) for event in events):
         return False

@@ -25,7 +25,7 @@ APART = (
     "give data with a test split of their own and a column that names each record's client (--partition by:COLUMN), "
     "and leave out --limit, --validation and --public held"
 )
-"""How to give data so that no draw depends on all of them."""
+"""Remedy: data of which no draw depends on all records."""
 _WHOLE = frozenset({"ClippedUpdate"})
 """Mechanisms whose theorem lets all of a client's records change."""
 
@@ -71,7 +71,7 @@ def telling(measured: Sequence[str], unit: str | None) -> list[str]:
 
 
 def remedy(measured: Sequence[str]) -> str:
-    """How to state facts of a task that came from the records (`fedstill.data.sources.DataSet.measured`)."""
+    """Flags that state facts of a task that came from the records (`fedstill.data.sources.DataSet.measured`)."""
     scaled = [fact for fact in measured if fact in _SCALES]
     flags = ["--mean 0.5 --std 0.25"] * bool(scaled)
     flags += ["--num-classes or --class-names"] * (len(scaled) < len(measured))
@@ -79,7 +79,7 @@ def remedy(measured: Sequence[str]) -> str:
 
 
 def moving(drawn: Sequence[str], unit: str | None) -> list[str]:
-    """Those of a task's draws (``Task.drawn``) in which one record, or one label, may move other records."""
+    """Draws of a task (``Task.drawn``) in which one record, or one label, may move other records."""
     return [what for what in drawn if unit != "label" or not what.startswith(_OF_NUMBERS)]
 
 

@@ -59,7 +59,7 @@ def check(folder: Path | None = None) -> Iterator[Any]:
 
 
 def _refused(port: int, authority: Path) -> str:
-    """What the gate says to the start of a run and to the registration of a key, from outside."""
+    """The gate's replies to the start of a run and to the registration of a key, from outside."""
     import httpx  # optional, comes with Flower
 
     context = ssl.create_default_context(cafile=str(authority))

@@ -73,7 +73,7 @@ _POLL = 0.5
 
 
 class MessageLimits(NamedTuple):
-    """What the SuperNode takes, and what it sends and says of a message that it does not take.
+    """Limits of a message to the SuperNode, and the reply to one that it does not take.
 
     Attributes:
         request: largest number of bytes of a request.

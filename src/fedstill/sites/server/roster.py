@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 
 
 class Invitation(Settings):
-    """What a site needs to know of a server."""
+    """Facts of a server that a site needs."""
 
     client: NonNegativeInt
     """Number of the client that the site is."""

@@ -50,7 +50,7 @@ class ServerSettings(Settings):
     bind: IPvAnyAddress = IPv4Address("0.0.0.0")
     """Address that listens on the port."""
     proxy: Literal["fedstill", "nginx"] = "fedstill"
-    """What listens on the port: 'server start' itself, or an nginx with FOLDER/nginx.conf."""
+    """The program that listens on the port: 'server start' itself, or an nginx with FOLDER/nginx.conf."""
     days: PositiveInt = 365
     """Days for which a certificate of the server is valid."""
 

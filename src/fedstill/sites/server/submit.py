@@ -24,7 +24,7 @@ _POLL = 3.0
 
 
 class RunFlags(Settings):
-    """How the server runs an experiment with its sites."""
+    """Flags of a run of the server with its sites."""
 
     out: Path | None = None
     """Folder of the results; an interrupted run there is resumed."""

@@ -70,7 +70,7 @@ def create_ledger(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the ledger of a site allows.
+    """Limits of a site's ledger.
 
     Attributes:
         delta: the delta of the budget, in (0, 1).

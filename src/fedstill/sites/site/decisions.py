@@ -145,7 +145,7 @@ _NAMED = 10
 
 
 def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run asks for: its method, its settings, the fields that may leave, and what it may cost at most.
+    """Facts that the run asks for: its method, its settings, the fields that may leave, and what it may cost at most.
 
     Args:
         policy: the site's policy, which says which steps the run may ask for.

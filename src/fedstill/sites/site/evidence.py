@@ -1,4 +1,4 @@
-"""What a site's operator sees: its status, and evidence in one file."""
+"""Status of a site for its operator, and evidence for others in one file."""
 
 import math
 import os

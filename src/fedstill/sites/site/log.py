@@ -63,7 +63,7 @@ def is_full(policy: SitePolicy) -> bool:
 
 
 def _today(policy: SitePolicy) -> int:
-    """The number of today; 0 if the file is damaged, as it limits the size of the log only."""
+    """Number of messages refused today; 0 if the file is damaged, as it limits the size of the log only."""
     try:
         found = json.loads((policy.state / COUNT).read_bytes())
         return int(found["count"]) if found["day"] == _day() else 0
@@ -235,7 +235,7 @@ def _digest(place: Path) -> str:
 
 Line = Mapping[str, Any]
 OUTCOMES = ("answered", "refused", "failed", "waiting")
-"""What may become of a question."""
+"""Possible outcomes of a request."""
 
 
 @dataclass

@@ -113,7 +113,7 @@ class SitePolicy(Settings):
         return self.state / "ledger"
 
     def limits(self, spec: RunSpec) -> Limits:
-        """What the site's ledger allows a run."""
+        """Limits of the site's ledger for a run."""
         return Limits(
             self.delta,
             self.budget,
@@ -287,7 +287,7 @@ def _loaded(what: str, load: Callable[[], T]) -> T:
 
 
 def words(policy: SitePolicy) -> Iterator[str]:
-    """What leaves the site under a policy, in sentences."""
+    """Sentences on what leaves the site under a policy."""
     for entry in policy.methods:
         method, steps = _entry(policy, entry)
         name = entry if len(steps) > 1 else entry.rpartition(".")[0] or entry
