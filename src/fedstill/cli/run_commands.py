@@ -178,14 +178,12 @@ def _in_folder(given: Path | None, plain: Path, jobs: "Mapping[Path, Job]", make
 
 
 def make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
-    """Run ``job``, write its report and print its results; ``nobody`` as for `_make`."""
+    """Run ``job``, write its report and print its results; ``nobody`` as for `fedstill.library.finish`."""
     from fedstill.report import tables
     from fedstill.report.page import write_report
-    from fedstill.report.record import read_run
     from fedstill.runs.folder import RunFolder
 
-    _make(job, output, nobody=nobody)
-    record, page = read_run(job.out), RunFolder(job.out).report
+    record, page = _finish(job, output, nobody=nobody), RunFolder(job.out).report
     write_report([record], page)
     if output.json_:
         print_json({**record.summary, "folder": str(job.out), "report": str(page)})
@@ -203,16 +201,13 @@ def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
-def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
-    """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
+def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRecord":
+    """Run ``job`` as `fedstill.run` does, with the progress on this command's terminal."""
     from fedstill.experiment.progress import watch
-    from fedstill.experiment.reuse import Nobody
-    from fedstill.experiment.run import run
-    from fedstill.tracking import followed
+    from fedstill.library import finish
 
-    console = terminal(stderr=output.json_)
-    with watch(console, job.title, quiet=output.quiet) as bars, followed(output.track, job.out, bars) as watcher:
-        run(job, watcher=watcher, sites=(lambda spec: Nobody()) if nobody else None)
+    with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as bars:
+        return finish(job, watcher=bars, progress=False, track=output.track, nobody=nobody)
 
 
 def slug_of(name: str) -> str:
@@ -264,18 +259,16 @@ def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
 
 def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOutput") -> None:
     from fedstill.experiment import reuse
-    from fedstill.report.record import read_run
 
     if not output.quiet:
         console = terminal(stderr=output.json_)
         console.print(f"{len(jobs)} runs in {out}", soft_wrap=True, highlight=False, markup=False)
-    folders: list[Path] = []
+    records: list[RunRecord] = []
     for path, job in jobs.items():
         here = job.replace(out=out / path)
-        reuse.prepare(here, folders)
-        _make(here, output)
-        folders.append(here.out)
-    _show_runs([read_run(folder) for folder in folders], out, command, as_json=output.json_)
+        reuse.prepare(here, [record.folder for record in records])
+        records.append(_finish(here, output))
+    _show_runs(records, out, command, as_json=output.json_)
 
 
 def _show_runs(
