@@ -23,6 +23,7 @@ import fedstill
 from fedstill import attacks, load_data, methods
 from fedstill.base.settings import Settings
 from fedstill.cli import COMMANDS, main
+from fedstill.cli.command import Command
 from fedstill.cli.declared import declared, facts
 from fedstill.cli.flags import parse_compare, parse_run
 from fedstill.cli.parser import Section, flags_text, parse
@@ -161,7 +162,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "feddf", *QUICK, "--public", "nois"], "or held=N; did you mean noise?"),
         (["attack", "file", "membership"], "there is no folder file; give a folder written by `fedstill run`"),
         (["attack", ".", "membership"], ". is not the folder of a run; give a folder written by `fedstill run`"),
-        (["data", "sell"], "there is no 'data sell'; choose list or show"),
+        (["data", "sell"], "there is no command 'data sell'; choose list, show (fedstill data --help)"),
         (
             ["run", "fedavg-p", "--data", "digits", "--public", "noise", "--mean", "2"],
             "--mean is 2.0, but the pixels of images lie in [0, 1]",
@@ -323,7 +324,7 @@ def test_a_full_disk_has_a_remedy(
     def full(_: list[str]) -> None:
         raise OSError(number, os.strerror(number), "runs/one/model.safetensors")
 
-    monkeypatch.setitem(COMMANDS, "runs", full)
+    monkeypatch.setitem(COMMANDS, "runs", Command(full, raw=True))
     said = fails(capsys, "runs")
     assert f"runs/one/model.safetensors cannot be written: {os.strerror(number)}; {remedy}" in said
 
@@ -442,9 +443,9 @@ def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> N
 
 
 HELPED = [
-    "", "run", "run fedgm", "run fedkadp", "run fedauxfdp", "run --extend", "compare", "compare fedavg fedgm", "report",
-    "methods", "data", "data list", "data show", "privacy", "privacy plan", "privacy RUN", "attack", "attack RUN",
-    "attack RUN uploads", "deploy", "deploy check", "server", "server init", "server run", "site", "site init",
+    "", "run fedgm", "run fedkadp", "run fedauxfdp", "run --extend", "compare fedavg fedgm", "privacy RUN",
+    "attack RUN", "attack RUN uploads", *COMMANDS,
+    *(f"{name} {inner}" for name, command in COMMANDS.items() if name != "run" for inner in command.below),
 ]  # fmt: skip
 
 
@@ -639,8 +640,7 @@ def test_removing_a_comparison_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_removing_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["runs", "remove", "--help"])
-    assert "usage: fedstill runs" in capsys.readouterr().out
+    assert "usage: fedstill runs remove FOLDER ... [flags]" in help_of(capsys, "runs", "remove")
 
 
 def test_a_comparison_is_refused_before_its_first_run_if_one_is_impossible(

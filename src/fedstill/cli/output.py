@@ -107,9 +107,3 @@ def usage(words: Sequence[str], text: str) -> bool:
         print(text)
         return True
     return False
-
-
-def no_more(words: Sequence[str]) -> None:
-    """Refuse further arguments."""
-    if words:
-        raise Bad(f"'{words[0]}' is an unexpected argument")
