@@ -1,6 +1,7 @@
 """A command, described once: dispatch, help texts and completion read the same tree."""
 
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -47,7 +48,6 @@ class Command(NamedTuple):
         about: what the command does, in a help text; ``"...\n\nExample: ..."`` ends it with an example.
         flags: the settings that have flags.
         needs: the sentence if there are too few words, but the first, in place of a general one.
-        usage: the help text of a command with others below it, or of one that is ``raw``.
         below: commands that the first word names.
         choices: the words that a shell completes; by default files if there are ``takes``.
         raw: whether ``run`` gets all words as they are, because its flags depend on them.
@@ -58,7 +58,6 @@ class Command(NamedTuple):
     about: str = ""
     flags: tuple[str | Part, ...] = ()
     needs: str = ""
-    usage: str = ""
     below: "Mapping[str, Command]" = {}
     choices: tuple[str, ...] = ()
     raw: bool = False
@@ -105,12 +104,30 @@ def call(command: Command, words: list[str], program: str) -> None:
         command.run(words)
     elif words and words[0] in command.below:
         call(command.below[words[0]], words[1:], f"{program} {words[0]}")
-    elif command.usage and asks_help(words):
-        print(command.usage)
+    elif command.below and asks_help(words):
+        print(overview(command, program))
     elif command.run is None:
         raise unknown(words[0], command.below, program)
     else:
         command.run(*read(command, words, program))
+
+
+def overview(command: Command, program: str) -> str:
+    """The help text of a command with others below it: its own words and flags, and a line for each of these."""
+    about, _, example = command.about.partition("\n\nExample: ")
+    own = f"usage: {program} {command.takes} [flags]\n       " if command.run else "usage: "
+    rows = {f"{name} {one.takes}".strip(): one.about.partition("\n\n")[0] for name, one in command.below.items()}
+    width = max(map(len, rows)) + 4
+    lines = [
+        textwrap.fill(text, 80, initial_indent=f"  {name:<{width - 2}}", subsequent_indent=" " * width)
+        for name, text in rows.items()
+    ]
+    text = f"{own}{program} COMMAND ...\n\n{textwrap.fill(about, 80)}\n\ncommands:\n" + "\n".join(lines)
+    if command.flags:
+        from fedstill.cli import parser
+
+        text += "\n" + parser.flags_text(program, sections_of(command, shown=True)).rstrip("\n")
+    return f"{text}\n\nflags:   {program} COMMAND --help\nexample: {example}"
 
 
 def unknown(word: str, commands: Mapping[str, Command], program: str, near: str = "") -> Bad:

@@ -14,17 +14,6 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.runs.listing import Entry
 
 
-USAGE = """usage: fedstill runs [FOLDER] [--tag TAG] [--json]
-       fedstill runs compare RUN ... [--json]
-       fedstill runs tag TAG RUN ...
-       fedstill runs untag TAG RUN ...
-       fedstill runs remove FOLDER ... [--yes]
-
-List the runs in FOLDER (runs) and below it; show in which settings and results
-some differ; tag them; or remove runs, or comparisons with all their runs.
-
-example: fedstill runs tag baseline runs/fedavg-digits-0"""
-
 _FOLDER = 20
 """Width to which the column of folders does not shrink."""
 
@@ -227,9 +216,9 @@ _PLACE = "remove needs the folder of a run or of a comparison: fedstill runs rem
 RUNS = Command(
     list_runs,
     "[FOLDER]",
-    "list, compare, tag or remove runs",
+    "List the runs in FOLDER (runs) and below it; show in which settings and results some differ; tag them; or remove "
+    "runs, or comparisons with all their runs.\n\nExample: fedstill runs tag baseline runs/fedavg-digits-0",
     ("Listed",),
-    usage=USAGE,
     below={
         "compare": Command(compare, "RUN ...", "Show the settings and results in which runs differ.", (FORM,), _TWO),
         "tag": Command(tag, "TAG RUN ...", "Give runs a tag.", needs=_TAG.format("tag")),

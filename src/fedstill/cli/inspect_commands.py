@@ -178,9 +178,7 @@ METHODS = Command(
     (FORM,),
 )
 DATA = Command(
-    usage="usage: fedstill data list [--json]      list the known data sets\n"
-    "       fedstill data show NAME [flags]  plot the records (show --help)",
-    about="list the data sets, or plot a partition",
+    about="List the data sets, or plot a partition.\n\nExample: fedstill data show digits --partition classes:2",
     below={
         "list": Command(list_data, "", "List the known data sets.", (FORM,)),
         "show": Command(
@@ -201,11 +199,8 @@ DATA = Command(
 PRIVACY = Command(
     privacy,
     "RUN",
-    "show the releases of a run, or plan their noise",
+    "Show the clients' releases in RUN and their costs, or plan their noise.\n\nExample: fedstill privacy runs/first",
     (FORM,),
-    usage="usage: fedstill privacy RUN [--json]  show the releases and their costs\n"
-    "       fedstill privacy plan [flags]  plan noise and accuracy (plan --help)\n"
-    "       fedstill privacy import FILE   add up an Opacus history (import --help)",
     below={
         "plan": Command(
             plan,

@@ -503,7 +503,7 @@ def sweep(words: list[str]) -> None:
         from fedstill.cli import parser
 
         more = parser.flags_text("fedstill sweep", sections_of(SWEEP, shown=True))
-        usage(words and ["--help"], f"{SWEEP.usage}{more}")
+        usage(words and ["--help"], f"{_SWEEP}{more}")
         return
     (place,), output = read(SWEEP, words, "fedstill sweep")
     from fedstill.base.lookup import add_working_folder
@@ -558,6 +558,4 @@ REPORT = Command(
     ("ReportOutput",),
     "usage: fedstill report RUN ... [flags]; name the folder of at least one run (fedstill report --help)",
 )
-SWEEP = Command(
-    sweep, "FILE.yaml", "tune several methods, each with as many tries", ("SweepOutput",), usage=_SWEEP, raw=True
-)
+SWEEP = Command(sweep, "FILE.yaml", "tune several methods, each with as many tries", ("SweepOutput",), raw=True)

@@ -15,30 +15,6 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.sites.server.submit import RunFlags
 
 
-USAGE = """usage: fedstill server init FOLDER --host NAME [flags]
-                         make a server: certificates, roster, unit of systemd
-       fedstill server start FOLDER
-                         run it; sites reach it, and nobody else does
-       fedstill server invite FOLDER CLIENT ... [--records N]
-                         write the invitation files of clients
-       fedstill server accept FOLDER CLIENT KEY [--replace]
-                         register a client's public key (a line, or its file)
-       fedstill server remove FOLDER CLIENT
-                         remove a client and its key
-       fedstill server run FOLDER FILE.yaml --out DIR [flags]
-                         run an experiment file with the sites
-       fedstill server status FOLDER [--json]
-                         show certificate, sites and runs
-       fedstill server renew FOLDER [--authority]
-                         make a new certificate, or first a new authority
-       fedstill server stop FOLDER
-                         stop it
-
-FOLDER comes first; init and run have a --help of their own.
-
-example: fedstill server init federation --host fl.example.org"""
-
-
 def init(words: list[str], settings: "ServerSettings") -> None:
     """``fedstill server init``."""
     from fedstill.sites import units
@@ -183,15 +159,11 @@ COMMANDS: dict[str, Command] = {
     "renew": Command(renew, "FOLDER", "Make a new certificate, or first a new authority.", ("Renewal",)),
     "stop": Command(stop, "FOLDER", "Stop the server."),
 }
-SERVER = Command(usage=USAGE, about="set up and run the server of real sites", below=COMMANDS)
-
-
-DEPLOY_USAGE = """usage: fedstill deploy check [FOLDER]
-
-Try a server and two sites on this machine, over TLS, in an empty folder or a
-temporary one. 'fedstill server' and 'fedstill site' set up real ones.
-
-example: fedstill deploy check"""
+SERVER = Command(
+    about="Set up and run the server of real sites. FOLDER is the server's folder.\n\n"
+    "Example: fedstill server init federation --host fl.example.org",
+    below=COMMANDS,
+)
 
 
 def _stop_trial(number: int, _: object) -> None:
@@ -214,5 +186,13 @@ def check(words: list[str]) -> None:
         raise SystemExit(1) from None
 
 
-_CHECK = Command(check, "[FOLDER]", "Try a server and two sites on this machine.")
-DEPLOY = Command(usage=DEPLOY_USAGE, about="try a server and two sites on this machine", below={"check": _CHECK})
+DEPLOY = Command(
+    about="Try a deployment; 'fedstill server' and 'fedstill site' set up real ones.\n\nExample: fedstill deploy check",
+    below={
+        "check": Command(
+            check,
+            "[FOLDER]",
+            "Try a server and two sites on this machine, over TLS, in an empty folder or a temporary one.",
+        )
+    },
+)

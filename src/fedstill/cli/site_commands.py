@@ -100,10 +100,11 @@ def rekey(words: list[str]) -> None:
 def serve(words: list[str]) -> None:
     """``fedstill site serve``; further words are options of ``flower-supernode``."""
     if asks_help(words):
-        print(USAGE)
+        print("usage: fedstill site serve FOLDER [OPTION ...]\n")
+        print("Run the site's node, and answer the server. flower-supernode gets each OPTION.")
         return
     if not words or not words[0] or words[0].startswith("-"):
-        raise Bad("the site's folder comes first: fedstill site serve FOLDER (fedstill site --help)")
+        raise Bad("the site's folder comes first: fedstill site serve FOLDER (fedstill site serve --help)")
     from fedstill.sites.site import launcher
 
     raise SystemExit(launcher.serve(Path(words[0]), words[1:]))
@@ -125,43 +126,6 @@ def _say(policy: Any, warnings: Sequence[str]) -> None:
     for warning in warnings:
         print(f"warning: {warning}")
 
-
-USAGE = """usage: fedstill site COMMAND FOLDER ...
-FOLDER is the site's folder, with its policy.toml.
-
-set up and run:
-  init FOLDER --invite FILE --data PATH [flags]
-      make a site: policy, ledger, key, unit of systemd
-  check FOLDER [--json]
-      say what the policy lets out, after a change of it
-  serve FOLDER
-      run the site's node, and answer the server
-  join FOLDER --invite FILE
-      take a server's new invitation
-  rekey FOLDER
-      make another key
-
-show and govern:
-  status FOLDER [--json | --prometheus]
-      show budget, runs, questions, waiting runs and health
-  log FOLDER [--all] [--json]
-      show the last questions and outcomes, or all
-  log FOLDER --verify [--json]
-      check log and ledger; exit code 1 if something is wrong
-  log FOLDER --export FILE.html|.json
-      write all evidence into one file
-  log FOLDER --restart
-      put a damaged log aside and begin another
-  show FOLDER ENTRY [--out FOLDER] [--json]
-      show what was sent in an entry of the log; --out writes values and images
-  ledger FOLDER [--all] [--json]
-      show what was spent, on what, by which run
-  pause FOLDER, resume FOLDER
-      reply to no question; reply again
-  approve FOLDER [RUN [--yes | --no]]
-      list the runs that wait for approval, or show what one asks for and decide
-
-example: fedstill site status /srv/fedstill"""
 
 _LAST = 30
 """Number of lines of a log without --all."""
@@ -380,11 +344,17 @@ COMMANDS: dict[str, Command] = {
     "join": Command(join, "FOLDER", "Take a server's new invitation.", ("Invite",)),
     "rekey": Command(rekey, "FOLDER", "Make another key."),
     "status": Command(status, "FOLDER", "Show budget, runs, questions, waiting runs and health.", ("Status",)),
-    "log": Command(show_log, "FOLDER", "Show the last questions and outcomes.", ("Log",)),
+    "log": Command(show_log, "FOLDER", "Show the last questions and outcomes; check or export all.", ("Log",)),
     "show": Command(show, "FOLDER ENTRY", "Show what was sent in an entry of the log.", ("Sent",), _ENTRY),
     "ledger": Command(ledger, "FOLDER", "Show what was spent, on what, by which run.", ("Ledger",)),
     "pause": Command(pause, "FOLDER", "Reply to no question."),
     "resume": Command(resume, "FOLDER", "Reply to questions again."),
-    "approve": Command(approve, "FOLDER [RUN]", "List the runs that wait, or decide on one.", ("Approval",)),
+    "approve": Command(
+        approve, "FOLDER [RUN]", "List the runs that wait for approval, or decide on one.", ("Approval",)
+    ),
 }
-SITE = Command(usage=USAGE, about="set up, run, show and govern a real site", below=COMMANDS)
+SITE = Command(
+    about="Set up, run, show and govern a real site. FOLDER is the site's folder, with its policy.toml.\n\n"
+    "Example: fedstill site status /srv/fedstill",
+    below=COMMANDS,
+)
