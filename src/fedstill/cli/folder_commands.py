@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.command import FORM, Command
-from fedstill.cli.output import Bad, print_json, print_wide
+from fedstill.cli.output import Bad, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.cli.flags import Format, Listed, Published, Removal, Watching
@@ -46,11 +46,8 @@ def _runs_of(places: Sequence[str]) -> list[Path]:
 
 def compare(words: list[str], form: "Format") -> None:
     """``fedstill runs compare``."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
     from fedstill.report import groups, guarantees
-    from fedstill.report.record import accuracy_words, find_runs, human_bytes, plain, read_run
+    from fedstill.report.record import accuracy_words, find_runs, human_bytes, read_run
 
     folders = list(dict.fromkeys(run for word in words for run in find_runs(Path(word), unfinished=True)))
     if len(folders) < 2:
@@ -87,23 +84,17 @@ def compare(words: list[str], form: "Format") -> None:
         ]
         print_json({"runs": runs})
         return
-    columns = (Column(plain(str(folder)), overflow="fold") for folder in folders)
-    table = Table(Column("", no_wrap=True), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for key in differing:
-        table.add_row(key, *(plain(groups.value_words(own.get(key))) for own in all_settings))
-    table.add_section()
+    settings = [[key, *(groups.value_words(own.get(key)) for own in all_settings)] for key in differing]
+    shown = table(["", *map(str, folders)], settings, whole=("",))
+    shown.add_section()
     for key in results[0]:
-        table.add_row(key, *(result[key] for result in results))
-    print_wide(table)
+        shown.add_row(key, *(result[key] for result in results))
+    print_wide(shown)
 
 
 def list_runs(words: list[str], chosen: "Listed") -> None:
     """``fedstill runs``."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
     from fedstill.report import guarantees
-    from fedstill.report.record import plain
     from fedstill.runs import listing
     from fedstill.runs.folder import runs_below
 
@@ -116,21 +107,21 @@ def list_runs(words: list[str], chosen: "Listed") -> None:
         print(f"{folder} has no run" + (f" with the tag {tag}" if tag else ""))
         return
     names = [str(entry.folder.relative_to(folder)) for entry in entries]
-    first = Column(plain(f"in {folder}"), overflow="fold", min_width=min(max(map(len, names)), _FOLDER))
-    table = Table(first, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     tagged = any(entry.tags for entry in entries)
-    for heading in ("method", "data", "acc. %", "guarantee", "state", "when", *["tags"] * tagged):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("acc. %", "state", "when"))
-    for name, entry in zip(names, entries, strict=True):
-        table.add_row(
-            *(plain(text) for text in (name, entry.label, entry.data)),
+    heads = (f"in {folder}", "method", "data", "acc. %", "guarantee", "state", "when", *["tags"] * tagged)
+    rows = [
+        (
+            *(name, entry.label, entry.data),
             "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}",
             "" if entry.guarantee is None else guarantees.words(entry.guarantee),
             entry.state,
             f"{entry.last_change:%m-%d %H:%M}",
             *[" ".join(entry.tags)] * tagged,
         )
-    print_wide(table)
+        for name, entry in zip(names, entries, strict=True)
+    ]
+    least = min(max(map(len, names)), _FOLDER)
+    print_wide(table(heads, rows, whole=("acc. %", "state", "when"), least=least))
 
 
 def _as_json(entry: "Entry") -> dict[str, object]:

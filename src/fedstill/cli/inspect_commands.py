@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fedstill import attacks, methods
 from fedstill.cli.command import FORM, Command, Part
-from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json, terminal, usage
+from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json, table, terminal, usage
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.table import Table
@@ -51,14 +51,9 @@ def audit(names: list[str], settings: "AuditSettings", form: "Format") -> None:
 
 
 def _table(findings: "list[Finding]") -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
-    headings = ("method", "claim", "bound", "fit", "ratio", "reach", "clients", "verdict")
-    columns = [Column(heading, no_wrap=True) for heading in headings]
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for found in findings:
-        table.add_row(
+    heads = ("method", "claim", "bound", "fit", "ratio", "reach", "clients", "verdict")
+    rows = (
+        (
             found.method,
             f"{found.claim:.3g}" + (" (label)" if found.unit == "label" else ""),
             f"{found.bound:.2f}",
@@ -68,7 +63,9 @@ def _table(findings: "list[Finding]") -> "Table":
             str(found.clients),
             "REFUTED" if found.refuted else "not refuted",
         )
-    return table
+        for found in findings
+    )
+    return table(heads, rows, whole=heads)
 
 
 def list_methods(_: list[str], form: "Format") -> None:

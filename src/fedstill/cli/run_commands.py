@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedstill import methods
 from fedstill.cli.command import Command, Part, read, sections_of
-from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_wide, terminal, usage
+from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_wide, table, terminal, usage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,9 +79,6 @@ def _request(request: "Request") -> dict[str, Any]:
 
 
 def _show_estimate(label: str, each: "Estimate", job: "Job", seeds: int) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
     from fedstill.report.guarantees import words
     from fedstill.report.record import human_bytes
 
@@ -90,11 +87,12 @@ def _show_estimate(label: str, each: "Estimate", job: "Job", seeds: int) -> None
     title = f"{label} on {task.data}, {task.partition}, {task.clients} clients" + (f", {seeds} seeds" * (seeds > 1))
     console.print(title, style="bold", highlight=False, soft_wrap=True, markup=False)
     headings = ("step", "requests", "clients", "down, each", "up, each", "seconds, each")
-    table = Table(*(Column(heading, no_wrap=True) for heading in headings), box=SIMPLE_HEAD, pad_edge=False)
-    for request in each.requests:
-        counts = (str(request.times), str(request.clients), human_bytes(request.down), human_bytes(request.up))
-        table.add_row(request.step, *counts, f"{request.seconds:.2g}")
-    console.print(table)
+    rows = (
+        (request.step, str(request.times), str(request.clients))
+        + (human_bytes(request.down), human_bytes(request.up), f"{request.seconds:.2g}")
+        for request in each.requests
+    )
+    console.print(table(headings, rows, whole=headings))
     lines = [
         f"bytes:   {human_bytes(each.bytes_up)} up, {human_bytes(each.bytes_down)} down; of a client "
         f"{human_bytes(each.bytes_up / task.clients)} up, {human_bytes(each.bytes_down / task.clients)} down"

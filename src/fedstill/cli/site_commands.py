@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.command import FORM, Command, Part
-from fedstill.cli.output import Bad, asks_help, print_json, print_rows
+from fedstill.cli.output import Bad, asks_help, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.cli.flags import Approval, Format, Invite, Ledger, Log, Sent, Status
@@ -163,7 +163,7 @@ def _print_status(found: dict[str, Any]) -> None:
         + (str(run["releases"]), "; ".join(f"{_percent(use['share'])} {u}" for u, use in run["spent"].items()) or "-")
         for run in found["runs"]
     ]
-    print_rows(("run", "method", "last", "asked", "answered", "releases", "of its budget"), rows[-_LAST:])
+    _print_rows(("run", "method", "last", "asked", "answered", "releases", "of its budget"), rows[-_LAST:])
     for run in found["waiting"]:
         print(f"waits for approval since {run['time']}: {run['run']}")
     for line in (*found["running"], *found["last"]):
@@ -195,7 +195,7 @@ def show_log(words: list[str], flags: "Log") -> None:
             + (f"{_words(line.get('method'))}.{_words(line.get('step'))}", _number(line.get("epsilon")), line["detail"])
             for line in shown
         ]
-        print_rows(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
+        _print_rows(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
         if len(shown) < len(lines):
             print(f"and {len(lines) - len(shown)} earlier lines (--all)")
 
@@ -239,7 +239,7 @@ def show(words: list[str], flags: "Sent") -> None:
         (name, line["fields"].get(name.partition("/")[0], "-"), facts["type"], facts["shape"], facts["values"])
         for name, facts in found["values"].items()
     ]
-    print_rows(("field", "protection", "type", "shape", "values"), rows)
+    _print_rows(("field", "protection", "type", "shape", "values"), rows)
     for place in found.get("files", ()):
         print(place)
 
@@ -263,8 +263,8 @@ def ledger(words: list[str], flags: "Ledger") -> None:
             + (cost_words(c.entry),)
             for c in charges
         ]
-        print_rows(("charge", "time", "run", "step", "mechanism", "protects", "cost"), rows)
-    print_rows(
+        _print_rows(("charge", "time", "run", "step", "mechanism", "protects", "cost"), rows)
+    _print_rows(
         ("run", "method", "releases", "protects", "epsilon", "of its budget"),
         [
             (run["run"][:8], _words(run["method"]), str(run["releases"]), unit, _number(use["epsilon"]))
@@ -314,6 +314,14 @@ def approve(words: list[str], given: "Approval") -> None:
         yes = input("Approve this run? [y/N] ").strip().lower() in ("y", "yes")
     decisions.decide(policy, request["run"], yes=yes)
     print("approved" if yes else "not approved; the site does not answer this run")
+
+
+def _print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, unless it has no rows; words of a server are among its cells."""
+    from fedstill.schema import clean
+
+    if rows:
+        print_wide(table(heads, ([clean(cell, 300) for cell in row] for row in rows)))
 
 
 def _words(value: Any) -> str:
