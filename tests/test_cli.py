@@ -23,7 +23,7 @@ import fedstill
 from fedstill import attacks, load_data, methods
 from fedstill.base.settings import Settings
 from fedstill.cli import COMMANDS, main
-from fedstill.cli.command import Command
+from fedstill.cli.command import Command, read
 from fedstill.cli.declared import declared, facts
 from fedstill.cli.flags import parse_compare, parse_run
 from fedstill.cli.parser import Section, flags_text, parse
@@ -457,6 +457,51 @@ def test_every_command_has_a_help_text_of_80_columns(
     text = help_of(capsys, *command.split())
     assert "usage: fedstill" in text
     assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+PARSED = [
+    pytest.param(f"{name} {inner}".split(), one, id=f"{name} {inner}")
+    for name, command in COMMANDS.items()
+    for inner, one in [("", command), *command.below.items()]
+    if one.run is not None and not one.raw
+]
+
+
+@pytest.mark.parametrize(("names", "command"), PARSED)
+def test_a_wrong_flag_or_word_of_any_command_is_one_sentence(
+    names: list[str], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"fedstill {' '.join(names)} --help"
+    told = fails(capsys, *names, "--nonsense=3")
+    assert "there is no flag --nonsense" in told and line in told
+    assert "there is no flag --" in fails(capsys, *names, "--", "word")
+    if command.least:
+        told = fails(capsys, *names, *(["--json"] if "--json" in help_of(capsys, *names) else []))
+        assert "comes first" in told or f"usage: fedstill {names[0]}" in told or command.needs in told
+    if command.most is not None:
+        words = ["0"] * command.most
+        assert "'more' is an unexpected argument" in fails(capsys, *names, *words, "more")
+        assert "'fedgm' is an unexpected argument; its settings:" in fails(capsys, *names, *words, "fedgm")
+
+
+@pytest.mark.parametrize(
+    ("words", "others", "flags"),
+    [
+        ("show site --json 1", ["site", "1"], {"json_": True}),  # no value of the switch
+        ("show --json --out=a=b site 1", ["site", "1"], {"json_": True, "out": Path("a=b")}),
+        ("show site 1 --json --json --no-json", ["site", "1"], {}),
+        ("approve site --no 0", ["site", "0"], {"no": True}),
+        ("approve site 0 --yes=false", ["site", "0"], {}),
+        ("approve --yes site 0", ["site", "0"], {"yes": True}),
+        ("log --all site --verify", ["site"], {"all": True, "verify": True}),
+        ("log --export one.json --export two.json site", ["site"], {"export": Path("two.json")}),
+    ],
+)
+def test_words_stand_before_between_and_after_flags(words: str, others: list[str], flags: dict[str, Any]) -> None:
+    name, *rest = words.split()
+    found, settings = read(COMMANDS["site"].below[name], rest, f"fedstill site {name}")
+    assert found == others
+    assert settings.model_dump(exclude_defaults=True) == flags
 
 
 def test_the_help_of_a_method_is_in_groups(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
