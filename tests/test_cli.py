@@ -335,6 +335,20 @@ def test_words_that_do_not_belong_there_are_told_where_they_do(capsys: pytest.Ca
     assert "--seeds has no value; seeds must be different numbers of 0 or more, as --seeds 0 1 2" in said
 
 
+@pytest.mark.parametrize("words", [["run", "fedavg"], ["compare", "fedavg"]])
+def test_a_run_of_the_command_line_is_one_of_the_library(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told(job: fedstill.Job, **arguments: Any) -> None:
+        raise ValueError(f"{job.out.relative_to(tmp_path)} by {sorted(arguments)}")
+
+    monkeypatch.setattr("fedstill.library.finish", told)
+    monkeypatch.chdir(tmp_path)
+    out = {"run": "out", "compare": "out/fedavg/seed-0"}[words[0]]
+    said = fails(capsys, *words, *QUICK, "--out", str(tmp_path / "out"))
+    assert f"{out} by ['nobody', 'progress', 'track', 'watcher']" in said
+
+
 def test_a_method_of_ones_own(tmp_path: Path) -> None:
     main(["run", "small:Probe", *QUICK, "--partition", "classes:10", "--out", str(tmp_path / "own")])
     assert json.loads((tmp_path / "own" / "summary.json").read_text())["method"] == "small:Probe"
