@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import inspect
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import fedstill
 from fedstill import attacks, load_data, methods
 from fedstill.base.settings import Settings
 from fedstill.cli import COMMANDS, main
-from fedstill.cli.command import Command, read
+from fedstill.cli.command import Command, read, sections_of
 from fedstill.cli.declared import declared, facts
 from fedstill.cli.flags import parse_compare, parse_run
 from fedstill.cli.parser import Section, flags_text, parse
@@ -479,6 +480,16 @@ PARSED = [
     for inner, one in [("", command), *command.below.items()]
     if one.run is not None and not one.raw
 ]
+
+
+@pytest.mark.parametrize(("names", "command"), PARSED)
+def test_a_command_takes_its_words_and_the_settings_of_its_flags(names: list[str], command: Command) -> None:
+    assert command.run is not None
+    assert len(inspect.signature(command.run).parameters) == 1 + len(command.flags)
+    for shown in (True, False):
+        kinds = [section.settings for section in sections_of(command, shown=shown)]
+        taken = [field for kind in kinds for field in type(kind).model_fields]
+        assert len(taken) == len({*taken}), "each flag belongs to one class"
 
 
 @pytest.mark.parametrize(("names", "command"), PARSED)
