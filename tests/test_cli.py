@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import inspect
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import fedstill
 from fedstill import attacks, load_data, methods
 from fedstill.base.settings import Settings
 from fedstill.cli import COMMANDS, main
+from fedstill.cli.command import Command, read, sections_of
 from fedstill.cli.declared import declared, facts
 from fedstill.cli.flags import parse_compare, parse_run
 from fedstill.cli.parser import Section, flags_text, parse
@@ -161,7 +163,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "feddf", *QUICK, "--public", "nois"], "or held=N; did you mean noise?"),
         (["attack", "file", "membership"], "there is no folder file; give a folder written by `fedstill run`"),
         (["attack", ".", "membership"], ". is not the folder of a run; give a folder written by `fedstill run`"),
-        (["data", "sell"], "there is no 'data sell'; choose list or show"),
+        (["data", "sell"], "there is no command 'data sell'; choose list, show (fedstill data --help)"),
         (
             ["run", "fedavg-p", "--data", "digits", "--public", "noise", "--mean", "2"],
             "--mean is 2.0, but the pixels of images lie in [0, 1]",
@@ -323,7 +325,7 @@ def test_a_full_disk_has_a_remedy(
     def full(_: list[str]) -> None:
         raise OSError(number, os.strerror(number), "runs/one/model.safetensors")
 
-    monkeypatch.setitem(COMMANDS, "runs", full)
+    monkeypatch.setitem(COMMANDS, "runs", Command(full, raw=True))
     said = fails(capsys, "runs")
     assert f"runs/one/model.safetensors cannot be written: {os.strerror(number)}; {remedy}" in said
 
@@ -332,6 +334,20 @@ def test_words_that_do_not_belong_there_are_told_where_they_do(capsys: pytest.Ca
     assert "its settings: fedstill run fedgm --help" in fails(capsys, "methods", "fedgm")
     said = fails(capsys, "compare", "fedavg", "fedgm", "--seeds")
     assert "--seeds has no value; seeds must be different numbers of 0 or more, as --seeds 0 1 2" in said
+
+
+@pytest.mark.parametrize("words", [["run", "fedavg"], ["compare", "fedavg"]])
+def test_a_run_of_the_command_line_is_one_of_the_library(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told(job: fedstill.Job, **arguments: Any) -> None:
+        raise ValueError(f"{job.out.relative_to(tmp_path)} by {sorted(arguments)}")
+
+    monkeypatch.setattr("fedstill.library.finish", told)
+    monkeypatch.chdir(tmp_path)
+    out = {"run": "out", "compare": "out/fedavg/seed-0"}[words[0]]
+    said = fails(capsys, *words, *QUICK, "--out", str(tmp_path / "out"))
+    assert f"{out} by ['nobody', 'progress', 'track', 'watcher']" in said
 
 
 def test_a_method_of_ones_own(tmp_path: Path) -> None:
@@ -442,9 +458,9 @@ def test_each_sets_what_methods_share_but_for_what_they_have_of_their_own() -> N
 
 
 HELPED = [
-    "", "run", "run fedgm", "run fedkadp", "run fedauxfdp", "run --extend", "compare", "compare fedavg fedgm", "report",
-    "methods", "data", "data list", "data show", "privacy", "privacy plan", "privacy RUN", "attack", "attack RUN",
-    "attack RUN uploads", "deploy", "deploy check", "server", "server init", "server run", "site", "site init",
+    "", "run fedgm", "run fedkadp", "run fedauxfdp", "run --extend", "compare fedavg fedgm", "privacy RUN",
+    "attack RUN", "attack RUN uploads", *COMMANDS,
+    *(f"{name} {inner}" for name, command in COMMANDS.items() if name != "run" for inner in command.below),
 ]  # fmt: skip
 
 
@@ -456,6 +472,61 @@ def test_every_command_has_a_help_text_of_80_columns(
     text = help_of(capsys, *command.split())
     assert "usage: fedstill" in text
     assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+PARSED = [
+    pytest.param(f"{name} {inner}".split(), one, id=f"{name} {inner}")
+    for name, command in COMMANDS.items()
+    for inner, one in [("", command), *command.below.items()]
+    if one.run is not None and not one.raw
+]
+
+
+@pytest.mark.parametrize(("names", "command"), PARSED)
+def test_a_command_takes_its_words_and_the_settings_of_its_flags(names: list[str], command: Command) -> None:
+    assert command.run is not None
+    assert len(inspect.signature(command.run).parameters) == 1 + len(command.flags)
+    for shown in (True, False):
+        kinds = [section.settings for section in sections_of(command, shown=shown)]
+        taken = [field for kind in kinds for field in type(kind).model_fields]
+        assert len(taken) == len({*taken}), "each flag belongs to one class"
+
+
+@pytest.mark.parametrize(("names", "command"), PARSED)
+def test_a_wrong_flag_or_word_of_any_command_is_one_sentence(
+    names: list[str], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"fedstill {' '.join(names)} --help"
+    told = fails(capsys, *names, "--nonsense=3")
+    assert "there is no flag --nonsense" in told and line in told
+    assert "there is no flag --" in fails(capsys, *names, "--", "word")
+    if command.least:
+        told = fails(capsys, *names, *(["--json"] if "--json" in help_of(capsys, *names) else []))
+        assert "comes first" in told or f"usage: fedstill {names[0]}" in told or command.needs in told
+    if command.most is not None:
+        words = ["0"] * command.most
+        assert "'more' is an unexpected argument" in fails(capsys, *names, *words, "more")
+        assert "'fedgm' is an unexpected argument; its settings:" in fails(capsys, *names, *words, "fedgm")
+
+
+@pytest.mark.parametrize(
+    ("words", "others", "flags"),
+    [
+        ("show site --json 1", ["site", "1"], {"json_": True}),  # no value of the switch
+        ("show --json --out=a=b site 1", ["site", "1"], {"json_": True, "out": Path("a=b")}),
+        ("show site 1 --json --json --no-json", ["site", "1"], {}),
+        ("approve site --no 0", ["site", "0"], {"no": True}),
+        ("approve site 0 --yes=false", ["site", "0"], {}),
+        ("approve --yes site 0", ["site", "0"], {"yes": True}),
+        ("log --all site --verify", ["site"], {"all": True, "verify": True}),
+        ("log --export one.json --export two.json site", ["site"], {"export": Path("two.json")}),
+    ],
+)
+def test_words_stand_before_between_and_after_flags(words: str, others: list[str], flags: dict[str, Any]) -> None:
+    name, *rest = words.split()
+    found, settings = read(COMMANDS["site"].below[name], rest, f"fedstill site {name}")
+    assert found == others
+    assert settings.model_dump(exclude_defaults=True) == flags
 
 
 def test_the_help_of_a_method_is_in_groups(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,8 +710,7 @@ def test_removing_a_comparison_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_removing_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["runs", "remove", "--help"])
-    assert "usage: fedstill runs" in capsys.readouterr().out
+    assert "usage: fedstill runs remove FOLDER ... [flags]" in help_of(capsys, "runs", "remove")
 
 
 def test_a_comparison_is_refused_before_its_first_run_if_one_is_impossible(

@@ -33,6 +33,14 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("fedstill privacy pl", {"plan"}),
         ("fedstill runs rem", {"remove"}),
         ("fedstill site led", {"ledger"}),
+        ("fedstill site log --ver", {"--verify"}),
+        ("fedstill site init --inv", {"--invite"}),
+        ("fedstill server invite --rec", {"--records"}),
+        ("fedstill runs --ta", {"--tag"}),
+        ("fedstill runs remove --ye", {"--yes"}),
+        ("fedstill data show --part", {"--partition"}),
+        ("fedstill audit fedavg-p --conf", {"--confidence"}),
+        ("fedstill compare fedavg --seed", {"--seeds"}),
     ],
 )
 def test_bash_completes(line: str, expected: set[str], bash: Path) -> None:

@@ -77,7 +77,7 @@ def run(
         own = {**settings, **({} if out is None else {"out": out}), **({"data": data} if isinstance(data, str) else {})}
         if own:
             raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(own)} out")
-        return _finished(method, source, watcher, progress, names)
+        return finish(method, data=source, watcher=watcher, progress=progress, track=names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
     arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress, "track": track}
@@ -90,15 +90,16 @@ def run(
         earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
         nobody = RunFolder(earlier).asked_sites
         make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **settings})
+    done = partial(finish, data=source, watcher=watcher, progress=progress, track=names, nobody=nobody)
     if out is not None:
-        return _finished(make(Path(out)), source, watcher, progress, names, nobody=nobody)
+        return done(make(Path(out)))
     if "tensorboard" in names:
         raise ValueError(
             "the tracker 'tensorboard' writes into the run's folder, which would be deleted; give out='runs/first'"
         )
     folder = TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True)
     try:
-        record = _finished(make(Path(folder.name) / "run"), source, watcher, progress, names, nobody=nobody)
+        record = done(make(Path(folder.name) / "run"))
     except BaseException:
         folder.cleanup()
         raise
@@ -122,16 +123,29 @@ def _check_meant(method: str | Method | type[Method], settings: Mapping[str, Any
         )
 
 
-def _finished(
+def finish(
     job: Job,
-    data: DataSet | None,
-    watcher: Watcher | None,
-    progress: bool | None,
-    track: Sequence[str],
     *,
+    data: DataSet | None = None,
+    watcher: Watcher | None = None,
+    progress: bool | None = None,
+    track: Sequence[str] = (),
     nobody: bool = False,
 ) -> RunRecord:
-    """Run ``job`` and read its results; with ``nobody`` its clients are real sites, none of which is asked."""
+    """Run ``job``, or resume it, and return its results: what `run` and the command line do once there is a job.
+
+    Args:
+        job: the run.
+        data: its data set as an object; by default the one that its experiment names.
+        watcher: observes the progress.
+        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+        track: names of trackers.
+        nobody: whether its clients are real sites, none of which is asked.
+
+    Raises:
+        ValueError: as for `run`.
+        TooFewReplies: too few clients gave a usable reply.
+    """
     console = Console(file=sys.stderr)
     shown = console.is_interactive or console.is_jupyter if progress is None else progress
     with watch(console, job.title, quiet=not shown) as bars:

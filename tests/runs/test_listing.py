@@ -134,7 +134,7 @@ def test_runs_are_tagged_and_found_by_their_tag(
         (["tag", "a/b", "runs/a"], "the tag is 'a/b'; use 1 to 40 letters"),
         (["tag", "x", "runs/a/images"], "runs/a/images has no run"),
         (["tag", "x", "runs/a", "--force"], "there is no flag --force; this command takes none"),
-        (["--tag"], "--tag needs a tag"),
+        (["--tag"], "--tag needs a value (fedstill runs --help)"),
         (["compare", "runs/a"], "compare needs two runs or more"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -4,15 +4,16 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fedstill.base import files
-from fedstill.cli.folder_commands import publish, runs, watch
-from fedstill.cli.inspect_commands import attack, audit, data, list_methods, privacy
+from fedstill.cli.command import Command, start, unknown
+from fedstill.cli.folder_commands import PUBLISH, RUNS, WATCH
+from fedstill.cli.inspect_commands import ATTACK, AUDIT, DATA, METHODS, PRIVACY
 from fedstill.cli.output import Bad
-from fedstill.cli.run_commands import compare, report, run, sweep
-from fedstill.cli.server_commands import deployment, server
-from fedstill.cli.site_commands import site
+from fedstill.cli.run_commands import COMPARE, REPORT, RUN, SWEEP
+from fedstill.cli.server_commands import DEPLOY, SERVER
+from fedstill.cli.site_commands import SITE
 
 HELP = """usage: fedstill COMMAND ...
 
@@ -133,29 +134,29 @@ def _dispatch(words: list[str]) -> None:
     command = COMMANDS.get(words[0])
     if command is None:
         from fedstill import methods
-        from fedstill.base.lookup import suggestion
 
-        near = f"; did you mean run {words[0]}?" if words[0] in methods.TABLE else suggestion(words[0], COMMANDS)
-        raise Bad(f"there is no command '{words[0]}'{near or '; choose ' + ', '.join(COMMANDS)} (fedstill --help)")
+        near = f"; did you mean run {words[0]}?" if words[0] in methods.TABLE else ""
+        raise unknown(words[0], COMMANDS, "fedstill", near)
     if sys.platform == "win32" and words[0] in ("server", "site", "deploy") and "--help" not in words:
         raise Bad(f"fedstill {words[0]} needs Linux, as in WSL; simulations and reports work on Windows too")
-    command(words[1:])
+    start(command, words[1:], f"fedstill {words[0]}")
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "run": run,
-    "compare": compare,
-    "report": report,
-    "methods": list_methods,
-    "data": data,
-    "server": server,
-    "site": site,
-    "deploy": deployment,
-    "privacy": privacy,
-    "attack": attack,
-    "audit": audit,
-    "runs": runs,
-    "publish": publish,
-    "sweep": sweep,
-    "watch": watch,
+COMMANDS: dict[str, Command] = {
+    "run": RUN,
+    "compare": COMPARE,
+    "report": REPORT,
+    "methods": METHODS,
+    "data": DATA,
+    "server": SERVER,
+    "site": SITE,
+    "deploy": DEPLOY,
+    "privacy": PRIVACY,
+    "attack": ATTACK,
+    "audit": AUDIT,
+    "runs": RUNS,
+    "publish": PUBLISH,
+    "sweep": SWEEP,
+    "watch": WATCH,
 }
+"""The tree of commands, by the first word."""

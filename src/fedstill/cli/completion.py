@@ -2,26 +2,27 @@
 
 import argparse
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
+from fedstill.cli.command import Command, sections_of
 from fedstill.cli.output import Bad
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def install(words: list[str], names: Collection[str]) -> None:
-    """``fedstill --install-completion [SHELL]``; ``names`` are those of all commands."""
+def install(words: list[str], tree: Mapping[str, Command]) -> None:
+    """``fedstill --install-completion [SHELL]``; ``tree`` has all commands."""
     shell = _shell(words)
     place = _place(shell)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(script(shell, names))
+    place.write_text(script(shell, tree))
     print(f"written: {place}\n{_HINTS[shell]}")
 
 
-def show(words: list[str], names: Collection[str]) -> None:
-    """``fedstill --show-completion [SHELL]``; ``names`` are those of all commands."""
-    print(script(_shell(words), names))
+def show(words: list[str], tree: Mapping[str, Command]) -> None:
+    """``fedstill --show-completion [SHELL]``; ``tree`` has all commands."""
+    print(script(_shell(words), tree))
 
 
 _HINTS = {
@@ -49,11 +50,11 @@ def _place(shell: str) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "fedstill.fish"
 
 
-def script(shell: str, names: Collection[str]) -> str:
-    """The completion script of a shell; ``names`` are those of all commands."""
+def script(shell: str, tree: Mapping[str, Command]) -> str:
+    """The completion script of a shell; ``tree`` has all commands."""
     import shtab
 
-    parser = _commands(names)
+    parser = _parser_of(tree)
     _complete(parser, shtab.FILE)
     text: str = shtab.complete(parser, shell)
     # shtab's zsh completes the first of several words only
@@ -72,76 +73,37 @@ def _complete(parser: argparse.ArgumentParser, file: object) -> None:
             action.complete = file  # type: ignore[attr-defined]
 
 
-def _commands(names: Collection[str]) -> argparse.ArgumentParser:
-    """All commands with their flags as one parser, which shtab reads; nothing is parsed with it."""
-    from fedstill import attacks, methods
-    from fedstill.cli import flags
-    from fedstill.cli.declared import declared, facts
-    from fedstill.cli.parser import Section
-    from fedstill.cli.server_commands import COMMANDS as OF_SERVERS
-    from fedstill.cli.site_commands import COMMANDS as OF_SITES
-    from fedstill.experiment.config import Experiment
-
+def _parser_of(tree: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """The tree of commands with their flags as one parser, which shtab reads; nothing is parsed with it."""
     top = argparse.ArgumentParser("fedstill", add_help=False)
     top.add_argument("--help", action="store_true", help="Show the commands.")
     top.add_argument("--version", action="store_true", help="Print the version.")
     for flag in ("--install-completion", "--show-completion"):
         top.add_argument(flag, choices=SHELLS, help="Write or print the completion of a shell.")
-    commands = top.add_subparsers()
-    task, form = Section(Experiment()), Section(flags.Format())
-    run = commands.add_parser("run", help="run one method on one task").add_subparsers()
-    for name, place in methods.TABLE.items():
-        about = facts(name)["description"]
-        _add(run, name, task, Section(flags.RunOutput()), Section(declared(place)()), about=about)
-    _add(commands, "compare", task, Section(flags.ComparisonOutput()), words=list(methods.TABLE))
-    _add(commands, "report", Section(flags.ReportOutput()), paths=True)
-    _add(commands, "methods", form)
-    data = commands.add_parser("data", help="list the data sets, or plot a partition").add_subparsers()
-    _add(data, "list", form)
-    _add(data, "show", *flags.show_sections())
-    privacy = commands.add_parser("privacy", help="show the releases of a run, or plan their noise").add_subparsers()
-    _add(privacy, "plan", Section(declared("fedstill.report.plan:Plan")()), form)
-    _add(privacy, "import", Section(declared("fedstill.sites.site.opacus:Import")()), form, paths=True)
-    runs = commands.add_parser("runs", help="list, compare, tag or remove runs").add_subparsers()
-    for name in ("compare", "tag", "untag", "remove"):
-        _add(runs, name, paths=True)
-    _add(commands, "watch", Section(flags.Watching()), form, paths=True)
-    _add(commands, "sweep", Section(flags.SweepOutput()), paths=True)
-    _add(commands, "publish", Section(flags.Published()), form, paths=True)
-    _add(commands, "attack", *(Section(declared(place)()) for place in attacks.ATTACKS.values()), form, paths=True)
-    audited = Section(declared("fedstill.audit.whole_runs:AuditSettings")())
-    _add(commands, "audit", audited, form, words=[*methods.TABLE, "all"])
-    for name, inner in (("server", OF_SERVERS), ("site", OF_SITES), ("deploy", ("check",))):
-        below = commands.add_parser(name, help=name).add_subparsers()
-        for command in inner:
-            _add(below, command, paths=True)
-    for name in names:
-        if name not in commands.choices:
-            _add(commands, name, paths=True)
+    _add_all(top, tree)
     return top
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    *sections: "object",
-    words: list[str] | None = None,
-    paths: bool = False,
-    about: str | None = None,
-) -> None:
-    """Add a command with flags, and with words of a list or paths."""
+def _add_all(parser: argparse.ArgumentParser, tree: Mapping[str, Command]) -> None:
+    """Add these commands, and those below them, with their flags, and with words of a list or paths."""
     from fedstill.cli.parser import argument_parser
 
-    own = [argument_parser(f"fedstill {name}", "", [section]) for section in sections]  # type: ignore[list-item]
-    seen: set[str] = set()
-    # shtab leaves commands without a help text out
-    made = commands.add_parser(name, add_help=False, conflict_handler="resolve", help=about or name)
-    for source in own:
-        for action in source._actions:
-            if action.option_strings and action.option_strings[0] not in seen:
-                seen.add(action.option_strings[0])
-                made._add_action(action)
-    if words is not None:
-        made.add_argument("word", nargs="*", choices=words)
-    elif paths:
-        made.add_argument("place", nargs="*")
+    commands = parser.add_subparsers()
+    for name, command in tree.items():
+        sections = sections_of(command, shown=True)
+        about = command.about.partition("\n\n")[0] or (sections[-1].settings.__doc__ or name).strip().split("\n")[0]
+        # shtab leaves commands without a help text out
+        made = commands.add_parser(name, add_help=False, help=about)
+        actions = {
+            action.option_strings[0]: action  # one of each, as the settings of all attacks are among them
+            for section in reversed(sections)
+            for action in argument_parser(name, "", [section])._actions
+        }
+        for action in actions.values():
+            made._add_action(action)
+        if command.below:
+            _add_all(made, command.below)
+        elif command.choices:
+            made.add_argument("word", nargs="*", choices=command.choices)
+        elif command.takes:
+            made.add_argument("place", nargs="*")

@@ -1,11 +1,11 @@
-"""Flags of the commands."""
+"""Flags of the commands: the fields of settings classes."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, cast
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
 from pydantic import PositiveInt, ValidationError
 
 from fedstill import methods
@@ -13,7 +13,7 @@ from fedstill.base.lookup import suggestion
 from fedstill.base.settings import Settings, names, sentence
 from fedstill.cli import parser
 from fedstill.cli.declared import declared
-from fedstill.cli.output import Bad, asks_help, usage
+from fedstill.cli.output import asks_help
 from fedstill.cli.parser import Section
 from fedstill.experiment.config import Experiment, TrackerName
 
@@ -69,7 +69,7 @@ class SweepOutput(Output):
 
 
 class Invite(Settings):
-    """The invitation of ``fedstill site init``."""
+    """The invitation of ``fedstill site init`` and ``join``."""
 
     invite: Path | None = None
     """Invitation file of the server (fedstill server invite)."""
@@ -124,6 +124,84 @@ class Watching(Settings):
     """Port on 127.0.0.1; 0 takes a free one."""
     browser: bool = False
     """Open the page in the browser."""
+
+
+class Listing(Format):
+    """The runs of ``fedstill runs``."""
+
+    tag: str | None = None
+    """List the runs with this tag only."""
+
+
+class Removal(Settings):
+    """The consent of ``fedstill runs remove``."""
+
+    yes: bool = False
+    """Remove without a question."""
+
+
+class Invitation(Settings):
+    """The limit of ``fedstill server invite``."""
+
+    records: Annotated[int, Ge(1), Lt(10**15)] | None = None
+    """Largest number of records that a reply may claim; no limit by default."""
+
+
+class Acceptance(Settings):
+    """The key of ``fedstill server accept``."""
+
+    replace: bool = False
+    """Take the key in place of an earlier one."""
+
+
+class Renewal(Settings):
+    """The certificate of ``fedstill server renew``."""
+
+    authority: bool = False
+    """Make a new authority first."""
+
+
+class Status(Format):
+    """The form of ``fedstill site status``."""
+
+    prometheus: bool = False
+    """Print metrics of Prometheus."""
+
+
+class Ledger(Format):
+    """The lines of ``fedstill site ledger``."""
+
+    all: bool = False
+    """Show each charge too."""
+
+
+class Log(Format):
+    """The lines of ``fedstill site log``, or what becomes of them."""
+
+    all: bool = False
+    """Show all lines, not the last ones only."""
+    verify: bool = False
+    """Check log and ledger; exit code 1 if something is wrong."""
+    export: Path | None = None
+    """Write all evidence into this file, FILE.html or FILE.json."""
+    restart: bool = False
+    """Put a damaged log aside and begin another."""
+
+
+class Sent(Format):
+    """What ``fedstill site show`` writes."""
+
+    out: Path | None = None
+    """Folder for the values and images."""
+
+
+class Approval(Settings):
+    """The decision of ``fedstill site approve``."""
+
+    yes: bool = False
+    """Approve the run."""
+    no: bool = False
+    """Refuse the run."""
 
 
 class RunFlags(NamedTuple):
@@ -256,60 +334,11 @@ def _positive(name: str) -> str:
     return path + dot + last.removeprefix("no-").removeprefix("no_")
 
 
-def show_sections() -> list[Section]:
-    """The flags of ``fedstill data show``."""
-    unused = tuple(set(Experiment.model_fields) - {"data", "size", "partition", "clients", "seed", "limit"})
-    return [
-        Section(Experiment(), title="task", without=unused),
-        Section(Output(), title="output", without=("quiet",)),
-    ]
-
-
-SHOW = "Plot the records of each class at each client; with --out, as a page too."
-
-
-def parse_show(program: str, words: Sequence[str]) -> tuple[Experiment, Output]:
-    """Flags of ``fedstill data show NAME``."""
-    words = ["--data", *words] if words and not words[0].startswith("-") else list(words)
-    experiment, output = parser.parse(program, SHOW, words, show_sections())
-    return experiment, output
-
-
-def parse_report(program: str, words: Sequence[str]) -> tuple[list[str], ReportOutput]:
-    """The runs and the flags of ``fedstill report``."""
-    about = (
-        "Write a page and tables of runs; unfinished ones are marked. RUN is the folder of a run, or one with runs.\n\n"
-        "Example: fedstill report runs/compare-digits --out runs/again"
-    )
-    runs: list[str] = []
-    (output,) = parser.parse(f"{program} RUN ...", about, words, [Section(ReportOutput())], others=runs)
-    if not runs:
-        raise ValueError(f"usage: {program} RUN ... [flags]; name the folder of at least one run ({program} --help)")
-    return runs, output
-
-
 def parse_settings(program: str, words: Sequence[str], settings: S) -> tuple[S, Format]:
     """Flags that change ``settings``, and the form of the output."""
     about = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
     changed, form = parser.parse(program, about, words, [Section(settings), Section(Format(), title="output")])
     return changed, form
-
-
-def of_run(command: str, about: str, words: Sequence[str], settings: S) -> tuple[Path, S, Format] | None:
-    """The run that comes first, and the flags behind it; None if the words asked for the help text, which is printed.
-
-    Raises:
-        Bad: a flag comes first.
-        ValueError: as for `parser.parse`.
-    """
-    sections = [Section(settings), Section(Format())]
-    text = f"usage: {command} RUN [flags]\n\n{about}\n" + parser.flags_text(command, sections)
-    if usage(words, text):
-        return None
-    if words[0].startswith("-"):
-        raise Bad(f"the run comes first: {command} RUN {' '.join(words)}")
-    changed, form = parser.parse(f"{command} RUN", about, words[1:], sections)
-    return Path(words[0]), changed, form
 
 
 def _word(label: str) -> str:

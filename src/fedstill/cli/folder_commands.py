@@ -2,92 +2,56 @@
 
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.output import Bad, asks_help, print_json, print_wide
+from fedstill.cli.command import FORM, Command
+from fedstill.cli.output import Bad, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from fedstill.cli.flags import Watching
+    from fedstill.cli.flags import Format, Listing, Published, Removal, Watching
     from fedstill.runs.listing import Listed
 
-
-USAGE = """usage: fedstill runs [FOLDER] [--tag TAG] [--json]
-       fedstill runs compare RUN ... [--json]
-       fedstill runs tag TAG RUN ...
-       fedstill runs untag TAG RUN ...
-       fedstill runs remove FOLDER ... [--yes]
-
-List the runs in FOLDER (runs) and below it; show in which settings and results
-some differ; tag them; or remove runs, or comparisons with all their runs.
-
-example: fedstill runs tag baseline runs/fedavg-digits-0"""
 
 _FOLDER = 20
 """Width to which the column of folders does not shrink."""
 
 
-def runs(words: list[str]) -> None:
-    """``fedstill runs``."""
-    if asks_help(words):
-        print(USAGE)
-        return
-    command = words[0] if words[:1] and words[0] in _SWITCHES else ""
-    switch = _SWITCHES[command]
-    rest, tag = words[bool(command) :], None
-    if not command and "--tag" in rest:
-        at = rest.index("--tag")
-        if at + 1 == len(rest) or rest[at + 1].startswith("-"):
-            raise Bad("--tag needs a tag: fedstill runs --tag baseline")
-        tag = rest[at + 1]
-        del rest[at : at + 2]
-    if unknown := [word for word in rest if word.startswith("-") and word != switch]:
-        takes = f"takes {switch}" if switch else "takes none"
-        raise Bad(f"there is no flag {unknown[0]}; this command {takes} (fedstill runs --help)")
-    names = [word for word in rest if not word.startswith("-")]
-    places = [Path(word) for word in names]
-    if command == "remove":
-        _remove(places, sure=switch in rest)
-    elif command == "compare":
-        _compare(places, as_json=switch in rest)
-    elif command:
-        _tag(names, remove=command == "untag")
-    elif len(places) > 1:
-        raise Bad(f"'{places[1]}' is an unexpected argument; give one folder")
-    else:
-        _list(places[0] if places else Path("runs"), tag, as_json=switch in rest)
-
-
-_SWITCHES = {"": "--json", "compare": "--json", "tag": "", "untag": "", "remove": "--yes"}
-"""The only switch of each command."""
-
-
-def _tag(words: list[str], *, remove: bool) -> None:
-    from fedstill.runs.folder import runs_below
+def tag(words: list[str]) -> None:
+    """``fedstill runs tag``."""
     from fedstill.runs.listing import change_tags
 
-    name = "untag" if remove else "tag"
-    if len(words) < 2:
-        raise Bad(f"{name} needs a tag and a run: fedstill runs {name} baseline runs/fedavg-digits-0")
-    tag, *places = words
+    for run in _runs_of(words[1:]):
+        print(f"{run}: {', '.join(change_tags(run, add=words[:1])) or 'no tag'}")
+
+
+def untag(words: list[str]) -> None:
+    """``fedstill runs untag``."""
+    from fedstill.runs.listing import change_tags
+
+    for run in _runs_of(words[1:]):
+        print(f"{run}: {', '.join(change_tags(run, remove=words[:1])) or 'no tag'}")
+
+
+def _runs_of(places: Sequence[str]) -> list[Path]:
+    """The runs in some folders, each of which must have one."""
+    from fedstill.runs.folder import runs_below
+
     found = {place: runs_below(Path(place)) for place in places}
     if missing := next((place for place, runs in found.items() if not runs), None):
         raise Bad(f"{missing} has no run; give the folder of a run or of a comparison (fedstill runs)")
-    for run in dict.fromkeys(run for runs in found.values() for run in runs):
-        tags = change_tags(run, remove=[tag]) if remove else change_tags(run, add=[tag])
-        print(f"{run}: {', '.join(tags) or 'no tag'}")
+    return list(dict.fromkeys(run for runs in found.values() for run in runs))
 
 
-def _compare(places: list[Path], *, as_json: bool) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
+def compare(words: list[str], form: "Format") -> None:
+    """``fedstill runs compare``."""
     from fedstill.report import groups, guarantees
-    from fedstill.report.record import accuracy_words, find_runs, human_bytes, plain, read_run
+    from fedstill.report.record import accuracy_words, find_runs, human_bytes, read_run
 
-    folders = list(dict.fromkeys(run for place in places for run in find_runs(place, unfinished=True)))
+    folders = list(dict.fromkeys(run for word in words for run in find_runs(Path(word), unfinished=True)))
     if len(folders) < 2:
-        raise Bad("compare needs two runs or more: fedstill runs compare runs/a runs/b")
+        raise Bad(_TWO)
     records = [read_run(folder, unfinished=True) for folder in folders]
     all_settings = [
         {"method": groups.method_name(r), **groups.task_settings(r), **groups.method_settings(r)} for r in records
@@ -104,7 +68,7 @@ def _compare(places: list[Path], *, as_json: bool) -> None:
         }
         for record in records
     ]
-    if as_json:
+    if form.json_:
         numbers = ("accuracy", "bytes_up_per_client", "bytes_down_per_client", "rounds", "seconds")
         runs = [
             {
@@ -120,48 +84,44 @@ def _compare(places: list[Path], *, as_json: bool) -> None:
         ]
         print_json({"runs": runs})
         return
-    columns = (Column(plain(str(folder)), overflow="fold") for folder in folders)
-    table = Table(Column("", no_wrap=True), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for key in differing:
-        table.add_row(key, *(plain(groups.value_words(own.get(key))) for own in all_settings))
-    table.add_section()
+    settings = [[key, *(groups.value_words(own.get(key)) for own in all_settings)] for key in differing]
+    shown = table(["", *map(str, folders)], settings, whole=("",))
+    shown.add_section()
     for key in results[0]:
-        table.add_row(key, *(result[key] for result in results))
-    print_wide(table)
+        shown.add_row(key, *(result[key] for result in results))
+    print_wide(shown)
 
 
-def _list(folder: Path, tag: str | None, *, as_json: bool) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
-    from fedstill.report.guarantees import words
-    from fedstill.report.record import plain
+def list_runs(words: list[str], chosen: "Listing") -> None:
+    """``fedstill runs``."""
+    from fedstill.report import guarantees
     from fedstill.runs import listing
     from fedstill.runs.folder import runs_below
 
+    folder, tag = Path(words[0] if words else "runs"), chosen.tag
     entries = [entry for entry in map(listing.entry, runs_below(folder)) if tag is None or tag in entry.tags]
-    if as_json:
+    if chosen.json_:
         print_json({"folder": str(folder), "runs": [_as_json(entry) for entry in entries]})
         return
     if not entries:
         print(f"{folder} has no run" + (f" with the tag {tag}" if tag else ""))
         return
     names = [str(entry.folder.relative_to(folder)) for entry in entries]
-    first = Column(plain(f"in {folder}"), overflow="fold", min_width=min(max(map(len, names)), _FOLDER))
-    table = Table(first, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     tagged = any(entry.tags for entry in entries)
-    for heading in ("method", "data", "acc. %", "guarantee", "state", "when", *["tags"] * tagged):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("acc. %", "state", "when"))
-    for name, entry in zip(names, entries, strict=True):
-        table.add_row(
-            *(plain(text) for text in (name, entry.label, entry.data)),
+    heads = (f"in {folder}", "method", "data", "acc. %", "guarantee", "state", "when", *["tags"] * tagged)
+    rows = [
+        (
+            *(name, entry.label, entry.data),
             "" if entry.accuracy is None else f"{100 * entry.accuracy:.1f}",
-            "" if entry.guarantee is None else words(entry.guarantee),
+            "" if entry.guarantee is None else guarantees.words(entry.guarantee),
             entry.state,
             f"{entry.last_change:%m-%d %H:%M}",
             *[" ".join(entry.tags)] * tagged,
         )
-    print_wide(table)
+        for name, entry in zip(names, entries, strict=True)
+    ]
+    least = min(max(map(len, names)), _FOLDER)
+    print_wide(table(heads, rows, whole=("acc. %", "state", "when"), least=least))
 
 
 def _as_json(entry: "Listed") -> dict[str, object]:
@@ -177,14 +137,13 @@ def _as_json(entry: "Listed") -> dict[str, object]:
     }
 
 
-def _remove(places: list[Path], *, sure: bool) -> None:
+def remove(words: list[str], consent: "Removal") -> None:
+    """``fedstill runs remove``."""
     from fedstill.runs import listing
 
-    if not places:
-        raise Bad("remove needs the folder of a run or of a comparison: fedstill runs remove FOLDER ... [--yes]")
-    found = {place: listing.removable(place) for place in places}
+    found = {place: listing.removable(place) for place in map(Path, words)}
     number = len({run for runs in found.values() for run in runs})
-    if not sure:
+    if not consent.yes:
         for place, runs in found.items():
             print(f"{place}: {len(runs)} run{'s' * (len(runs) != 1)}")
         if not sys.stdin.isatty():
@@ -198,18 +157,9 @@ def _remove(places: list[Path], *, sure: bool) -> None:
     print(f"{number} run{'s' * (number != 1)} removed")
 
 
-def watch(words: list[str]) -> None:
+def watch(words: list[str], chosen: "Watching", form: "Format") -> None:
     """``fedstill watch``."""
-    from fedstill.cli import flags
-
-    about = (
-        "Follow a run, or all runs of a comparison, on a page of this machine: rounds, clients that answered, bytes, "
-        "epsilon and time left. The page only reads, and no other machine can open it.\n\n"
-        "Example: fedstill watch runs/fedavg-digits-0"
-    )
-    if (found := flags.of_run("fedstill watch", about, words, flags.Watching())) is None:
-        return
-    run, chosen, form = found
+    run = Path(words[0])
     from fedstill.report.live_page import document
 
     if form.json_:
@@ -233,22 +183,14 @@ def _serve_page(place: Path, chosen: "Watching") -> None:
             print()
 
 
-def publish(words: list[str]) -> None:
+def publish(words: list[str], target: "Published", form: "Format") -> None:
     """``fedstill publish``."""
-    from fedstill.cli import flags
-
-    about = (
-        "Write a run's model as files for plain PyTorch, with a model card: accuracy, bytes and guarantee.\n\n"
-        "Example: fedstill publish runs/fedgm --out handed-on"
-    )
-    if (found := flags.of_run("fedstill publish", about, words, flags.Published())) is None:
-        return
-    run, target, form = found
     from fedstill.attacks import results as attacks
     from fedstill.base.lookup import add_working_folder
     from fedstill.report import publish as publishing
 
     add_working_folder()
+    run = Path(words[0])
     out = target.out or Path("published") / run.resolve().name
     done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx, attacks=attacks.stored(run))
     if target.hub is not None:
@@ -257,3 +199,36 @@ def publish(words: list[str]) -> None:
         print_json(done)
     else:
         print(f"model: {out} ({', '.join(done['files'])})" + (f"\nhub: {done['hub']}" if "hub" in done else ""))
+
+
+_TAG = "{0} needs a tag and a run: fedstill runs {0} baseline runs/fedavg-digits-0"
+_TWO = "compare needs two runs or more: fedstill runs compare runs/a runs/b"
+_PLACE = "remove needs the folder of a run or of a comparison: fedstill runs remove FOLDER ... [--yes]"
+RUNS = Command(
+    list_runs,
+    "[FOLDER]",
+    "List the runs in FOLDER (runs) and below it; show in which settings and results some differ; tag them; or remove "
+    "runs, or comparisons with all their runs.\n\nExample: fedstill runs tag baseline runs/fedavg-digits-0",
+    ("Listing",),
+    below={
+        "compare": Command(compare, "RUN ...", "Show the settings and results in which runs differ.", (FORM,), _TWO),
+        "tag": Command(tag, "TAG RUN ...", "Give runs a tag.", needs=_TAG.format("tag")),
+        "untag": Command(untag, "TAG RUN ...", "Take a tag from runs.", needs=_TAG.format("untag")),
+        "remove": Command(remove, "FOLDER ...", "Remove runs, or comparisons with their runs.", ("Removal",), _PLACE),
+    },
+)
+WATCH = Command(
+    watch,
+    "RUN",
+    "Follow a run, or all runs of a comparison, on a page of this machine: rounds, clients that answered, bytes, "
+    "epsilon and time left. The page only reads, and no other machine can open it.\n\n"
+    "Example: fedstill watch runs/fedavg-digits-0",
+    ("Watching", FORM),
+)
+PUBLISH = Command(
+    publish,
+    "RUN",
+    "Write a run's model as files for plain PyTorch, with a model card: accuracy, bytes and guarantee.\n\n"
+    "Example: fedstill publish runs/fedgm --out handed-on",
+    ("Published", FORM),
+)

@@ -1,43 +1,32 @@
-"""`fedstill list`, `data`, `privacy`, `attack`, `audit`: what shows and tries."""
+"""`fedstill methods`, `data`, `privacy`, `attack`, `audit`: what shows and tries."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json, terminal, usage
+from fedstill import attacks, methods
+from fedstill.cli.command import FORM, Command, Part
+from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json, table, terminal, usage
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.table import Table
 
     from fedstill.audit.lower_bounds import Finding
+    from fedstill.audit.whole_runs import AuditSettings
+    from fedstill.cli.flags import Format, Output
+    from fedstill.experiment.config import Experiment
+    from fedstill.report.plan import Plan
+    from fedstill.sites.site.opacus import Import
 
 
-SETTINGS = "fedstill.audit.whole_runs:AuditSettings"
-USAGE = """usage: fedstill audit METHOD ... [flags]   prove lower bounds on the epsilon of private methods
-
-METHOD is a private method, a class derived from one (mine.py:Class), or all. Exit code 1: a claim is refuted.
-"""
-
-
-def audit(words: list[str]) -> None:
+def audit(names: list[str], settings: "AuditSettings", form: "Format") -> None:
     """``fedstill audit``."""
     from fedstill.base.lookup import add_working_folder
-    from fedstill.cli import flags, parser
-    from fedstill.cli.declared import declared
 
-    if not words or asks_help(words):
-        sections = [parser.Section(declared(SETTINGS)()), parser.Section(flags.Format(), title="output")]
-        usage(words[-1:], USAGE + parser.flags_text("fedstill audit METHOD", sections))
-        return
-    count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    names, rest = words[:count], words[count:]
-    if not names:
-        raise Bad(f"the method comes first: fedstill audit METHOD {' '.join(rest)}")
     add_working_folder()
     from fedstill.audit import whole_runs
     from fedstill.audit.scenes import SCENES
     from fedstill.experiment.progress import watch
 
-    settings, form = flags.parse_settings("fedstill audit METHOD", rest, whole_runs.AuditSettings())
     names = list(SCENES) if names == ["all"] else names
     with watch(terminal(stderr=True), "audit", quiet=False) as watcher:
         findings = list(whole_runs.audit(names, settings, watcher.progressed))
@@ -62,14 +51,9 @@ def audit(words: list[str]) -> None:
 
 
 def _table(findings: "list[Finding]") -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
-    headings = ("method", "claim", "bound", "fit", "ratio", "reach", "clients", "verdict")
-    columns = [Column(heading, no_wrap=True) for heading in headings]
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for found in findings:
-        table.add_row(
+    heads = ("method", "claim", "bound", "fit", "ratio", "reach", "clients", "verdict")
+    rows = (
+        (
             found.method,
             f"{found.claim:.3g}" + (" (label)" if found.unit == "label" else ""),
             f"{found.bound:.2f}",
@@ -79,18 +63,15 @@ def _table(findings: "list[Finding]") -> "Table":
             str(found.clients),
             "REFUTED" if found.refuted else "not refuted",
         )
-    return table
+        for found in findings
+    )
+    return table(heads, rows, whole=heads)
 
 
-def list_methods(words: list[str]) -> None:
+def list_methods(_: list[str], form: "Format") -> None:
     """``fedstill methods``."""
-    from fedstill import methods
-    from fedstill.cli import declared, flags, parser
+    from fedstill.cli import declared
 
-    if words and words[0] in methods.TABLE:
-        raise Bad(f"'{words[0]}' is an unexpected argument; its settings: fedstill run {words[0]} --help")
-    about = "List the methods: how often clients are asked, what they need and protect, and the paper."
-    (form,) = parser.parse("fedstill methods", about, words, [parser.Section(flags.Format())])
     if form.json_:
         print_json({"methods": [declared.facts(name) for name in methods.TABLE]})
         return
@@ -102,88 +83,60 @@ def list_methods(words: list[str]) -> None:
     )
 
 
-def data(words: list[str]) -> None:
-    """``fedstill data``."""
-    from fedstill.cli import flags, parser
+def list_data(_: list[str], form: "Format") -> None:
+    """``fedstill data list``."""
     from fedstill.cli.declared import read
 
-    text = (
-        "usage: fedstill data list [--json]      list the known data sets\n"
-        "       fedstill data show NAME [flags]  plot the records of each client\n"
-    )
-    if not words or asks_help(words[:1]):
-        usage(words, text + parser.flags_text("fedstill data show NAME", flags.show_sections()))
-    elif words[0] == "list":
-        known, local_copy = read("fedstill.data.names:KNOWN"), read("fedstill.data.places:local_copy")
-        (form,) = parser.parse(
-            "fedstill data list", "List the known data sets.", words[1:], [parser.Section(flags.Format())]
-        )
-        hubs = {name: f"hub: {facts.hub}" if facts.hub else "scikit-learn" for name, facts in known.items()}
-        sources = {name: str(local_copy(name) or hub) for name, hub in hubs.items()}
-        if form.json_:
-            print_json({"data_sets": [{"name": name, "source": source} for name, source in sources.items()]})
-        else:
-            width = max(map(len, sources))
-            print("\n".join(f"{name:<{width}}  {source}" for name, source in {"name": "source", **sources}.items()))
-    elif words[0] == "show":
-        experiment, output = flags.parse_show("fedstill data show", words[1:])
-        from fedstill.report import data_page
-
-        if output.json_:
-            print_json(data_page.numbers(experiment, output.out))
-        else:
-            terminal().print(*data_page.show(experiment, output.out), sep="\n")
+    known, local_copy = read("fedstill.data.names:KNOWN"), read("fedstill.data.places:local_copy")
+    hubs = {name: f"hub: {facts.hub}" if facts.hub else "scikit-learn" for name, facts in known.items()}
+    sources = {name: str(local_copy(name) or hub) for name, hub in hubs.items()}
+    if form.json_:
+        print_json({"data_sets": [{"name": name, "source": source} for name, source in sources.items()]})
     else:
-        raise Bad(f"there is no 'data {words[0]}'; choose list or show")
+        width = max(map(len, sources))
+        print("\n".join(f"{name:<{width}}  {source}" for name, source in {"name": "source", **sources}.items()))
 
 
-def privacy(words: list[str]) -> None:
-    """``fedstill privacy``."""
-    from fedstill.cli import flags, parser
-    from fedstill.cli.declared import read
+def show_data(words: list[str], experiment: "Experiment", output: "Output") -> None:
+    """``fedstill data show``."""
+    from fedstill.cli import parser
+    from fedstill.report import data_page
 
-    text = (
-        "usage: fedstill privacy RUN [--json]  show the clients' releases and their costs\n"
-        "       fedstill privacy plan [flags]  plan noise and accuracy of a release\n"
-        "       fedstill privacy import FILE   add up an Opacus history (import --help)\n"
-    )
-    if not words or asks_help(words[:1]):
-        plan_flags = [parser.Section(read("fedstill.report.plan:Plan")(), title="options of privacy plan")]
-        usage(words, text + parser.flags_text("fedstill privacy", plan_flags))
-    elif words[0] == "plan":
-        if (shown := flags.shown("fedstill.report.plan:Plan", words)) is not None:
-            flags.parse_settings("fedstill privacy plan", words[1:], shown)
-        from fedstill.base.lookup import add_working_folder
-        from fedstill.report.plan import Plan, plan
-
-        add_working_folder()
-        settings, form = flags.parse_settings("fedstill privacy plan", words[1:], Plan())
-        print_found(plan(settings), as_json=form.json_)
-    elif words[0] == "import":
-        program, rest = "fedstill privacy import FILE", words[2:] if words[1:2] != ["--help"] else words[1:]
-        if (shown := flags.shown("fedstill.sites.site.opacus:Import", rest)) is not None:
-            flags.parse_settings(program, rest, shown)
-        if not words[1:] or words[1].startswith("-"):
-            raise Bad(f"the file comes first: {program.replace('FILE', 'accountant.pt')} --delta 1e-5")
-        from fedstill.sites.site.opacus import Import
-
-        history, form = flags.parse_settings(program, rest, Import())
-        print_found(history.run(Path(words[1])), as_json=form.json_)
+    if words:
+        experiment = parser.changed(experiment, {"data": words[0]})
+    if output.json_:
+        print_json(data_page.numbers(experiment, output.out))
     else:
-        run, *rest = words
-        about = "Show each client's releases in a run and their costs."
-        (form,) = parser.parse("fedstill privacy RUN", about, rest, [parser.Section(flags.Format())])
-        from fedstill.report import spending as ledger
+        terminal().print(*data_page.show(experiment, output.out), sep="\n")
 
-        if form.json_:
-            print_json(ledger.numbers(Path(run)))
-        else:
-            print_found(({}, ledger.show(Path(run))), as_json=False)
+
+def privacy(words: list[str], form: "Format") -> None:
+    """``fedstill privacy RUN``."""
+    from fedstill.report import spending
+
+    run = Path(words[0])
+    if form.json_:
+        print_json(spending.numbers(run))
+    else:
+        print_found(({}, spending.show(run)), as_json=False)
+
+
+def plan(_: list[str], settings: "Plan", form: "Format") -> None:
+    """``fedstill privacy plan``."""
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.report import plan as planning
+
+    add_working_folder()
+    print_found(planning.plan(settings), as_json=form.json_)
+
+
+def import_history(words: list[str], history: "Import", form: "Format") -> None:
+    """``fedstill privacy import``."""
+    print_found(history.run(Path(words[0])), as_json=form.json_)
 
 
 def attack(words: list[str]) -> None:
     """``fedstill attack``."""
-    from fedstill import attacks
     from fedstill.base.lookup import add_working_folder
     from fedstill.cli import flags, parser
     from fedstill.cli.declared import read
@@ -213,3 +166,66 @@ def attack(words: list[str]) -> None:
     settings, form = flags.parse_settings(program, rest, attacks.find(name or "membership")())
     progress = terminal(stderr=form.json_)
     print_found(settings.attack(Path(run), progress, line_of(["attack", *words])), as_json=form.json_)
+
+
+METHODS = Command(
+    list_methods,
+    "",
+    "List the methods: how often clients are asked, what they need and protect, and the paper.",
+    (FORM,),
+)
+DATA = Command(
+    about="List the data sets, or plot a partition.\n\nExample: fedstill data show digits --partition classes:2",
+    below={
+        "list": Command(list_data, "", "List the known data sets.", (FORM,)),
+        "show": Command(
+            show_data,
+            "[NAME]",
+            "Plot the records of each class at each client; with --out, as a page too.",
+            (
+                Part(
+                    "fedstill.experiment.config:Experiment",
+                    "task",
+                    only=("data", "size", "partition", "clients", "seed", "limit"),
+                ),
+                Part("Output", "output", without=("quiet",)),
+            ),
+        ),
+    },
+)
+PRIVACY = Command(
+    privacy,
+    "RUN",
+    "Show the clients' releases in RUN and their costs, or plan their noise.\n\nExample: fedstill privacy runs/first",
+    (FORM,),
+    below={
+        "plan": Command(
+            plan,
+            "",
+            "The noise of each epsilon, and the accuracy to expect.\n\nExample: fedstill privacy plan",
+            ("fedstill.report.plan:Plan", FORM),
+        ),
+        "import": Command(
+            import_history,
+            "FILE",
+            "Add up the history of an Opacus accountant by privacy loss distributions, and charge it to a site's "
+            "ledger.\n\nExample: fedstill privacy import accountant.pt --delta 1e-5",
+            ("fedstill.sites.site.opacus:Import", FORM),
+        ),
+    },
+)
+ATTACK = Command(
+    attack,
+    "RUN [ATTACK]",
+    "infer training records from a run",
+    (*attacks.ATTACKS.values(), FORM),
+    raw=True,
+)
+AUDIT = Command(
+    audit,
+    "METHOD ...",
+    "Prove lower bounds on the epsilon of private methods. METHOD is a private method, a class derived from one "
+    "(mine.py:Class), or all. Exit code 1: a claim is refuted.\n\nExample: fedstill audit fedavg-p",
+    ("fedstill.audit.whole_runs:AuditSettings", FORM),
+    choices=(*methods.TABLE, "all"),
+)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fedstill.base.errors import FedstillError
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from rich.console import Console, RenderableType
+    from rich.table import Table
 
 _WIDE = 160
 """Width of a table in a file or a pipe."""
@@ -58,22 +59,30 @@ def print_found(found: "tuple[Mapping[str, Any], Iterable[RenderableType]]", *, 
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of text under headings; nothing without rows. Unprintable characters are replaced."""
+def table(
+    heads: Sequence[str], rows: "Iterable[Sequence[str]]", *, whole: "Collection[str]" = (), least: int = 1
+) -> "Table":
+    """A table of text under headings, without markup; unprintable characters are replaced.
+
+    Args:
+        heads: the headings.
+        rows: the cells.
+        whole: headings of columns whose cells stay on one line; those of the others are folded.
+        least: the width to which the first column does not shrink.
+    """
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+    from rich.table import Column, Table
 
-    from fedstill.schema import clean
+    from fedstill.report.record import plain
 
-    if not rows:
-        return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    columns = [
+        Column(plain(head), overflow="fold", no_wrap=head in whole, min_width=least if place == 0 else None)
+        for place, head in enumerate(heads)
+    ]
+    made = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(clean(cell, 300)) for cell in row))  # no markup: words of a server are among them
-    print_wide(table)
+        made.add_row(*map(plain, row))
+    return made
 
 
 def print_wide(table: "RenderableType") -> None:
@@ -107,9 +116,3 @@ def usage(words: Sequence[str], text: str) -> bool:
         print(text)
         return True
     return False
-
-
-def no_more(words: Sequence[str]) -> None:
-    """Refuse further arguments."""
-    if words:
-        raise Bad(f"'{words[0]}' is an unexpected argument")

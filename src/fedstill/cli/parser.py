@@ -19,7 +19,10 @@ from fedstill.base.settings import Settings, sentence
 
 S = TypeVar("S", bound=Settings)
 _WIDEST = 100
-_TRUTH = {"true", "false", "1", "0", "yes", "no", "on", "off"}
+_TRUTH = {"true", "false", "yes", "no", "on", "off"}
+"""Values of a switch; beside other words, a number is one of these: ``site show --json FOLDER 1``."""
+_FEW = 8
+"""Number of flags up to which a message names them all."""
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
@@ -43,30 +46,53 @@ class Section(NamedTuple):
     without: tuple[str, ...] = ()
 
 
-def parse(
-    program: str, about: str, words: Sequence[str], sections: Sequence[Section], *, others: list[str] | None = None
-) -> list[Any]:
+def parse(program: str, about: str, words: Sequence[str], sections: Sequence[Section]) -> list[Any]:
     """The sections' settings, changed by the flags in ``words``; ``--help`` prints the help text and exits.
 
     Args:
         program: the command, for the help text and messages.
         about: the help text's first paragraph, and ``Example:`` with a command.
-        words: the words after the command.
+        words: the words after the command, all of which belong to flags.
         sections: the settings that have flags.
-        others: receives the words that belong to no flag; without it they are refused.
 
     Raises:
         ValueError: a flag is unknown, or a value is missing or invalid; one sentence.
     """
     parser = argument_parser(program, about, sections)
-    words = [_hyphens(word) for word in words]
-    found, unknown = parser.parse_known_args(words if others is None else list(_switched(parser, words)))
-    if others is not None:
-        others += [word for word in unknown if not word.startswith("-")]
-        unknown = [word for word in unknown if word.startswith("-")]
-    if unknown:
-        raise ValueError(_unknown(program, unknown[0], parser))
-    given = vars(found)
+    found, others = parser.parse_known_args([_hyphens(word) for word in words])
+    if others:
+        raise ValueError(_unknown(program, others[0], parser))
+    return checked(sections, vars(found))
+
+
+def split(
+    program: str, about: str, words: Sequence[str], sections: Sequence[Section], *, takes: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of the flags in ``words``, for `checked`, and the words that belong to no flag; ``--help`` exits.
+
+    Args:
+        program: as for `parse`.
+        about: as for `parse`.
+        words: the words after the command.
+        sections: as for `parse`.
+        takes: the words that belong to no flag, for the help text.
+
+    Raises:
+        ValueError: a flag is unknown, or its value is missing; one sentence.
+    """
+    parser = argument_parser(program, about, sections, takes)
+    found, others = parser.parse_known_args(list(_switched(parser, [_hyphens(word) for word in words])))
+    if wrong := next((word for word in others if word.startswith("-")), None):
+        raise ValueError(_unknown(program, wrong, parser))
+    return vars(found), others
+
+
+def checked(sections: Sequence[Section], given: Mapping[str, Any]) -> list[Any]:
+    """The sections' settings with the values given for their flags.
+
+    Raises:
+        ValueError: a value is invalid; one sentence.
+    """
     return [_changed(section, given) for section in sections]
 
 
@@ -125,7 +151,7 @@ class _Switch(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        negated = option == self.option_strings[-1]
+        negated = option in self.option_strings[1:]
         if negated and values is not None:
             raise ValueError(f"{option} is {values!r}; give it no value")
         setattr(namespace, self.dest, not negated if values is None else values)
@@ -141,12 +167,12 @@ def _switched(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator
             yield word
 
 
-def argument_parser(program: str, about: str, sections: Sequence[Section]) -> argparse.ArgumentParser:
-    """The parser of the flags of these sections; its values are words, which `parse` checks."""
+def argument_parser(program: str, about: str, sections: Sequence[Section], takes: str = "") -> argparse.ArgumentParser:
+    """The parser of the flags of these sections; its values are words, which `checked` checks."""
     about, _, example = about.partition("\n\nExample: ")
     parser = _Parser(
         prog=program,
-        usage=f"{program} [flags]",
+        usage=" ".join([program, *takes.split(), *["[flags]"] * bool(sections)]),
         description=_plain(about).replace("%", "%%"),
         epilog=f"example: {example}" if example else None,
         formatter_class=_Help,
@@ -185,7 +211,7 @@ def _add_flag(group: Any, place: str, field: Any, default: Any) -> None:
     text = _plain(field.description or "").replace("%", "%%") + _default(default)
     if kind is bool:
         before, dot, last = flag[2:].rpartition(".")
-        names = (flag, f"--{before}{dot}no-{last}")
+        names = (flag,) if last == "no" else (flag, f"--{before}{dot}no-{last}")
         group.add_argument(*names, action=_Switch, dest=place, nargs="?", help=text)
         return
     options: dict[str, Any] = {"metavar": _metavar(kind)}
@@ -256,6 +282,9 @@ def _unknown(program: str, word: str, parser: argparse.ArgumentParser) -> str:
         near = f"; did you mean {meant}?" if meant.split()[0] in flags else ""
     else:
         near = f"; did you mean {' or '.join(inside[:3])}?" if inside else suggestion(name, flags)
+    own = [action.option_strings[0] for action in parser._actions if action.dest != "help"]
+    if not near and len(own) <= _FEW:
+        near = f"; this command takes {', '.join(own) or 'none'}"
     return f"there is no flag {name}{near} ({program} --help)"
 
 

@@ -6,17 +6,18 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_wide, terminal, usage
+from fedstill import methods
+from fedstill.cli.command import Command, Part, read, sections_of
+from fedstill.cli.output import Bad, asks_help, line_of, print_json, print_wide, table, terminal, usage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstill.cli.flags import CompareFlags, RunOutput
+    from fedstill.cli.flags import CompareFlags, ReportOutput, RunOutput
     from fedstill.experiment.estimate import Estimate, Request
     from fedstill.experiment.job import Job
-    from fedstill.report.drawing import Kind
     from fedstill.report.record import RunRecord
 
 
@@ -78,9 +79,6 @@ def _request(request: "Request") -> dict[str, Any]:
 
 
 def _show_estimate(label: str, each: "Estimate", job: "Job", seeds: int) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
     from fedstill.report.guarantees import words
     from fedstill.report.record import human_bytes
 
@@ -89,11 +87,12 @@ def _show_estimate(label: str, each: "Estimate", job: "Job", seeds: int) -> None
     title = f"{label} on {task.data}, {task.partition}, {task.clients} clients" + (f", {seeds} seeds" * (seeds > 1))
     console.print(title, style="bold", highlight=False, soft_wrap=True, markup=False)
     headings = ("step", "requests", "clients", "down, each", "up, each", "seconds, each")
-    table = Table(*(Column(heading, no_wrap=True) for heading in headings), box=SIMPLE_HEAD, pad_edge=False)
-    for request in each.requests:
-        counts = (str(request.times), str(request.clients), human_bytes(request.down), human_bytes(request.up))
-        table.add_row(request.step, *counts, f"{request.seconds:.2g}")
-    console.print(table)
+    rows = (
+        (request.step, str(request.times), str(request.clients))
+        + (human_bytes(request.down), human_bytes(request.up), f"{request.seconds:.2g}")
+        for request in each.requests
+    )
+    console.print(table(headings, rows, whole=headings))
     lines = [
         f"bytes:   {human_bytes(each.bytes_up)} up, {human_bytes(each.bytes_down)} down; of a client "
         f"{human_bytes(each.bytes_up / task.clients)} up, {human_bytes(each.bytes_down / task.clients)} down"
@@ -115,12 +114,12 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else clock(seconds)
 
 
-def run_one(words: list[str]) -> None:
-    """``fedstill run METHOD``."""
-    from fedstill import methods
+def run(words: list[str]) -> None:
+    """``fedstill run``: a method, a file, or a form that takes the replies of a finished run."""
+    if words and words[0] in _FORMS:
+        _reuse(_FORMS[words[0]], words)
+        return
     from fedstill.base.lookup import add_working_folder
-    from fedstill.cli import flags
-    from fedstill.experiment import config
 
     names = textwrap.fill(f"methods: {', '.join(methods.TABLE)}", 80, break_on_hyphens=False, subsequent_indent="  ")
     text = (
@@ -134,58 +133,81 @@ def run_one(words: list[str]) -> None:
             raise Bad(f"the method comes first: fedstill run {' '.join(words[1:])}")
         raise Bad(f"the method comes first: fedstill run METHOD {' '.join(words)}")
     add_working_folder()
-    name = words[0]
-    if (Path(name) / "config.json").is_file():
+    _refuse_folder(Path(words[0]))
+    _run_one(words)
+
+
+def _refuse_folder(place: Path) -> None:
+    """Refuse the folder of a run in place of a method; a model of another program has a ``config.json`` too."""
+    if (place / "config.json").is_file():
         from fedstill.runs.folder import RunFolder, is_run
 
-        if is_run(Path(name), certainly=True):  # models of other programs have such a file too
-            begun = RunFolder(Path(name))
+        if is_run(place, certainly=True):
+            begun = RunFolder(place)
             command = begun.read_json(begun.config).get("command") or "its command"
-            raise Bad(f"{name} is the folder of a run; repeat {command} to resume it")
+            raise Bad(f"{place} is the folder of a run; repeat {command} to resume it")
+
+
+def _run_one(words: list[str]) -> None:
+    """``fedstill run METHOD`` or ``FILE.yaml``."""
+    from fedstill.cli import flags
+    from fedstill.experiment import config
+
+    name = words[0]
     if Path(name).suffix in (".yaml", ".yml"):
         experiment, name, method = config.read_yaml(Path(name))
     else:
         experiment, method = config.Experiment(), flags.method_of(name, words[1:])
-    parsed = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
+    experiment, method, output = flags.parse_run(f"fedstill run {words[0]}", words[1:], experiment, method)
     from fedstill.experiment.job import Job
 
-    job = Job(parsed.experiment, parsed.method, Path(), name=name, command=line_of(["run", *words]))
-    plain = Path("runs") / f"{slug_of(name)}-{_slug(parsed.experiment.data)}-{parsed.experiment.seed}"
-    output = parsed.output
+    job = Job(experiment, method, Path(), name=name, command=line_of(["run", *words]))
     note_default(words, output)
     if output.dry_run:
         show_estimates({name: job}, output)
         return
-    _in_folder(output.out, plain, {Path(): job}, lambda out: make_and_show(job.replace(out=out), output))
+    plain = Path("runs") / f"{slug_of(name)}-{_slug(experiment.data)}-{experiment.seed}"
+    _in_folder(output.out, plain, [job], lambda _, jobs: make_and_show(jobs[0], output))
 
 
-def _in_folder(given: Path | None, plain: Path, jobs: "Mapping[Path, Job]", make: Callable[[Path], None]) -> None:
-    """Call ``make`` with the folder ``given`` or the default folder of these jobs, by their paths in it."""
+def _in_folder(
+    given: Path | None, plain: Path, jobs: "Sequence[Job]", make: "Callable[[Path, Sequence[Job]], None]"
+) -> None:
+    """Call ``make`` with the folder of a command and its jobs in there.
+
+    Args:
+        given: the folder, if the command names it.
+        plain: its usual folder otherwise.
+        jobs: the jobs, each with a folder relative to that.
+        make: the work.
+    """
     from fedstill.experiment.job import default_folder
     from fedstill.runs.folder import Taken
 
+    def inside(out: Path) -> None:
+        make(out, [job.replace(out=out / job.out) for job in jobs])
+
     if given is not None:
-        make(given)
+        inside(given)
         return
-    out = default_folder(plain, jobs)
+    places = {job.out: job for job in jobs}
+    out = default_folder(plain, places)
     try:
-        make(out)
+        inside(out)
     except Taken:  # another process has begun there at the same moment
-        again = default_folder(plain, jobs)
+        again = default_folder(plain, places)
         if again == out:
             raise
-        make(again)
+        inside(again)
 
 
 def make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
-    """Run ``job``, write its report and print its results; ``nobody`` as for `_make`."""
+    """Run ``job``, write its report and print its results; ``nobody`` as for `fedstill.library.finish`."""
     from fedstill.report import tables
     from fedstill.report.page import write_report
-    from fedstill.report.record import read_run
     from fedstill.runs.folder import RunFolder
 
-    _make(job, output, nobody=nobody)
-    record, page = read_run(job.out), RunFolder(job.out).report
+    record, page = _finish(job, output, nobody=nobody), RunFolder(job.out).report
     write_report([record], page)
     if output.json_:
         print_json({**record.summary, "folder": str(job.out), "report": str(page)})
@@ -203,16 +225,13 @@ def _print_remarks(console: "Console", records: "Sequence[RunRecord]") -> None:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
-def _make(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
-    """Run ``job``; with ``nobody`` its clients are real sites, none of which is asked."""
+def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRecord":
+    """Run ``job`` as `fedstill.run` does, with the progress on this command's terminal."""
     from fedstill.experiment.progress import watch
-    from fedstill.experiment.reuse import Nobody
-    from fedstill.experiment.run import run
-    from fedstill.tracking import followed
+    from fedstill.library import finish
 
-    console = terminal(stderr=output.json_)
-    with watch(console, job.title, quiet=output.quiet) as bars, followed(output.track, job.out, bars) as watcher:
-        run(job, watcher=watcher, sites=(lambda spec: Nobody()) if nobody else None)
+    with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as bars:
+        return finish(job, watcher=bars, progress=False, track=output.track, nobody=nobody)
 
 
 def slug_of(name: str) -> str:
@@ -239,72 +258,69 @@ def compare(words: list[str]) -> None:
     note_default(words, parsed.output)
     from fedstill.experiment.checks import check_job  # imported here, as help needs no torch
 
-    for job in jobs.values():  # the last one must not fail after hours of the others
+    for job in jobs:  # the last one must not fail after hours of the others
         check_job(job)
     if parsed.output.dry_run:
-        first = {label: jobs[Path(label) / f"seed-{parsed.seeds[0]}"] for label in parsed.methods}
+        first = {job.label: job for job in jobs if job.experiment.seed == parsed.seeds[0]}
         show_estimates(first, parsed.output, seeds=len(parsed.seeds))
         return
     plain = Path("runs") / f"compare-{_slug(parsed.experiment.data)}"
-    _in_folder(parsed.output.out, plain, jobs, lambda out: _compare(out, jobs, command, parsed.output))
+    _in_folder(parsed.output.out, plain, jobs, lambda out, jobs: _compare(out, jobs, command, parsed.output))
 
 
-def _jobs(parsed: "CompareFlags", command: str) -> "dict[Path, Job]":
-    """The runs of a comparison, by their paths in its folder."""
+def _jobs(parsed: "CompareFlags", command: str) -> "list[Job]":
+    """The runs of a comparison, each with its path in the folder of the comparison."""
     from fedstill.experiment.job import Job
 
-    jobs = {}
-    for seed in parsed.seeds:
-        experiment = parsed.experiment.model_copy(update={"seed": seed})
-        for label, (name, method) in parsed.methods.items():
-            path = Path(label) / f"seed-{seed}"
-            jobs[path] = Job(experiment, method, path, name=name, label=label, command=command)
-    return jobs
+    return [
+        Job(
+            parsed.experiment.model_copy(update={"seed": seed}),
+            method,
+            Path(label) / f"seed-{seed}",
+            name=name,
+            label=label,
+            command=command,
+        )
+        for seed in parsed.seeds
+        for label, (name, method) in parsed.methods.items()
+    ]
 
 
-def _compare(out: Path, jobs: "Mapping[Path, Job]", command: str, output: "RunOutput") -> None:
+def _compare(out: Path, jobs: "Sequence[Job]", command: str, output: "RunOutput") -> None:
     from fedstill.experiment import reuse
-    from fedstill.report.record import read_run
 
     if not output.quiet:
         console = terminal(stderr=output.json_)
         console.print(f"{len(jobs)} runs in {out}", soft_wrap=True, highlight=False, markup=False)
-    folders: list[Path] = []
-    for path, job in jobs.items():
-        here = job.replace(out=out / path)
-        reuse.prepare(here, folders)
-        _make(here, output)
-        folders.append(here.out)
-    _show_runs([read_run(folder) for folder in folders], out, command, as_json=output.json_)
+    records: list[RunRecord] = []
+    for job in jobs:
+        reuse.prepare(job, [record.folder for record in records])
+        records.append(_finish(job, output))
+    _show_runs(records, out, command, output)
 
 
 def _show_runs(
-    records: "Sequence[RunRecord]",
-    out: Path,
-    command: str | None,
-    *,
-    as_json: bool,
-    latex: bool = False,
-    markdown: bool = False,
-    with_pareto: bool = False,
-    figures: "tuple[Kind, ...]" = (),
-    column_cm: float = 8.4,
+    records: "Sequence[RunRecord]", out: Path, command: str | None, output: "RunOutput | ReportOutput"
 ) -> None:
+    """Write the page and the tables of these runs, and print the table; a comparison's have their usual form."""
+    from fedstill.cli.flags import ReportOutput
     from fedstill.report import export, pareto, tables
     from fedstill.report.page import write_page
 
+    form = output if isinstance(output, ReportOutput) else ReportOutput()
     page = out / "report.html"
-    fronts = pareto.pictures(records) if with_pareto else []
-    if with_pareto and not fronts:
+    fronts = pareto.pictures(records) if form.pareto else []
+    if form.pareto and not fronts:
         raise Bad("--pareto needs two finished runs of different methods or settings on one task; name more folders")
     write_page(records, page, command=command, fronts=fronts)
-    written = export.write_tables(records, out, latex=latex, markdown=markdown)
+    written = export.write_tables(records, out, latex=form.latex, markdown=form.markdown)
     written += export.write_fronts(fronts, out)
-    if figures:
+    drawn: Sequence[Path] = ()
+    if form.figures:
         from fedstill.report import printed
 
-        drawn = printed.write(records, out, figures, column_cm)
-    if as_json:
+        drawn = printed.write(records, out, form.figures, form.column_cm)
+    if output.json_:
         more = {"pareto": pareto.lines(fronts)} if fronts else {}
         print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
         return
@@ -313,143 +329,108 @@ def _show_runs(
     _print_remarks(console, records)
     for file in written:
         console.print(f"table: {file}", soft_wrap=True, markup=False)
-    if figures:
+    if drawn:
         console.print(
             f"figures: {drawn[-1]}, {', '.join(file.name for file in drawn[:-1])}", soft_wrap=True, markup=False
         )
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
-def report(words: list[str]) -> None:
+def report(words: list[str], output: "ReportOutput") -> None:
     """``fedstill report``."""
-    from fedstill.cli import flags
-
-    runs, output = flags.parse_report("fedstill report", words)
     from fedstill.report.record import find_runs, read_run
 
-    folders = dict.fromkeys(folder for word in runs for folder in find_runs(word, unfinished=True))
-    records = [read_run(folder, unfinished=True) for folder in folders]
-    _show_runs(
-        records,
-        output.out,
-        None,
-        as_json=output.json_,
-        latex=output.latex,
-        markdown=output.markdown,
-        with_pareto=output.pareto,
-        figures=output.figures,
-        column_cm=output.column_cm,
-    )
+    folders = dict.fromkeys(folder for word in words for folder in find_runs(word, unfinished=True))
+    _show_runs([read_run(folder, unfinished=True) for folder in folders], output.out, None, output)
 
 
-def run(words: list[str]) -> None:
-    """``fedstill run``, of a method or of a finished run's replies."""
-    if words and words[0] in _FORMS:
-        _FORMS[words[0]](words[1:])
-    else:
-        run_one(words)
+class _Form(NamedTuple):
+    """A form of ``fedstill run`` that takes the replies of a finished run.
+
+    Attributes:
+        run: the function, which gets the words that come first, the flags and the command line.
+        takes: the number of words that come first.
+        usage: its help text.
+        needs: the sentence if one of these words is missing.
+    """
+
+    run: "Callable[[list[str], list[str], str], None]"
+    takes: int
+    usage: str
+    needs: str
 
 
-def _extended(words: list[str]) -> None:
-    """``fedstill run --extend``."""
+def _reuse(form: _Form, words: list[str]) -> None:
+    """Run a form with the words after ``fedstill run``, of which the first is the form's name."""
     from fedstill.base.lookup import add_working_folder
-    from fedstill.cli import flags
+
+    first, flags = words[1 : 1 + form.takes], words[1 + form.takes :]
+    if asks_help(first[:1]):
+        print(form.usage)
+        return
+    if len(first) < form.takes or any(word.startswith("-") for word in first):
+        raise Bad(form.needs)
+    add_working_folder()
+    form.run(first, flags, line_of(["run", *words]))
+
+
+def _extend(first: list[str], words: list[str], command: str) -> None:
+    """``fedstill run --extend``."""
     from fedstill.experiment import reuse
-    from fedstill.experiment.reuse import read_job
     from fedstill.runs.folder import RunFolder
 
-    text = (
-        "usage: fedstill run --extend RUN [--out FOLDER] [flags]\n\n"
-        "Ask the clients whose reply is missing in the finished one-shot run RUN.\n"
-        "The flags are those of its method: fedstill run METHOD --help"
-    )
-    if asks_help(words[:1]):
-        print(text)
-        return
-    if not words or words[0].startswith("-"):
-        raise Bad("--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...")
-    add_working_folder()
-    run = _run_of(words[0])
-    out = run.with_name(f"{run.name}-extended")
-    job = read_job(run, out, line_of(["run", "--extend", *words]))
+    run = _run_of(first[0])
+    before = reuse.read_job(run, run.with_name(f"{run.name}-extended"), command)
     if RunFolder(run).asked_sites:
         raise Bad(
             f"{run} asked real sites; extend it with flwr run APP CONNECTION --run-config "
-            f'\'extend="{run.absolute()}" out="{out.absolute()}"\''
+            f'\'extend="{run.absolute()}" out="{before.out.absolute()}"\''
         )
-    parsed = flags.parse_run(f"fedstill run --extend {run}", words[1:], job.experiment, job.method)
-    _refuse_dry_run(parsed.output)
-    job = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or out)
+    job, output = _changed(before, f"fedstill run --extend {run}", words)
     reuse.begin(run, job)
-    make_and_show(job, parsed.output)
+    make_and_show(job, output)
 
 
-def _without_client(words: list[str]) -> None:
+def _leave_out(first: list[str], words: list[str], command: str) -> None:
     """``fedstill run --without``."""
-    from fedstill.base.lookup import add_working_folder
-    from fedstill.cli import flags
-    from fedstill.experiment import config
-    from fedstill.experiment.reuse import leave_out, read_job
+    from fedstill.experiment import config, reuse
     from fedstill.runs.folder import RunFolder
 
-    text = (
-        "usage: fedstill run --without CLIENT RUN [--out FOLDER] [flags]\n\n"
-        "The model that the other clients of the finished one-shot run RUN would have made;\n"
-        "no client is asked. The flags are those of fedstill run that change no result.\n"
-        "example: fedstill run --without 3 runs/fedgm-digits-0"
-    )
-    if asks_help(words[:1]):
-        print(text)
-        return
-    if len(words) < 2 or not words[0].isdecimal() or words[1].startswith("-"):
-        raise Bad("--without needs a client's number and a finished run: fedstill run --without 3 RUN [--out FOLDER]")
-    add_working_folder()
-    client, run = int(words[0]), _run_of(words[1])
-    job = read_job(run, run.with_name(f"{run.name}-without-{client}"), line_of(["run", "--without", *words]))
-    parsed = flags.parse_run(f"fedstill run --without {client} {run}", words[2:], job.experiment, job.method)
-    _refuse_dry_run(parsed.output)
-    changed = job.replace(experiment=parsed.experiment, method=parsed.method, out=parsed.output.out or job.out)
-    if other := config.difference(job.description(), changed.description()):
+    if not first[0].isdecimal():
+        raise Bad(_FORMS["--without"].needs)
+    client, run = int(first[0]), _run_of(first[1])
+    before = reuse.read_job(run, run.with_name(f"{run.name}-without-{client}"), command)
+    job, output = _changed(before, f"fedstill run --without {client} {run}", words)
+    if other := config.difference(before.description(), job.description()):
         raise Bad(f"--without repeats {run} with its own settings, but {other}; start another run for that")
-    if parsed.experiment.min_clients != job.experiment.min_clients:
+    if job.experiment.min_clients != before.experiment.min_clients:
         raise Bad("--without takes all other replies that there are; leave --min-clients out")
-    job = leave_out(run, client, changed)
-    make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+    make_and_show(reuse.leave_out(run, client, job), output, nobody=RunFolder(run).asked_sites)
 
 
-def _on_replies(words: list[str]) -> None:
+def _repeat(first: list[str], words: list[str], command: str) -> None:
     """``fedstill run --replies``."""
-    from fedstill.base.lookup import add_working_folder
     from fedstill.cli import flags
     from fedstill.experiment import reuse
-    from fedstill.experiment.reuse import read_job
     from fedstill.runs.folder import RunFolder
 
-    text = (
-        "usage: fedstill run --replies RUN METHOD [--out FOLDER] [flags]\n\n"
-        "Another method, or other settings of the server, on the replies to the first request of\n"
-        "the finished run RUN. The clients' settings and the task are those of RUN; no client is\n"
-        "asked for these replies again.\n"
-        "The flags are those of the method: fedstill run METHOD --help\n"
-        "example: fedstill run --replies runs/feddf-digits-0 dense --epochs 40"
-    )
-    if asks_help(words[:1]):
-        print(text)
-        return
-    if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
-        raise Bad("--replies needs a finished run and a method: fedstill run --replies RUN METHOD [--out FOLDER]")
-    add_working_folder()
-    run, name = _run_of(words[0]), words[1]
-    before = read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), line_of(["run", "--replies", *words]))
-    method = before.method if name == before.name else flags.method_of(name, words[2:])
+    run, name = _run_of(first[0]), first[1]
+    before = reuse.read_job(run, run.with_name(f"{run.name}-{slug_of(name)}"), command)
+    method = before.method if name == before.name else flags.method_of(name, words)
     method = reuse.with_client_settings(method, before.method)
-    parsed = flags.parse_run(f"fedstill run --replies {run} {name}", words[2:], before.experiment, method)
-    _refuse_dry_run(parsed.output)
-    job = before.replace(
-        experiment=parsed.experiment, name=name, method=parsed.method, label="", out=parsed.output.out or before.out
-    )
-    job = reuse.repeat(run, job)
-    make_and_show(job, parsed.output, nobody=RunFolder(run).asked_sites)
+    before = before.replace(name=name, method=method, label="")
+    job, output = _changed(before, f"fedstill run --replies {run} {name}", words)
+    make_and_show(reuse.repeat(run, job), output, nobody=RunFolder(run).asked_sites)
+
+
+def _changed(before: "Job", program: str, words: list[str]) -> "tuple[Job, RunOutput]":
+    """The job with the changes of the flags, and what it prints and writes."""
+    from fedstill.cli import flags
+
+    experiment, method, output = flags.parse_run(program, words, before.experiment, before.method)
+    if output.dry_run:
+        raise Bad("--dry-run estimates a new run; this one takes the replies of a finished run, and their bytes")
+    return before.replace(experiment=experiment, method=method, out=output.out or before.out), output
 
 
 def _run_of(word: str) -> Path:
@@ -459,19 +440,46 @@ def _run_of(word: str) -> Path:
     return Path(word) if Path(word).name not in ("", "..") else Path(os.path.abspath(word))
 
 
-def _refuse_dry_run(output: "RunOutput") -> None:
-    if output.dry_run:
-        raise Bad("--dry-run estimates a new run; this one takes the replies of a finished run, and their bytes")
-
-
-_FORMS: Mapping[str, Callable[[list[str]], None]] = {
-    "--extend": _extended,
-    "--without": _without_client,
-    "--replies": _on_replies,
+_FORMS = {
+    "--extend": _Form(
+        _extend,
+        1,
+        "usage: fedstill run --extend RUN [--out FOLDER] [flags]\n\n"
+        "Ask the clients whose reply is missing in the finished one-shot run RUN.\n"
+        "The flags are those of its method: fedstill run METHOD --help",
+        "--extend needs a finished run: fedstill run --extend RUN [--out FOLDER] [--timeout S] ...",
+    ),
+    "--without": _Form(
+        _leave_out,
+        2,
+        "usage: fedstill run --without CLIENT RUN [--out FOLDER] [flags]\n\n"
+        "The model that the other clients of the finished one-shot run RUN would have made;\n"
+        "no client is asked. The flags are those of fedstill run that change no result.\n"
+        "example: fedstill run --without 3 runs/fedgm-digits-0",
+        "--without needs a client's number and a finished run: fedstill run --without 3 RUN [--out FOLDER]",
+    ),
+    "--replies": _Form(
+        _repeat,
+        2,
+        "usage: fedstill run --replies RUN METHOD [--out FOLDER] [flags]\n\n"
+        "Another method, or other settings of the server, on the replies to the first request of\n"
+        "the finished run RUN. The clients' settings and the task are those of RUN; no client is\n"
+        "asked for these replies again.\n"
+        "The flags are those of the method: fedstill run METHOD --help\n"
+        "example: fedstill run --replies runs/feddf-digits-0 dense --epochs 40",
+        "--replies needs a finished run and a method: fedstill run --replies RUN METHOD [--out FOLDER]",
+    ),
 }
 
 
-EXAMPLE = """
+_SWEEP = """usage: fedstill sweep FILE.yaml [flags]
+
+Try settings of several methods on validation records, each method as often as
+the others, and write a table with the best of each. With --final, those run on
+the test set too. The same command resumes a sweep.
+
+the file:
+
 data: digits
 partition: classes:1
 model: convnet:width=16,depth=2
@@ -482,34 +490,27 @@ methods:
   fedgm:
     ipc: 1
     try: {matching.nets: [10, 30, 100]}
+
+example: fedstill sweep examples/sweep.yaml --final
 """
 
 
 def sweep(words: list[str]) -> None:
     """``fedstill sweep FILE.yaml``."""
-    from fedstill.cli import flags, parser
+    if not words or asks_help(words):
+        from fedstill.cli import parser
 
-    about = (
-        "Try settings of several methods on validation records, each method as often as the others, and write a table "
-        "with the best of each. With --final, those run on the test set too. The same command resumes a sweep.\n\n"
-        "Example: fedstill sweep examples/sweep.yaml --final"
-    )
-    sections = [parser.Section(flags.SweepOutput())]
-    text = parser.flags_text("fedstill sweep", sections)
-    head, _, example = about.partition("\n\nExample: ")
-    shown = f"usage: fedstill sweep FILE.yaml [flags]\n\n{head}\n\nthe file:{EXAMPLE}\nexample: {example}\n{text}"
-    if usage(words, shown):
+        more = parser.flags_text("fedstill sweep", sections_of(SWEEP, shown=True))
+        usage(words and ["--help"], f"{_SWEEP}{more}")
         return
-    if words[0].startswith("-"):
-        raise Bad(f"the file comes first: fedstill sweep FILE.yaml {' '.join(words)}")
-    (output,) = parser.parse("fedstill sweep FILE.yaml", about, words[1:], sections)
+    (place,), output = read(SWEEP, words, "fedstill sweep")
     from fedstill.base.lookup import add_working_folder
     from fedstill.experiment.progress import watch
     from fedstill.experiment.sweep import read_sweep, run_sweep
     from fedstill.report import tuning
 
     add_working_folder()
-    file = Path(words[0])
+    file = Path(place)
     found, command = read_sweep(file), line_of(["sweep", *words])
     out = output.out or Path("runs") / f"sweep-{file.stem}"
     with watch(terminal(stderr=output.json_), file.stem, quiet=output.quiet) as watcher:
@@ -527,3 +528,32 @@ def sweep(words: list[str]) -> None:
     if failed is not None:
         print(f"fedstill: {failed.entry.label} failed on the test set: {failed.failure}", file=sys.stderr)
         raise SystemExit(1)
+
+
+RUN = Command(
+    run,
+    "METHOD",
+    "run one method on one task",
+    raw=True,
+    below={
+        name: Command(flags=("fedstill.experiment.config:Experiment", "RunOutput", place))
+        for name, place in methods.TABLE.items()
+    },
+)
+COMPARE = Command(
+    compare,
+    "METHOD ...",
+    "run several methods on the same clients",
+    (Part("fedstill.experiment.config:Experiment", without=("seed",)), "ComparisonOutput"),
+    choices=tuple(methods.TABLE),
+    raw=True,
+)
+REPORT = Command(
+    report,
+    "RUN ...",
+    "Write a page and tables of runs; unfinished ones are marked. RUN is the folder of a run, or one with runs.\n\n"
+    "Example: fedstill report runs/compare-digits --out runs/again",
+    ("ReportOutput",),
+    "usage: fedstill report RUN ... [flags]; name the folder of at least one run (fedstill report --help)",
+)
+SWEEP = Command(sweep, "FILE.yaml", "tune several methods, each with as many tries", ("SweepOutput",), raw=True)

@@ -1,39 +1,26 @@
 """``fedstill site``: what the operator of a real site sees and decides."""
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.output import Bad, asks_help, no_more, print_json, print_rows
+from fedstill.cli.command import FORM, Command, Part
+from fedstill.cli.output import Bad, asks_help, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
+    from fedstill.cli.flags import Approval, Format, Invite, Ledger, Log, Sent, Status
     from fedstill.sites.site.policy import SitePolicy
 
 
-def init(words: list[str]) -> None:
-    """``fedstill site init``."""
-    about = (
-        "Make a site's folder: its policy, its ledger, its key, and a unit of systemd. It reads the data once, and "
-        "says in plain words what the policy lets out.\n\nExample: fedstill site init hospital --invite site-0.toml "
-        "--data images --methods fedavg-p --budget 4"
-    )
-    from fedstill.cli import parser
-    from fedstill.cli.flags import Invite
-    from fedstill.cli.parser import Section
+_UNSET = {"client": 0, "data": Path("data"), "state": Path("state"), "methods": ("none",)}
+"""Values of the policy's settings that have no default."""
 
-    base = _policy(words)
-    sections = [
-        Section(Invite(), title="server"),
-        Section(base, title="settings of the policy", without=("client",)),
-    ]
-    flags = words if words[:1] and words[0].startswith("-") else words[1:]
-    invited, parsed = parser.parse("fedstill site init FOLDER", about, flags, sections)
-    folder = _folder(words)
-    if invited.invite is None:
-        raise Bad("--invite is missing; give the file that the server's operator sent (fedstill server invite)")
-    if parsed.methods == base.methods:
+
+def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
+    """``fedstill site init``."""
+    invitation = _invitation(invited)
+    if parsed.methods == _UNSET["methods"]:
         raise Bad("--methods is empty; name the allowed methods or steps, as --methods fedavg-p fedgm.distil")
     if not parsed.data.expanduser().exists():
         raise Bad(f"--data is {str(parsed.data)!r}, which does not exist; give the file or folder of records")
@@ -42,90 +29,92 @@ def init(words: list[str]) -> None:
     from fedstill.sites.site import policy as policies
     from fedstill.sites.site import setup
 
+    folder = Path(words[0])
     if (folder / setup.POLICY).exists():
         raise Bad(f"{folder} is a site already; edit its {setup.POLICY}, or choose another folder")
 
     units.check_folder(folder.resolve())
-    invite = roster.read_invitation(invited.invite)
-    changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
-    settings = {
-        **changed,
-        "client": invite.client,
-        "state": parsed.state,
-        "data": parsed.data.expanduser().resolve(),
-        "public": {name: place.expanduser().resolve() for name, place in parsed.public.items()},
-    }
+    invite = roster.read_invitation(invitation)
+    settings = {**_changes(parsed), "client": invite.client, "state": parsed.state}
     policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
     units.check_folder(policy.state)
     warnings = list(policies.check(policy))
     setup.site(folder, {name: value for name, value in settings.items() if value != {}})
-    key = setup.join(folder, invited.invite)
+    key = setup.join(folder, invitation)
     folder.chmod(0o700)
-    print(f"client {invite.client} of {invite.address}, invitation {roster.fingerprint(invited.invite)}")
+    print(f"client {invite.client} of {invite.address}, invitation {roster.fingerprint(invitation)}")
     _say(policy, warnings)
     print(f"send this public key ({folder / 'site.key.pub'}) to the server, for 'fedstill server accept':\n{key}")
     print(f"then: fedstill site serve {words[0]}, or as a service: see {folder / units.SITE}")
 
 
-def check(words: list[str]) -> None:
-    """``fedstill site check``."""
-    folder, as_json = _folder(words), words[1:] == ["--json"]
-    no_more([] if as_json else words[1:])
-    from fedstill.sites.site import log, setup
-    from fedstill.sites.site import policy as policies
-    from fedstill.sites.site.policy import SitePolicy
+def _invitation(invited: "Invite") -> Path:
+    if invited.invite is None:
+        raise Bad("--invite is missing; give the file that the server's operator sent (fedstill server invite)")
+    return invited.invite
 
-    policy = SitePolicy.read(folder / setup.POLICY)
+
+def _changes(parsed: "SitePolicy") -> dict[str, Any]:
+    """The settings of a policy that flags have changed, with absolute paths of records."""
+    base = type(parsed)(**_UNSET)
+    changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
+    public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
+    return {**changed, "data": parsed.data.expanduser().resolve(), "public": public}
+
+
+def check(words: list[str], form: "Format") -> None:
+    """``fedstill site check``."""
+    from fedstill.sites.site import log
+    from fedstill.sites.site import policy as policies
+
+    policy = _policy(words)
     for problem in log.verify(policy.state).problems[:1]:
         raise Bad(problem)
     warnings = list(policies.check(policy))
-    if as_json:
+    if form.json_:
         print_json({"client": policy.client, "leaves": list(policies.words(policy)), "warnings": warnings})
     else:
         _say(policy, warnings)
 
 
-def join(words: list[str]) -> None:
+def join(words: list[str], invited: "Invite") -> None:
     """``fedstill site join``."""
-    from fedstill.cli import parser
-    from fedstill.cli.flags import Invite
-    from fedstill.cli.parser import Section
-
-    folder = _folder(words)
-    (flags,) = parser.parse("fedstill site join FOLDER", "", words[1:], [Section(Invite())])
-    if flags.invite is None:
-        raise Bad("--invite is missing; give the file that the server's operator sent (fedstill server invite)")
+    invitation = _invitation(invited)
     from fedstill.sites.server import roster
     from fedstill.sites.site import setup
 
-    key = setup.join(folder, flags.invite)
-    print(
-        f"the server is {roster.read_invitation(flags.invite).address}, invitation {roster.fingerprint(flags.invite)}"
-    )
+    key = setup.join(Path(words[0]), invitation)
+    print(f"the server is {roster.read_invitation(invitation).address}, invitation {roster.fingerprint(invitation)}")
     print(f"the site's public key is\n{key}\nstart the site again")
 
 
 def rekey(words: list[str]) -> None:
     """``fedstill site rekey``."""
-    no_more(words[1:])
     from fedstill.sites.site import setup
 
-    key = setup.rekey(_folder(words))
+    key = setup.rekey(Path(words[0]))
     print("send this public key to the server, for 'fedstill server accept --replace', then start the site again:")
     print(key)
 
 
 def serve(words: list[str]) -> None:
     """``fedstill site serve``; further words are options of ``flower-supernode``."""
+    if asks_help(words):
+        print("usage: fedstill site serve FOLDER [OPTION ...]\n")
+        print("Run the site's node, and answer the server. flower-supernode gets each OPTION.")
+        return
+    if not words or not words[0] or words[0].startswith("-"):
+        raise Bad("the site's folder comes first: fedstill site serve FOLDER (fedstill site serve --help)")
     from fedstill.sites.site import launcher
 
-    raise SystemExit(launcher.serve(_folder(words), words[1:]))
+    raise SystemExit(launcher.serve(Path(words[0]), words[1:]))
 
 
-def _folder(words: Sequence[str]) -> Path:
-    if not words or words[0].startswith("-"):
-        raise Bad("the site's folder comes first: fedstill site COMMAND FOLDER (fedstill site --help)")
-    return Path(words[0])
+def _policy(words: Sequence[str]) -> "SitePolicy":
+    """The policy of the site whose folder comes first."""
+    from fedstill.sites.site.policy import SitePolicy
+
+    return SitePolicy.read(Path(words[0]) / "policy.toml")
 
 
 def _say(policy: Any, warnings: Sequence[str]) -> None:
@@ -138,78 +127,18 @@ def _say(policy: Any, warnings: Sequence[str]) -> None:
         print(f"warning: {warning}")
 
 
-def _policy(words: Sequence[str]) -> Any:
-    required = {"client": 0, "data": Path("data"), "state": Path("state"), "methods": ("none",)}
-    if asks_help(words) or not words:
-        from fedstill.cli.declared import declared
-
-        with suppress(LookupError):
-            return declared("fedstill.sites.site.policy:SitePolicy")(**required)
-    from fedstill.sites.site.policy import SitePolicy
-
-    return SitePolicy(**required)
-
-
-USAGE = """usage: fedstill site COMMAND FOLDER ...
-FOLDER is the site's folder, with its policy.toml.
-
-set up and run:
-  init FOLDER --invite FILE --data PATH [flags]
-      make a site: policy, ledger, key, unit of systemd
-  check FOLDER [--json]
-      say what the policy lets out, after a change of it
-  serve FOLDER
-      run the site's node, and answer the server
-  join FOLDER --invite FILE
-      take a server's new invitation
-  rekey FOLDER
-      make another key
-
-show and govern:
-  status FOLDER [--json | --prometheus]
-      show budget, runs, questions, waiting runs and health
-  log FOLDER [--all] [--json]
-      show the last questions and outcomes, or all
-  log FOLDER --verify [--json]
-      check log and ledger; exit code 1 if something is wrong
-  log FOLDER --export FILE.html|.json
-      write all evidence into one file
-  log FOLDER --restart
-      put a damaged log aside and begin another
-  show FOLDER ENTRY [--out FOLDER] [--json]
-      show what was sent in an entry of the log; --out writes values and images
-  ledger FOLDER [--all] [--json]
-      show what was spent, on what, by which run
-  pause FOLDER, resume FOLDER
-      reply to no question; reply again
-  approve FOLDER [RUN [--yes | --no]]
-      list the runs that wait for approval, or show what one asks for and decide
-
-example: fedstill site status /srv/fedstill"""
-
 _LAST = 30
 """Number of lines of a log without --all."""
 
 
-def site(words: list[str]) -> None:
-    """``fedstill site``."""
-    if not words or (asks_help(words) and words[0] != "init"):
-        print(USAGE, file=sys.stdout if words else sys.stderr)
-        raise SystemExit(0 if words else 2)
-    name, *rest = words
-    if name not in COMMANDS:
-        raise Bad(f"there is no command 'site {name}'; choose {', '.join(COMMANDS)} (fedstill site --help)")
-    COMMANDS[name](rest)
-
-
-def _status(words: list[str]) -> None:
-    policy, _, flags = _parse("status", words, ("--json", "--prometheus"))
+def status(words: list[str], form: "Status") -> None:
+    """``fedstill site status``."""
     from fedstill.sites.site import evidence
 
-    found = evidence.status(policy)
-    if "--prometheus" in flags:
+    found = evidence.status(_policy(words))
+    if form.prometheus:
         print(evidence.prometheus(found), end="")
-    elif "--json" in flags:
+    elif form.json_:
         print_json(found)
     else:
         _print_status(found)
@@ -234,7 +163,7 @@ def _print_status(found: dict[str, Any]) -> None:
         + (str(run["releases"]), "; ".join(f"{_percent(use['share'])} {u}" for u, use in run["spent"].items()) or "-")
         for run in found["runs"]
     ]
-    print_rows(("run", "method", "last", "asked", "answered", "releases", "of its budget"), rows[-_LAST:])
+    _print_rows(("run", "method", "last", "asked", "answered", "releases", "of its budget"), rows[-_LAST:])
     for run in found["waiting"]:
         print(f"waits for approval since {run['time']}: {run['run']}")
     for line in (*found["running"], *found["last"]):
@@ -242,32 +171,31 @@ def _print_status(found: dict[str, Any]) -> None:
         print(clean(f"{facts['time']}  {facts['what']:<8}  {_words(facts['method'])}.{_words(facts['step'])}", 200))
 
 
-def _log(words: list[str]) -> None:
-    policy, rest, flags = _parse("log", words, ("--json", "--all", "--verify", "--restart", "--export"), 1)
-    if ("--export" in flags) != bool(rest):
-        raise Bad("--export needs a file, as --export evidence.html, and no other word follows the folder")
+def show_log(words: list[str], flags: "Log") -> None:
+    """``fedstill site log``."""
     from fedstill.sites.site import log
 
-    if "--export" in flags:
+    policy = _policy(words)
+    if flags.export is not None:
         from fedstill.sites.site import evidence
 
-        evidence.export(policy, Path(rest[0]))
-        print(f"evidence: {rest[0]}")
-    elif "--restart" in flags:
+        evidence.export(policy, flags.export)
+        print(f"evidence: {flags.export}")
+    elif flags.restart:
         print(f"the old log is in {log.restart(policy.state)}; another begins")
-    elif "--verify" in flags:
-        _verify(policy, as_json="--json" in flags)
-    elif "--json" in flags:
+    elif flags.verify:
+        _verify(policy, as_json=flags.json_)
+    elif flags.json_:
         print_json({"log": log.read(policy.state)})
     else:
         lines = log.read(policy.state)
-        shown = lines if "--all" in flags else lines[-_LAST:]
+        shown = lines if flags.all else lines[-_LAST:]
         rows = [
             (_words(line.get("n")), line["time"], line["what"], _words(line.get("run"))[:8])
             + (f"{_words(line.get('method'))}.{_words(line.get('step'))}", _number(line.get("epsilon")), line["detail"])
             for line in shown
         ]
-        print_rows(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
+        _print_rows(("entry", "time", "what", "run", "step", "epsilon", "detail"), rows)
         if len(shown) < len(lines):
             print(f"and {len(lines) - len(shown)} earlier lines (--all)")
 
@@ -289,21 +217,21 @@ def _verify(policy: "SitePolicy", *, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _show(words: list[str]) -> None:
-    policy, rest, flags = _parse("show", words, ("--json", "--out"), 2)
-    if not rest or not rest[0].isdecimal() or ("--out" in flags) != (len(rest) == 2):
-        raise Bad("show needs the number of an entry in the log: fedstill site show FOLDER ENTRY [--out FOLDER]")
+def show(words: list[str], flags: "Sent") -> None:
+    """``fedstill site show``."""
+    if not words[1].isdecimal():
+        raise Bad(_ENTRY)
     from fedstill.sites.site import answer, log
 
-    number = int(rest[0])
+    policy, number = _policy(words), int(words[1])
     line = next((line for line in log.read(policy.state) if line.get("n") == number), None)
     if line is None:
         raise Bad(f"the log has no entry {number} (fedstill site log FOLDER)")
     reply = answer.read(policy.state, line)
     found = {"entry": number, "fields": line["fields"], **answer.described(reply)}
-    if len(rest) == 2:
-        found["files"] = [str(place) for place in answer.write(reply, Path(rest[1]))]
-    if "--json" in flags:
+    if flags.out is not None:
+        found["files"] = [str(place) for place in answer.write(reply, flags.out)]
+    if flags.json_:
         print_json(found)
         return
     print(f"entry {number}, {line['time']}: {line['method']}.{line['step']}, {line['reply_bytes']:,} bytes")
@@ -311,31 +239,32 @@ def _show(words: list[str]) -> None:
         (name, line["fields"].get(name.partition("/")[0], "-"), facts["type"], facts["shape"], facts["values"])
         for name, facts in found["values"].items()
     ]
-    print_rows(("field", "protection", "type", "shape", "values"), rows)
+    _print_rows(("field", "protection", "type", "shape", "values"), rows)
     for place in found.get("files", ()):
         print(place)
 
 
-def _ledger(words: list[str]) -> None:
-    policy, _, flags = _parse("ledger", words, ("--json", "--all"))
+def ledger(words: list[str], flags: "Ledger") -> None:
+    """``fedstill site ledger``."""
     from fedstill.report.spending import cost_words
     from fedstill.sites.site import evidence, log
     from fedstill.sites.site.charges import read_charges
 
+    policy = _policy(words)
     lines, charges = log.read(policy.state), read_charges(policy.ledger)
     runs = [run for run in evidence.runs(policy, lines, charges) if run["releases"]]
-    if "--json" in flags:
+    if flags.json_:
         listed = [{**charge._asdict(), "entry": charge.entry.model_dump(mode="json")} for charge in charges]
         print_json({"budget": evidence.budget(policy, charges), "runs": runs, "charges": listed})
         return
-    if "--all" in flags:
+    if flags.all:
         rows = [
             (str(c.number), c.time or "-", c.run[:8], c.entry.step, c.entry.mechanism, c.entry.unit)
             + (cost_words(c.entry),)
             for c in charges
         ]
-        print_rows(("charge", "time", "run", "step", "mechanism", "protects", "cost"), rows)
-    print_rows(
+        _print_rows(("charge", "time", "run", "step", "mechanism", "protects", "cost"), rows)
+    _print_rows(
         ("run", "method", "releases", "protects", "epsilon", "of its budget"),
         [
             (run["run"][:8], _words(run["method"]), str(run["releases"]), unit, _number(use["epsilon"]))
@@ -349,75 +278,50 @@ def _ledger(words: list[str]) -> None:
         print(f"all runs, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
 
 
-def _pause(words: list[str]) -> None:
-    policy, _, _ = _parse("pause", words, ())
+def pause(words: list[str]) -> None:
+    """``fedstill site pause``."""
     from fedstill.sites.site import decisions
 
-    decisions.pause(policy)
+    decisions.pause(_policy(words))
     print("paused: the site replies to no question (fedstill site resume)")
 
 
-def _resume(words: list[str]) -> None:
-    policy, _, _ = _parse("resume", words, ())
+def resume(words: list[str]) -> None:
+    """``fedstill site resume``."""
     from fedstill.sites.site import decisions
 
-    decisions.resume(policy)
+    decisions.resume(_policy(words))
     print("resumed: the site replies to questions")
 
 
-def _approve(words: list[str]) -> None:
-    policy, rest, flags = _parse("approve", words, ("--yes", "--no"), 1)
-    if {"--yes", "--no"} <= flags or (flags and not rest):
+def approve(words: list[str], given: "Approval") -> None:
+    """``fedstill site approve``."""
+    folder, *run = words
+    if (given.yes and given.no) or ((given.yes or given.no) and not run):
         raise Bad("name the run, and give --yes or --no: fedstill site approve FOLDER RUN --yes")
     from fedstill.sites.site import decisions
 
-    if not rest:
-        lines = decisions.list_waiting(policy)
-        print("\n".join(lines) or "no run waits for approval")
+    policy = _policy(words)
+    if not run:
+        print("\n".join(decisions.list_waiting(policy)) or "no run waits for approval")
         return
-    request = decisions.request_of(policy, rest[0])
+    request = decisions.request_of(policy, run[0])
     print("\n".join(decisions.words(decisions.proposal(policy, request))))
-    if not flags:
+    yes = given.yes
+    if not (given.yes or given.no):
         if not sys.stdin.isatty():
             raise Bad("nobody can be asked here, so nothing is approved; read the above and add --yes or --no")
         yes = input("Approve this run? [y/N] ").strip().lower() in ("y", "yes")
-    else:
-        yes = "--yes" in flags
     decisions.decide(policy, request["run"], yes=yes)
     print("approved" if yes else "not approved; the site does not answer this run")
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "init": init,
-    "check": check,
-    "serve": serve,
-    "join": join,
-    "rekey": rekey,
-    "status": _status,
-    "log": _log,
-    "show": _show,
-    "ledger": _ledger,
-    "pause": _pause,
-    "resume": _resume,
-    "approve": _approve,
-}
+def _print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, unless it has no rows; words of a server are among its cells."""
+    from fedstill.schema import clean
 
-
-def _parse(
-    command: str, words: Sequence[str], known: Sequence[str], most: int = 0
-) -> "tuple[Any, list[str], set[str]]":
-    """The policy in the folder that comes first, further words, at most ``most``, and the flags."""
-    flags = {word for word in words if word.startswith("-")}
-    folder, *rest = [word for word in words if word not in flags] or [""]
-    if unknown := sorted(flags - set(known)):
-        raise Bad(f"there is no flag {unknown[0]}; site {command} takes {', '.join(known) or 'none'}")
-    if not folder:
-        raise Bad(f"the site's folder comes first: fedstill site {command} FOLDER")
-    if len(rest) > most:
-        raise Bad(f"'{rest[most]}' is an unexpected argument (fedstill site --help)")
-    from fedstill.sites.site.policy import SitePolicy
-
-    return SitePolicy.read(Path(folder) / "policy.toml"), rest, flags
+    if rows:
+        print_wide(table(heads, ([clean(cell, 300) for cell in row] for row in rows)))
 
 
 def _words(value: Any) -> str:
@@ -432,3 +336,33 @@ def _number(epsilon: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
+
+
+_INIT = (
+    "Make a site's folder: its policy, its ledger, its key, and a unit of systemd. It reads the data once, and says in "
+    "plain words what the policy lets out.\n\nExample: fedstill site init hospital --invite site-0.toml --data images "
+    "--methods fedavg-p --budget 4"
+)
+_ENTRY = "show needs the number of an entry in the log: fedstill site show FOLDER ENTRY [--out FOLDER]"
+_SETTINGS = Part("fedstill.sites.site.policy:SitePolicy", "settings of the policy", values=_UNSET, without=("client",))
+COMMANDS: dict[str, Command] = {
+    "init": Command(init, "FOLDER", _INIT, (Part("Invite", "server"), _SETTINGS)),
+    "check": Command(check, "FOLDER", "Say what the policy lets out, after a change of it.", (FORM,)),
+    "serve": Command(serve, "FOLDER", "Run the site's node, and answer the server.", raw=True),
+    "join": Command(join, "FOLDER", "Take a server's new invitation.", ("Invite",)),
+    "rekey": Command(rekey, "FOLDER", "Make another key."),
+    "status": Command(status, "FOLDER", "Show budget, runs, questions, waiting runs and health.", ("Status",)),
+    "log": Command(show_log, "FOLDER", "Show the last questions and outcomes; check or export all.", ("Log",)),
+    "show": Command(show, "FOLDER ENTRY", "Show what was sent in an entry of the log.", ("Sent",), _ENTRY),
+    "ledger": Command(ledger, "FOLDER", "Show what was spent, on what, by which run.", ("Ledger",)),
+    "pause": Command(pause, "FOLDER", "Reply to no question."),
+    "resume": Command(resume, "FOLDER", "Reply to questions again."),
+    "approve": Command(
+        approve, "FOLDER [RUN]", "List the runs that wait for approval, or decide on one.", ("Approval",)
+    ),
+}
+SITE = Command(
+    about="Set up, run, show and govern a real site. FOLDER is the site's folder, with its policy.toml.\n\n"
+    "Example: fedstill site status /srv/fedstill",
+    below=COMMANDS,
+)
