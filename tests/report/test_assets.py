@@ -3,7 +3,7 @@
 import itertools
 import re
 
-from fedstill.report import figures, html
+from fedstill.report import figures, markup
 
 
 def luminance(colour: str) -> float:
@@ -21,7 +21,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_texts_and_figures_differ_enough_from_their_background_on_light_and_dark_pages() -> None:
-    css = html.asset("page.css") + html.asset("watch.css")
+    css = markup.asset("page.css") + markup.asset("watch.css")
     light, dark = (
         dict(re.findall(r"--(\w+(?:-\w+)?): (#\w+)", block)) for block in re.findall(r":root {(.*?)}", css, re.S)
     )

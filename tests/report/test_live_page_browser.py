@@ -13,8 +13,8 @@ from browser import WATCH, browse, check, needs_browser, posted, script
 from report_pages import write_run
 from typing_extensions import override
 
-from fedstill.report.html import asset
 from fedstill.report.live_page import LivePage, states
+from fedstill.report.markup import asset
 from fedstill.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.slow, needs_browser]

@@ -14,7 +14,7 @@ import pytest
 from report_pages import NONE, PRIVATE, Outline, add_parts, only_task, page, write_run
 from rich.console import Console
 
-from fedstill.report import export, figures, guarantees, html, sections, tables
+from fedstill.report import export, figures, guarantees, html, markup, sections, tables
 from fedstill.report.groups import group
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord, find_runs, human_bytes, read_run
@@ -445,8 +445,8 @@ def test_the_page_asks_the_network_for_nothing(tmp_path: Path) -> None:
     assert not {"link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in outline.tags}
     assert ("meta", {"http-equiv": "Content-Security-Policy", "content": html.POLICY}) in outline.tags
     assert "http" not in html.POLICY and "default-src 'none'" in html.POLICY
-    assert not re.search(r"@import|url\(", html.asset("page.css"))
-    assert not re.search(r"fetch|XMLHttp|import|https?:", html.asset("page.js"))
+    assert not re.search(r"@import|url\(", markup.asset("page.css"))
+    assert not re.search(r"fetch|XMLHttp|import|https?:", markup.asset("page.js"))
 
 
 def test_whatever_a_user_named_is_text(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,7 @@ from fedstill.experiment.job import Job
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import figures, guarantees, html
 from fedstill.report.drawing import Axis, Line, Plot
+from fedstill.report.markup import joined, part
 from fedstill.runs.folder import RunFolder
 
 
@@ -140,17 +141,15 @@ def page(job: Job, results: dict[str, Any], curves: dict[str, tuple[Tensor, Tens
     """
     title = f"Membership inference: {job.label} on {job.experiment.data}"
     lines, words = list(_lines(results)), (0,)
-    networks = ""
+    networks = Markup()
     if "posteriors" in results:
         networks = html.data_table(_NETWORKS, list(_networks(results)), (0, 1), caption=_ABOUT_NETWORKS)
-    body = "".join(
-        (
-            f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_finding(results))}.</p>\n',
-            html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(results))),
-            html.section("True and false positives", html.figure(_figure(results, curves), "roc", _CAPTION)),
-            html.section("Attack networks", networks) if networks else "",
-            html.section("Reproduce", f"<pre>{escape(job.command)}</pre>\n"),
-        )
+    body = joined(
+        part("opening", title, f"{_finding(results)}."),
+        html.section("Likelihood ratios", html.data_table(_HEADINGS, lines, words, caption=_verdict(results))),
+        html.section("True and false positives", html.figure(_figure(results, curves), "roc", _CAPTION)),
+        html.section("Attack networks", networks),
+        html.section("Reproduce", part("preformatted", job.command)),
     )
     return html.framed(title, body)
 

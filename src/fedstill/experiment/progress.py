@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from html import escape
 from typing import Any, Self
 
 from rich.console import Console
@@ -310,20 +309,24 @@ class Cell(ForReaders):
 
     def _draw(self) -> None:
         from IPython.display import HTML, display  # a notebook has it
+        from jinja2 import Environment
 
-        rows = "".join(
-            f"<div><progress value='{done}' max='{max(total, 1)}'></progress> {escape(words)}: {done} of {total}</div>"
-            for words, done, total in self._bars.values()
-        )
-        notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes)
         self._drawn = time.monotonic()
-        page = HTML(f"<div><b>{escape(self._label)}</b>, {clock(self._drawn - self._began)}{rows}{notes}</div>")
+        cell = Environment(autoescape=True).from_string(_CELL)
+        bars, seconds = self._bars.values(), clock(self._drawn - self._began)
+        page = HTML(cell.render(label=self._label, clock=seconds, bars=bars, notes=self._notes))
         if self._handle is None:
             self._handle = display(page, display_id=True)
         else:
             self._handle.update(page)
 
 
+_CELL = """<div><b>{{ label }}</b>, {{ clock }}
+{%- for words, done, total in bars -%}
+<div><progress value='{{ done }}' max='{{ [total, 1]|max }}'></progress> {{ words }}: {{ done }} of {{ total }}</div>
+{%- endfor %}
+{%- for note in notes %}<div>{{ note }}</div>{% endfor -%}
+</div>"""
 _DAY = 86_400.0
 
 

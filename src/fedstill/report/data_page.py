@@ -1,7 +1,6 @@
 """``fedstill data show``: plots of partitions."""
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fedstill.data import sources
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task, share_out
 from fedstill.report import figures, html
+from fedstill.report.markup import joined, part
 from fedstill.report.record import RunRecord
 from fedstill.schema import clean
 
@@ -94,7 +94,7 @@ def _write_page(out: Path, title: str, counts: np.ndarray, class_names: tuple[st
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn = html.figure(heat, "partition", figures.BLANK) + html.figure(dots, "bubbles", figures.AREA)
     body = html.section("Records per client and class", drawn)
-    files.write_bytes(out, html.framed(title, f"<h1>{escape(title)}</h1>\n{body}").encode())
+    files.write_bytes(out, html.framed(title, joined(part("opening", title), body)).encode())
 
 
 def _heat(counts: np.ndarray, class_names: tuple[str, ...], values: Mapping[str, list[list[str]]]) -> Table:

@@ -218,7 +218,8 @@ def arranged(plot: Plot, width: float, font: float, ink: str) -> Any:
     for panel, axis in zip(panels, plot.y, strict=True):
         _dress(panel, axis, "y", letters)
         panel.spines[["top", "right"]].set_visible(False)
-    _dress(panels[-1], plot.x, "x", letters)
+    beside = max((len(text) for axis in plot.y for _, text in axis.ticks or ()), default=0)
+    _dress(panels[-1], plot.x, "x", letters - beside - (8 if plot.heat is not None else 0))
     if entries:
         figure.legend(handles=entries, loc="outside lower center", ncols=columns, frameon=False, handlelength=1.8)
     _place(figure, panels[0], plot.names, font)
@@ -233,7 +234,7 @@ def _draw(axis: Any, line: Line, scale: float, ink: str, gid: str) -> None:
         axis.plot(x, y, color=colour, linestyle=line.dash, linewidth=1.6 * scale, drawstyle=shape)
     if line.bars and spread.any():
         some = spread > 0
-        bars: dict[str, Any] = {"ecolor": colour, "elinewidth": 1.3 * scale, "capsize": 2 * scale}
+        bars: dict[str, Any] = {"color": colour, "elinewidth": 1.3 * scale, "capsize": 2 * scale}
         axis.errorbar(x[some], y[some], yerr=spread[some], fmt="none", **bars)
     elif len(spread):
         axis.fill_between(x, y - spread, y + spread, color=colour, alpha=0.18, linewidth=0)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedstill.base import files
 from fedstill.report import guarantees
-from fedstill.report.html import asset
+from fedstill.report.markup import asset
 from fedstill.report.record import human_bytes
 from fedstill.runs import listing
 from fedstill.runs.folder import runs_below

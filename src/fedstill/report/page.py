@@ -1,14 +1,16 @@
 """The report of runs: one HTML page."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from fedstill.base import files
 from fedstill.base.errors import front_door
 from fedstill.report import export, figures, groups, html, pareto, sections
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Task, group
+from fedstill.report.markup import joined, part
 from fedstill.report.record import RunRecord
 from fedstill.report.sections import sheet
 
@@ -63,29 +65,22 @@ def _page(records: Sequence[RunRecord], command: str | None, note: str, fronts: 
         parts |= {task.words: _one_of_several(task, look, i) for i, task in enumerate(tasks)}
     parts["Pareto fronts"] = pareto.section(fronts)
     parts["Privacy guarantees"] = sections.privacy(tasks)
-    parts["Reproduce"] = sections.reproduce(records, command)
+    parts["Reproduce"] = sections.reproduce(records, tasks, command)
     anchors = {heading: f"part-{i}" for i, heading in enumerate(parts) if parts[heading]}
-    body = f'<h1>{escape(title)}</h1>\n<p class="finding">{escape(_unbroken(lead))}</p>\n'
-    body += (f"<p>{escape(note)}</p>\n" if note else "") + _contents(anchors)
-    body += "".join(html.section(heading, parts[heading], name=anchor) for heading, anchor in anchors.items())
-    return html.framed(title, body + sections.footer(records))
-
-
-def _contents(anchors: Mapping[str, str]) -> str:
-    if len(anchors) < 4:
-        return ""
-    links = "".join(f'<li><a href="#{anchor}">{escape(heading)}</a></li>' for heading, anchor in anchors.items())
-    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n'
+    body = [part("opening", title, _unbroken(lead), note)]
+    body += [part("contents", anchors)] if len(anchors) >= 4 else []
+    body += [html.section(heading, parts[heading], name=anchor) for heading, anchor in anchors.items()]
+    return html.framed(title, joined(*body, sections.footer(records)))
 
 
 def _unbroken(text: str) -> str:
     return text.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _details(task: Task, look: figures.Look, number: int) -> dict[str, str]:
+def _details(task: Task, look: figures.Look, number: int) -> dict[str, Markup]:
     """The parts of a task after the results, by heading; some may be empty."""
 
-    def figure(plot: Plot | Mapping[figures.Way, Plot] | None, name: str, caption: str) -> str:
+    def figure(plot: Plot | Mapping[figures.Way, Plot] | None, name: str, caption: str) -> Markup:
         return html.figure(plot, f"{name}-{number}", f"{caption} {export.source(task)}".strip())
 
     sent, rounds = figures.accuracy_against_bytes(task.ranked, look), figures.accuracy_per_round(task.rows, look)
@@ -101,9 +96,9 @@ def _details(task: Task, look: figures.Look, number: int) -> dict[str, str]:
     }
 
 
-def _one_of_several(task: Task, look: figures.Look, number: int) -> str:
+def _one_of_several(task: Task, look: figures.Look, number: int) -> Markup:
     """A task's finding and table, and its details folded."""
     details = _details(task, look, number)
-    body = "".join(html.section(heading, content, 3) for heading, content in details.items())
-    lead = f"<p>{escape(_unbroken(sections.finding(task, named=False)))}</p>\n"
+    body = joined(*(html.section(heading, content, 3) for heading, content in details.items()))
+    lead = part("paragraph", _unbroken(sections.finding(task, named=False)))
     return lead + sections.results(task) + html.folded("Figures, images and classes", body)

@@ -4,9 +4,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.table import Table
 from fedstill.report import figures, groups, guarantees, html
 from fedstill.report.drawing import Axis, Line, Plot, themed_svg
 from fedstill.report.groups import Row, group, setting_words
+from fedstill.report.markup import part
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
 
 _LOGARITHMIC = 90.0
@@ -357,11 +358,11 @@ _UNITS: dict[str, Callable[[float], str]] = {
 }
 
 
-def section(found: Sequence[Picture]) -> str:
+def section(found: Sequence[Picture]) -> Markup:
     """The part of the page: for each picture its figures and its table."""
-    text = ""
+    text = Markup()
     for i, picture in enumerate(found):
-        text += f"<h3>{escape(picture.words)}</h3>\n"
+        text += part("heading", picture.words, 3)
         for cost, plot in cost_plots(picture).items():
             text += html.figure(plot, f"front-{cost}-{i}", _NOTE)
         text += html.data_table(HEADINGS, cells(picture), (0, len(HEADINGS) - 1))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +137,8 @@ class RunRecord:
 
     def _repr_html_(self) -> str:
         """The results as a table and a picture, for a notebook's cell."""
+        from fedstill.report.markup import part  # imported here because its library is for pages only
+
         summary, rows = self.summary, {"state": self.state} if not self.finished else {}
         rows |= {
             "accuracy": accuracy_words(summary["accuracy"], None) + " %",
@@ -148,13 +149,9 @@ class RunRecord:
             "time": f"{summary['seconds']:.1f} s",
         }
         title = f"{self.label} on {summary['data']}, {summary['partition']}, {summary['clients']} clients"
-        left = 'style="text-align:left"'
-        cells = "".join(
-            f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(value)}</td></tr>" for name, value in rows.items()
-        )
         rounds = {line["round"]: line["accuracy"] for line in self.metrics if line.get("accuracy") is not None}
         drawn = picture.sent(self.images) or picture.curve(rounds)
-        return f"<table><caption>{escape(title)}</caption>{cells}</table>{drawn}"
+        return str(part("run", title, rows, drawn))
 
     @property
     def state(self) -> str:

@@ -3,14 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from fedstill.report import export, figures, groups, guarantees, html, tables
 from fedstill.report.drawing import Plot
-from fedstill.report.groups import Row, Sweep, Task, group, setting_words
+from fedstill.report.groups import Row, Sweep, Task, setting_words
+from fedstill.report.markup import joined, part
 from fedstill.report.picture import TEST, png
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes
 from fedstill.runs.folder import Images, RunFolder
@@ -19,12 +20,12 @@ IMAGES_PER_CLASS = 5
 MOST_CLASSES = 20
 
 
-def sheet(rows: Sequence[Row]) -> str:
+def sheet(rows: Sequence[Row]) -> Markup:
     """An HTML table of the images of each row's first run that has any, beside test images; empty without images."""
     chosen = [(row, next((run for run in row.runs if set(run.images or ()) - {TEST}), None)) for row in rows]
     shown = [(row, run) for row, run in chosen if run is not None]
     if not shown:
-        return ""
+        return Markup()
     columns: dict[str, tuple[Images, RunRecord]] = {}
     for row, run in shown:
         own = {kind: pair for kind, pair in (run.images or {}).items() if kind != TEST}
@@ -35,25 +36,18 @@ def sheet(rows: Sequence[Row]) -> str:
     return _table(columns, record)
 
 
-def _table(columns: dict[str, tuple[Images, RunRecord]], record: RunRecord) -> str:
+def _table(columns: dict[str, tuple[Images, RunRecord]], record: RunRecord) -> Markup:
     labels = sorted({int(label) for (_, values), _ in columns.values() for label in values})
     slots = {name: _slots(pair) for name, (pair, _) in columns.items()}
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    body = ""
+    rows = []
     for label in labels[:MOST_CLASSES]:
         name = record.class_name(label)
-        body += f'<tr><th scope="row">{escape(name)}</th>'
-        for column, (pair, _) in columns.items():
-            body += f"<td>{_strip(pair, label, slots[column], f'class {name}: {column}')}</td>"
-        body += "</tr>\n"
+        strips = [_strip(p, label, slots[c], f"class {name}: {c}") for c, (p, _) in columns.items()]
+        rows.append((name, strips))
     seeds = ", ".join(str(seed) for seed in sorted({run.summary["seed"] for _, run in columns.values()}))
     about = f"Seed {seeds}; at most {IMAGES_PER_CLASS} images per class"
     about += f"; {MOST_CLASSES} of {len(labels)} classes" if len(labels) > MOST_CLASSES else ""
-    return (
-        '<div class="scroll" tabindex="0"><table class="sheet">'
-        f'<thead><tr><th scope="col">class</th>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
-        f'<p class="note">{about}.</p>\n'
-    )
+    return part("sheet", list(columns), rows, f"{about}.")
 
 
 def _slots(pair: Images) -> int:
@@ -61,11 +55,11 @@ def _slots(pair: Images) -> int:
     return min(IMAGES_PER_CLASS, int(np.unique(pair[1], return_counts=True)[1].max(initial=1)))
 
 
-def _strip(pair: Images, label: int, slots: int, words: str) -> str:
+def _strip(pair: Images, label: int, slots: int, words: str) -> Markup:
     images, labels = pair
     places = np.flatnonzero(labels == label)
     if not len(places):
-        return "–"
+        return Markup("–")
     few = places[np.linspace(0, len(places) - 1, min(slots, len(places))).astype(int)]
     _, channels, height, width = images.shape
     # as many slots in each strip of a column, with transparent gaps, so that all strips have one scale
@@ -74,8 +68,7 @@ def _strip(pair: Images, label: int, slots: int, words: str) -> str:
         left = slot * (width + 1)
         strip[:, left : left + width, :channels] = image.transpose(1, 2, 0)
         strip[:, left : left + width, channels] = 255
-    source = f"data:image/png;base64,{png(strip)}"
-    return f'<img src="{source}" width="{strip.shape[1]}" height="{height}" alt="{escape(words)}">'
+    return part("image", png(strip), strip.shape[1], height, words)
 
 
 MOST_CHANGES = 8
@@ -179,16 +172,16 @@ MOST_CLIENTS = 100
 MOST_NUMBERS = 20
 """Number of classes up to which a confusion matrix has its numbers in the cells."""
 MOST_MATRICES = 6
-_FLAG, _UNBROKEN = re.compile(r"--[a-z][\w.-]*"), r'<span class="flag">\g<0></span>'
+_FLAG = re.compile(r"(--[a-z][\w.-]*)")
 
 
-def results(task: Task) -> str:
+def results(task: Task) -> Markup:
     """The table of a task, the settings that were changed, and each seed's numbers."""
     text = html.data_table(
         tables.headings(task), tables.cells(task), tables.text_columns(task), caption=tables.caption(task)
     )
     if tuning := tuning_sentence(task):
-        text += f'<p class="note">{escape(tuning)}</p>\n'
+        text += part("paragraph", tuning, "note")
     headings, lines = tables.logged(task)
     if lines:
         text += html.data_table(headings, lines, (0,), caption="Logged after the last round; means over seeds.")
@@ -198,7 +191,7 @@ def results(task: Task) -> str:
     return text
 
 
-def sweep(sweep: Sweep, look: figures.Look, number: int) -> str:
+def sweep(sweep: Sweep, look: figures.Look, number: int) -> Markup:
     """A plot of a sweep over one number, and its matrix, or one matrix for each method of a sweep over two settings."""
     plot = figures.over_setting(sweep, look)
     text = html.figure(plot, f"sweep-{number}", sweep_caption(sweep, plot))
@@ -218,10 +211,10 @@ def sweep(sweep: Sweep, look: figures.Look, number: int) -> str:
     down, across = sweep.values
     for name, line in list(sweep.series.items())[:MOST_MATRICES]:
         lines = {value: [cell(line.get((value, other))) for other in across] for value in down}
-        text += f"<h3>{escape(name)}</h3>\n"
+        text += part("heading", name, 3)
         text += html.matrix(sweep.keys[0], across, lines, across=sweep.keys[1], caption=note)
     rest = len(sweep.series) - MOST_MATRICES
-    return text + (f'<p class="note">{rest} more methods are in table.csv.</p>\n' if rest > 0 else "")
+    return text + (part("paragraph", f"{rest} more methods are in table.csv.", "note") if rest > 0 else Markup())
 
 
 def sweep_caption(sweep: Sweep, plot: Plot | None) -> str:
@@ -230,15 +223,15 @@ def sweep_caption(sweep: Sweep, plot: Plot | None) -> str:
     return f"{about} {export.source_of(sweep.runs, sweep.task)}".strip()
 
 
-def partition(task: Task, number: int) -> str:
+def partition(task: Task, number: int) -> Markup:
     """The records of each class at each client, for one seed."""
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is None:
-        return ""
+        return Markup()
     about, also = (partition_caption(record, note) for note in (figures.BLANK, figures.AREA))
     text = html.figure(figures.records_per_client(record), f"partition-{number}", about)
     dots = html.figure(figures.bubbles(record), f"bubbles-{number}", also)
-    text += html.folded("The same as bubbles", dots) if dots else ""
+    text += html.folded("The same as bubbles", dots)
     if values := _column_values(record):
         assert record.counts is not None
         sizes = record.counts.sum(axis=1)
@@ -272,7 +265,7 @@ def _range(numbers: np.ndarray) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def per_class(task: Task, look: figures.Look, number: int) -> str:
+def per_class(task: Task, look: figures.Look, number: int) -> Markup:
     """Recall of each class as a figure and as a table, and confusion matrices."""
     rates = tables.recalls(task.ranked)
     caption = f"{export.CLASSES} {export.source(task)}"
@@ -295,11 +288,11 @@ def per_class(task: Task, look: figures.Look, number: int) -> str:
     return text + _confusions(task, number)
 
 
-def _confusions(task: Task, number: int) -> str:
+def _confusions(task: Task, number: int) -> Markup:
     shown = [row for row in task.ranked if tables.confusion(row) is not None]
     if not shown:
-        return ""
-    text = f"<p><strong>Confusion matrix: {escape(shown[0].name)}</strong></p>\n{_confusion(shown[0], task, number)}"
+        return Markup()
+    text = joined(part("strong", f"Confusion matrix: {shown[0].name}"), _confusion(shown[0], task, number))
     for row in shown[1:]:
         matrix = tables.confusion(row)
         if matrix is not None and len(matrix) <= MOST_NUMBERS:
@@ -307,7 +300,7 @@ def _confusions(task: Task, number: int) -> str:
     return text
 
 
-def _confusion(row: Row, task: Task, number: int) -> str:
+def _confusion(row: Row, task: Task, number: int) -> Markup:
     matrix = tables.confusion(row)
     assert matrix is not None
     over = " over all seeds" if len(row.runs) > 1 else ""
@@ -328,7 +321,7 @@ def _percent(share: float) -> str:
     return "–" if np.isnan(share) else f"{100 * share:.1f}"
 
 
-def privacy(tasks: Sequence[Task]) -> str:
+def privacy(tasks: Sequence[Task]) -> Markup:
     """The guarantees in words; rows with the same guarantee share a box, and a row is named with its task if needed."""
     boxes: dict[tuple[bool, str, tuple[str, ...]], list[Row]] = {}
     for row in (row for task in tasks for row in task.rows if row.finished):
@@ -339,16 +332,14 @@ def privacy(tasks: Sequence[Task]) -> str:
         sentences = guarantees.explained(guarantee, sent=sent)
         boxes.setdefault((holds, promise, sentences), []).append(row)
     places = Counter(name for rows in boxes.values() for name in {row.name for row in rows})
-    text = ""
+    text = Markup()
     for (holds, promise, sentences), rows in boxes.items():
         names = dict.fromkeys(row.name if places[row.name] == 1 else f"{row.name} on {row.task}" for row in rows)
-        words = "".join(f"<p>{_FLAG.sub(_UNBROKEN, escape(sentence))}</p>" for sentence in sentences)
-        head = f"<strong>{escape(', '.join(names))}: {escape(promise)}</strong>"
-        text += f'<div class="promise{"" if holds else " none"}">{head}{words}</div>\n'
+        text += part("promise", holds, ", ".join(names), promise, [_FLAG.split(sentence) for sentence in sentences])
     return text
 
 
-def clients(task: Task) -> str:
+def clients(task: Task) -> Markup:
     """The clients' accuracies on their own test records: least, median and largest, and each as a table."""
     columns: dict[str, dict[int, float]] = {}
     for row in task.ranked:
@@ -360,7 +351,7 @@ def clients(task: Task) -> str:
         if each:
             columns[row.name] = {client: float(np.mean(values)) for client, values in each.items()}
     if not columns:
-        return ""
+        return Markup()
     rows = [
         (name, *(_percent(float(f(list(found.values())))) for f in (np.min, np.median, np.max)))
         for name, found in columns.items()
@@ -383,7 +374,7 @@ def clients(task: Task) -> str:
     return text + html.folded("Each client", table)
 
 
-def refusals(task: Task) -> str:
+def refusals(task: Task) -> Markup:
     """The replies that were not used."""
     lines = [
         (row.name, str(run.summary["seed"]), str(r.client), r.step, str(r.round or "–"), r.reason)
@@ -392,28 +383,28 @@ def refusals(task: Task) -> str:
         for r in run.refused
     ]
     if not lines:
-        return ""
+        return Markup()
     rest = len(lines) - MOST_REFUSALS
     words = f"{rest} more are in the runs' summary.json." if rest > 0 else ""
     headings = ("method", "seed", "client", "step", "round", "reason")
-    intro = "<p>These replies were not used; their bytes count.</p>\n"
+    intro = part("paragraph", "These replies were not used; their bytes count.")
     return intro + html.data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
 
 
-def reproduce(records: Sequence[RunRecord], command: str | None) -> str:
+def reproduce(records: Sequence[RunRecord], tasks: Sequence[Task], command: str | None) -> Markup:
     """The commands, and all settings."""
     single = list(dict.fromkeys(record.config["command"] for record in records if record.config.get("command")))
     shown = [command] if command else single
-    text = html.commands(shown) if shown else ""
+    text = html.commands(shown) if shown else Markup()
     if command and single != shown:
         text += html.folded("Each run", html.commands(single))
     configs: dict[str, Any] = {}
-    for task in group(records):
+    for task in tasks:
         configs |= {f"{row.name} on {task.words}": row.runs[0].config for row in task.rows}
     return text + html.folded("All settings (first seed of each row)", html.listed(configs))
 
 
-def footer(records: Sequence[RunRecord]) -> str:
+def footer(records: Sequence[RunRecord]) -> Markup:
     """Version, days and environments of the runs; equal for equal runs, whenever the page is made."""
     versions = _distinct(r.config.get("version") or r.summary.get("version") for r in records)
     starts = [start for record in records for start in record.environment]
@@ -428,7 +419,7 @@ def footer(records: Sequence[RunRecord]) -> str:
         f"{_FACTS.get(key, key)} {', '.join(values)}" for key, values in facts.items() if values and key not in _OWN
     ]
     lines = [f"{text}.", *([f"{'; '.join(words)}."] if words else [])]
-    return "<footer>" + "".join(f"<p>{escape(line)}</p>" for line in lines) + "</footer>\n"
+    return part("footer", lines)
 
 
 _OWN = {"started", "fedstill", "folder"}

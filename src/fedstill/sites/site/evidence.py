@@ -6,9 +6,10 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from fedstill import __version__
 from fedstill.base import files
@@ -16,6 +17,7 @@ from fedstill.privacy.accounting import shares
 from fedstill.privacy.ledger import Charge
 from fedstill.report.guarantees import round_up
 from fedstill.report.html import data_table, folded, framed, section
+from fedstill.report.markup import joined, part
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
@@ -244,11 +246,12 @@ def page(found: Mapping[str, Any]) -> str:
         _paragraph(f"Made at {found['made']} by fedstill {found['fedstill']}."),
         section("Check", _paragraph(checked) + _list([*check["problems"], *check["notes"]])),
         section("Totals", _paragraph(_totals(found)) + _spent(budget["spent"])),
-        section("Runs", "".join(_run(run) for run in found["runs"]) or _paragraph("No run has asked anything yet.")),
+        section("Runs", joined(*map(_run, found["runs"])) or _paragraph("No run has asked anything yet.")),
         section("Charges", _charges(found["charges"])),
         section("Log", folded(f"{len(found['log'])} lines", _log(found["log"]))),
     ]
-    return framed(f"Evidence of site {found['site']}", f"<h1>Evidence of site {found['site']}</h1>\n" + "".join(parts))
+    title = f"Evidence of site {found['site']}"
+    return framed(title, joined(part("opening", title), *parts))
 
 
 def _totals(found: Mapping[str, Any]) -> str:
@@ -260,13 +263,13 @@ def _totals(found: Mapping[str, Any]) -> str:
     )
 
 
-def _spent(spent: Mapping[str, Any]) -> str:
+def _spent(spent: Mapping[str, Any]) -> Markup:
     rows = [(unit, _number(use["epsilon"]), _percent(use["share"])) for unit, use in spent.items()]
     headings = ("protected unit", "epsilon of all releases", "share of the budget")
-    return data_table(headings, rows, words=(0,)) if rows else ""
+    return data_table(headings, rows, words=(0,)) if rows else Markup()
 
 
-def _run(run: Mapping[str, Any]) -> str:
+def _run(run: Mapping[str, Any]) -> Markup:
     counts = ", ".join(f"{run[what]} {what}" for what in ("asked", *log.OUTCOMES))
     about = f"Method {run['method']}, model {run['model']}, from {run['first']} to {run['last']}: {counts}."
     fields = _list(f"{name} left the site: {kind}" for name, kind in run["fields"].items())
@@ -275,17 +278,17 @@ def _run(run: Mapping[str, Any]) -> str:
     return section(f"Run {run['run']}", content, 3)
 
 
-def _charges(charges: Sequence[Mapping[str, Any]]) -> str:
+def _charges(charges: Sequence[Mapping[str, Any]]) -> Markup:
     headings = ("charge", "time", "run", "step", "mechanism", "protects", "cost", "rests on")
     rows = [
         (str(c["number"]), str(c["time"] or "-"), c["run"][:8], c["step"], c["mechanism"], c["unit"], c["cost"])
         + (c["theorem"],)
         for c in charges
     ]
-    return folded(f"{len(rows)} charges", data_table(headings, rows, words=range(1, 8))) if rows else ""
+    return folded(f"{len(rows)} charges", data_table(headings, rows, words=range(1, 8))) if rows else Markup()
 
 
-def _log(lines: Sequence[Mapping[str, Any]]) -> str:
+def _log(lines: Sequence[Mapping[str, Any]]) -> Markup:
     headings = ("entry", "time", "what", "run", "step", "request", "reply", "detail")
     rows = [
         (
@@ -301,13 +304,13 @@ def _log(lines: Sequence[Mapping[str, Any]]) -> str:
     return data_table(headings, rows, words=range(1, 8))
 
 
-def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>\n"
+def _paragraph(text: str) -> Markup:
+    return part("paragraph", text)
 
 
-def _list(sentences: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<ul>{items}</ul>\n" if items else ""
+def _list(sentences: Iterable[str]) -> Markup:
+    some = list(sentences)
+    return part("items", some) if some else Markup()
 
 
 def _number(epsilon: float | None) -> str:
