@@ -401,7 +401,7 @@ def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         f"fedstill {fedstill.__version__}\n",
     ):
         assert word in text
-    assert (tmp_path / "who.html").stat().st_size > 10**6
+    assert "<svg" in (tmp_path / "who.html").read_text()
 
 
 @pytest.mark.parametrize("command", ["run", "report", "data", "privacy", "attack", "deploy"])

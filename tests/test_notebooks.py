@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedstill.experiment.progress import Cell
-from fedstill.report import picture
+from fedstill.report import record
 from fedstill.runs.journal import Refusal
 
 ROOT = Path(__file__).parents[1]
@@ -153,8 +153,8 @@ def test_bars_in_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_of_a_run() -> None:
     import numpy as np
 
-    assert picture.curve({1: 0.5}) == picture.sent(None) == picture.sent({"real": (np.zeros((1, 1, 2, 2)), [0])}) == ""
-    drawn = picture.curve({1: 0.1, 2: 0.9, 3: 0.9})
+    assert record.curve({1: 0.5}) == record.sent(None) == record.sent({"real": (np.zeros((1, 1, 2, 2)), [0])}) == ""
+    drawn = record.curve({1: 0.1, 2: 0.9, 3: 0.9})
     assert "<svg" in drawn and "<title>round 3: 90.00 %</title>" in drawn
     images = np.zeros((3, 3, 4, 4), np.uint8)
-    assert 'width="80"' in picture.sent({"real": (images, np.zeros(3)), "sent": (images, np.array([0, 0, 1]))})
+    assert 'width="80"' in record.sent({"real": (images, np.zeros(3)), "sent": (images, np.array([0, 0, 1]))})

@@ -1,5 +1,7 @@
 """Runs, read from their folders (`fedstill.runs`)."""
 
+import base64
+import io
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from rich.text import Text
 from typing_extensions import override
 
 from fedstill.base.errors import front_door
 from fedstill.privacy.guarantee import Guarantee, no_guarantee
-from fedstill.report import guarantees, picture
+from fedstill.report import guarantees
+from fedstill.report.drawing import PAGE_WIDTH, Axis, Line, Plot, page_svg
 from fedstill.runs.folder import Images, RunFolder, runs_below
 from fedstill.runs.journal import Refusal
 
@@ -150,7 +154,7 @@ class RunRecord:
         }
         title = f"{self.label} on {summary['data']}, {summary['partition']}, {summary['clients']} clients"
         rounds = {line["round"]: line["accuracy"] for line in self.metrics if line.get("accuracy") is not None}
-        drawn = picture.sent(self.images) or picture.curve(rounds)
+        drawn = sent(self.images) or curve(rounds)
         return str(part("run", title, rows, drawn))
 
     @property
@@ -266,3 +270,49 @@ def _read_unfinished(run: RunFolder) -> RunRecord:
 
 def _day(file: Path) -> str:
     return datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
+
+
+TEST = "real"
+"""The name of the test images in a run's folder."""
+_BLUE = "#0072B2"
+_MOST_CLASSES, _PER_CLASS, _PIXELS = 10, 5, 32
+
+
+def curve(accuracies: dict[int, float]) -> str:
+    """Accuracy in percent by round as an SVG; empty for fewer than two rounds."""
+    if len(accuracies) < 2:
+        return ""
+    xs, ys = [*map(float, accuracies)], [100 * value for value in accuracies.values()]
+    tips = [f"round {at:g}: {value:.2f} %" for at, value in zip(xs, ys, strict=True)]
+    plot = Plot(Axis("round", integer=True), [Axis("accuracy, %")], [Line("", xs, ys, _BLUE, tips=tips)], height=0.45)
+    svg = page_svg(plot, "curve", "accuracy in percent by round")
+    return f'<div style="max-width: {PAGE_WIDTH:g}px">{svg}</div>'
+
+
+def sent(images: dict[str, Images] | None) -> str:
+    """Images that clients sent, a row for each class, as one PNG; empty without such images."""
+    pair = next((pair for name, pair in (images or {}).items() if name != TEST), None)
+    if pair is None:
+        return ""
+    pixels, labels = pair
+    _, channels, height, width = pixels.shape
+    shown = np.unique(labels)[:_MOST_CLASSES]
+    found = [np.flatnonzero(labels == label)[:_PER_CLASS] for label in shown]
+    page = np.zeros((len(shown) * (height + 1), max(map(len, found)) * (width + 1), channels + 1), np.uint8)
+    for row, places in enumerate(found):
+        for column, image in enumerate(pixels[places]):
+            top, left = row * (height + 1), column * (width + 1)
+            page[top : top + height, left : left + width, :channels] = image.transpose(1, 2, 0)
+            page[top : top + height, left : left + width, channels] = 255
+    scale = max(1, _PIXELS // height)
+    about = f"images that clients sent, of {len(shown)} classes"
+    high, wide = scale * page.shape[0], scale * page.shape[1]
+    style = f'alt="{about}" title="{about}" style="image-rendering:pixelated"'
+    return f'<img src="data:image/png;base64,{png(page)}" width="{wide}" height="{high}" {style}>'
+
+
+def png(pixels: NDArray[np.uint8]) -> str:
+    """Pixels with transparency, uint8 ``(height, width, channels + 1)``, as a PNG in base64."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")  # two channels: grey and alpha; four: colours and alpha
+    return base64.b64encode(file.getvalue()).decode("ascii")

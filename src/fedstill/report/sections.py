@@ -12,8 +12,7 @@ from fedstill.report import export, figures, groups, guarantees, html, tables
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Row, Sweep, Task, setting_words
 from fedstill.report.markup import joined, part
-from fedstill.report.picture import TEST, png
-from fedstill.report.record import RunRecord, accuracy_words, human_bytes
+from fedstill.report.record import TEST, RunRecord, accuracy_words, human_bytes, png
 from fedstill.runs.folder import Images, RunFolder
 
 IMAGES_PER_CLASS = 5
