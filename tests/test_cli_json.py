@@ -195,7 +195,7 @@ def test_a_server_s_run_prints_its_summary(
 ) -> None:
     run = write_run(tmp_path / "run")
 
-    def submitted(server: object, file: Path, flags: submit.RunFlags, say: Callable[[str], None]) -> Path:
+    def submitted(server: object, file: Path, flags: submit.SubmitFlags, say: Callable[[str], None]) -> Path:
         say("asking 2 clients")
         return run
 

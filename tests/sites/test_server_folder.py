@@ -19,7 +19,7 @@ from fedstill.cli import main
 from fedstill.sites.certificates import site_key
 from fedstill.sites.server import roster, service, submit
 from fedstill.sites.server.service import FAILED, Server
-from fedstill.sites.server.submit import RunFlags
+from fedstill.sites.server.submit import SubmitFlags
 from fedstill.sites.site.policy import SitePolicy
 
 
@@ -241,7 +241,7 @@ def outcome(made: Server, flower: Path, states: str, *output: str) -> tuple[list
     file.write_text("method: fedavg\n")
     shown: list[str] = []
     try:
-        submit.run(made, file, RunFlags(out=made.folder / "out"), shown.append)
+        submit.run(made, file, SubmitFlags(out=made.folder / "out"), shown.append)
     except submit.Ended as error:
         return shown, str(error)
     return shown, ""
@@ -252,14 +252,14 @@ def test_a_run_s_own_lines_are_shown_and_its_end_is_told(made: Server, flower: P
     lines = ("Using SuperLink: here", "\x1b[92mINFO \x1b[0m:      Start", "asking 2 clients", "accuracy 57 %")
     done = "finished:completed finished:completed"
     assert outcome(made, flower, done, *lines) == (["asking 2 clients", "accuracy 57 %"], "")
-    settings = submit.settings_of(made, made.folder / "run.yaml", RunFlags(out=made.folder / "out"))
+    settings = submit.settings_of(made, made.folder / "run.yaml", SubmitFlags(out=made.folder / "out"))
     (call, *_) = (flower / "calls").read_text().splitlines()
     assert f'roster="{made.roster}"' in call and f'out="{settings["out"]}"' in call
 
 
 def test_without_flags_nothing_limits_a_run(made: Server, capsys: pytest.CaptureFixture[str]) -> None:
     (made.folder / "run.yaml").write_text("method: fedavg\n")
-    settings = submit.settings_of(made, made.folder / "run.yaml", RunFlags(out=made.folder / "out"))
+    settings = submit.settings_of(made, made.folder / "run.yaml", SubmitFlags(out=made.folder / "out"))
     assert (settings["at-a-time"], settings["max-records"]) == (0, 0)  # the convention of the app's TOML
     for flag in ("--at-a-time", "--max-records", "--clients"):
         with pytest.raises(SystemExit) as stop:
@@ -295,7 +295,7 @@ def test_an_interruption_stops_the_run(made: Server, flower: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        submit.run(made, made.folder / "run.yaml", RunFlags(out=made.folder / "out"), interrupt)
+        submit.run(made, made.folder / "run.yaml", SubmitFlags(out=made.folder / "out"), interrupt)
     assert (flower / "calls").read_text().splitlines()[-1] == "stop 77 server"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.report.groups import Task, group
+from fedstill.report.groups import Group, group
 from fedstill.report.page import write_report
 from fedstill.report.record import RunRecord
 
@@ -87,7 +87,7 @@ def page(records: list[RunRecord], folder: Path, command: str | None = None) -> 
     return (folder / "report.html").read_text("utf-8")
 
 
-def only_task(records: list[RunRecord]) -> Task:
+def only_task(records: list[RunRecord]) -> Group:
     """The one task of these runs."""
     (task,) = group(records)
     return task

@@ -12,7 +12,7 @@ from fedstill.cli.output import Bad, print_json, terminal
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.cli.flags import Acceptance, Format, Invitation, Renewal
     from fedstill.sites.server.service import Server, ServerSettings
-    from fedstill.sites.server.submit import RunFlags
+    from fedstill.sites.server.submit import SubmitFlags
 
 
 def init(words: list[str], settings: "ServerSettings") -> None:
@@ -68,7 +68,7 @@ def remove(words: list[str]) -> None:
     print(f"client {client} is removed; to come back it needs an invitation and a new key (fedstill site rekey)")
 
 
-def run(words: list[str], settings: "RunFlags", form: "Format") -> None:
+def run(words: list[str], settings: "SubmitFlags", form: "Format") -> None:
     """``fedstill server run``."""
     from fedstill.sites.server import submit
 
@@ -154,7 +154,7 @@ COMMANDS: dict[str, Command] = {
     "invite": Command(invite, "FOLDER CLIENT ...", "Write the invitation files of clients.", ("Invitation",), _CLIENTS),
     "accept": Command(accept, "FOLDER CLIENT KEY ...", "Register a client's public key.", ("Acceptance",), _KEY),
     "remove": Command(remove, "FOLDER CLIENT", "Remove a client and its key."),
-    "run": Command(run, "FOLDER [FILE.yaml]", _RUN, ("fedstill.sites.server.submit:RunFlags", FORM)),
+    "run": Command(run, "FOLDER [FILE.yaml]", _RUN, ("fedstill.sites.server.submit:SubmitFlags", FORM)),
     "status": Command(status, "FOLDER", "Show certificate, sites and runs.", (FORM,)),
     "renew": Command(renew, "FOLDER", "Make a new certificate, or first a new authority.", ("Renewal",)),
     "stop": Command(stop, "FOLDER", "Stop the server."),

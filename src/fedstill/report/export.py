@@ -10,7 +10,7 @@ from fedstill.base import files
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import groups, guarantees, pareto, tables
 from fedstill.report.drawing import Plot
-from fedstill.report.groups import Task, group, task_settings
+from fedstill.report.groups import Group, group, task_settings
 from fedstill.report.record import RunRecord
 from fedstill.report.tables import balanced_accuracy
 
@@ -37,7 +37,7 @@ def of_lines(plot: Plot | None, dotted: str) -> str:
     return " ".join(parts)
 
 
-def source(task: Task) -> str:
+def source(task: Group) -> str:
     """Data, partition, clients, model and seeds of a task, and the version and commits of its runs, as a sentence."""
     return source_of(task.runs, task.words)
 
@@ -210,7 +210,7 @@ def markdown_text(records: Sequence[RunRecord]) -> str:
     return "\n".join((f"**{_markdown(task.words)}**\n\n" if len(tasks) > 1 else "") + _one(task) for task in tasks)
 
 
-def _one(task: Task) -> str:
+def _one(task: Group) -> str:
     words = tables.text_columns(task)
     lines = [tuple(map(_markdown, tables.headings(task)))]
     lines += [tuple("---" if i in words else "---:" for i in range(len(lines[0])))]
@@ -218,7 +218,7 @@ def _one(task: Task) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{_markdown(_caption(task))}\n"
 
 
-def _caption(task: Task) -> str:
+def _caption(task: Group) -> str:
     return f"{tables.caption(task)} {source(task)}"
 
 

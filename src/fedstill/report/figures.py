@@ -14,7 +14,7 @@ import numpy as np
 
 from fedstill.report import tables
 from fedstill.report.drawing import MANY_CLIENTS, PAGE_WIDTH, POINTS, Axis, Heat, Line, Plot
-from fedstill.report.groups import Row, Sweep
+from fedstill.report.groups import Row, Series
 from fedstill.report.record import RunRecord, human_bytes
 from fedstill.report.tables import others
 
@@ -148,7 +148,7 @@ def accuracy_per_round(rows: Sequence[Row], look: Look) -> Plot | None:
     return Plot(Axis("round", integer=True), [ACCURACY], lines)
 
 
-def over_setting(sweep: Sweep, look: Look) -> Plot | None:
+def over_setting(sweep: Series, look: Look) -> Plot | None:
     """Accuracy against a number that varies, with a band over seeds; the axis is logarithmic over a decade or more.
 
     None if the setting is no number.

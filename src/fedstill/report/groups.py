@@ -160,7 +160,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Group:
     """Comparable rows: same data, partition, clients and model.
 
     Attributes:
@@ -184,7 +184,7 @@ class Task:
         return [run for row in self.rows for run in row.runs]
 
 
-def group(records: Iterable[RunRecord]) -> list[Task]:
+def group(records: Iterable[RunRecord]) -> list[Group]:
     """The records by task, in order of first appearance; runs of other code or other public records are no row's seeds.
 
     Of two runs with the same label, settings and seed, the first counts; a finished one before an unfinished one.
@@ -215,7 +215,7 @@ def _key(record: RunRecord) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in sorted(_identity(record).items()))
 
 
-def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Task:
+def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
     families: dict[tuple[str, ...], dict[int, RunRecord]] = {}
     complete = {(_family(record), record.summary["seed"]) for record in records if record.finished}
     for record in records:
@@ -231,7 +231,7 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Task:
     if len({row.name for row in rows}) < len(rows):  # names are keys of figures; the number of rounds is no column
         rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
     rows.sort(key=lambda row: (row.finished, -1.0 if row.accuracy is None else row.accuracy), reverse=True)
-    return Task(words, rows, columns)
+    return Group(words, rows, columns)
 
 
 def _family(record: RunRecord) -> tuple[str, ...]:
@@ -300,7 +300,7 @@ FEWEST_LABELS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class Series:
     """The rows of a sweep; all other settings of a method are the same at all values.
 
     Attributes:
@@ -336,7 +336,7 @@ class Sweep:
         return " and ".join(self.keys)
 
 
-def find(tasks: Sequence[Task]) -> list[Sweep]:
+def find(tasks: Sequence[Group]) -> list[Series]:
     """The sweeps over one or two settings among the finished runs, those with most rows first.
 
     Accuracies on different records are in different sweeps, as those on the validation records and on the test set.
@@ -358,13 +358,13 @@ def find(tasks: Sequence[Task]) -> list[Sweep]:
     return sorted(sweeps, key=lambda sweep: -sum(map(len, sweep.series.values())))
 
 
-def names(found: Sequence[Sweep], tasks: Sequence[Task]) -> list[str]:
+def names(found: Sequence[Series], tasks: Sequence[Group]) -> list[str]:
     """The names of a page's lines: those of sweeps first, whose pictures so get the most different colours."""
     first = [name for sweep in found for name in (*sweep.series, *sweep.levels)]
     return list(dict.fromkeys([*first, *(row.name for task in tasks for row in task.rows)]))
 
 
-def _line(task: Task, row: Row) -> str:
+def _line(task: Group, row: Row) -> str:
     """The name of the line that a row is a point of: its label, or its method where labels stand for values."""
     method = method_name(row.runs[0])
     labels = [other.label for other in task.ranked if method_name(other.runs[0]) == method]
@@ -380,7 +380,7 @@ def _connected(rows: Sequence[Row]) -> list[list[Row]]:
     return parts
 
 
-def _sweep(keys: tuple[str, ...], lines: dict[str, list[Row]], tasks: Sequence[Task]) -> Sweep:
+def _sweep(keys: tuple[str, ...], lines: dict[str, list[Row]], tasks: Sequence[Group]) -> Series:
     rows = [row for line in lines.values() for row in line]
     values = tuple(_ordered([value_words(row.settings.get(key)) for row in rows]) for key in keys)
     series = {
@@ -390,7 +390,7 @@ def _sweep(keys: tuple[str, ...], lines: dict[str, list[Row]], tasks: Sequence[T
     inside = [task for task in tasks if any(row in task.rows for row in rows)]
     others = [row for row in inside[0].ranked if row not in rows] if len(inside) == 1 else []
     words = inside[0].words if len(inside) == 1 else words_of(run for task in inside for run in task.runs)
-    return Sweep(keys, values, series, {row.name: row for row in others}, words)
+    return Series(keys, values, series, {row.name: row for row in others}, words)
 
 
 def _ordered(values: Sequence[str]) -> list[str]:

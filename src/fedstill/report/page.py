@@ -9,7 +9,7 @@ from fedstill.base import files
 from fedstill.base.errors import front_door
 from fedstill.report import export, figures, groups, html, pareto, sections
 from fedstill.report.drawing import Plot
-from fedstill.report.groups import Task, group
+from fedstill.report.groups import Group, group
 from fedstill.report.markup import joined, part
 from fedstill.report.record import RunRecord
 from fedstill.report.sections import sheet
@@ -77,7 +77,7 @@ def _unbroken(text: str) -> str:
     return text.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _details(task: Task, look: figures.Look, number: int) -> dict[str, Markup]:
+def _details(task: Group, look: figures.Look, number: int) -> dict[str, Markup]:
     """The parts of a task after the results, by heading; some may be empty."""
 
     def figure(plot: Plot | Mapping[figures.Way, Plot] | None, name: str, caption: str) -> Markup:
@@ -96,7 +96,7 @@ def _details(task: Task, look: figures.Look, number: int) -> dict[str, Markup]:
     }
 
 
-def _one_of_several(task: Task, look: figures.Look, number: int) -> Markup:
+def _one_of_several(task: Group, look: figures.Look, number: int) -> Markup:
     """A task's finding and table, and its details folded."""
     details = _details(task, look, number)
     body = joined(*(html.section(heading, content, 3) for heading, content in details.items()))

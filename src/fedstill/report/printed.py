@@ -8,7 +8,7 @@ from fedstill.base import files
 from fedstill.report import drawing, export, figures, groups, sections
 from fedstill.report.drawing import Kind, Plot
 from fedstill.report.export import latex
-from fedstill.report.groups import Task, group
+from fedstill.report.groups import Group, group
 from fedstill.report.record import RunRecord
 
 _POINTS = 72 / 2.54
@@ -38,7 +38,7 @@ def chosen(records: Sequence[RunRecord]) -> Iterator[Printed]:
             yield from _one(name, i, len(tasks), plot, about)
 
 
-def _of(task: Task, look: figures.Look) -> Iterator[tuple[str, Plot | None, str]]:
+def _of(task: Group, look: figures.Look) -> Iterator[tuple[str, Plot | None, str]]:
     of = export.source(task)
     sent, rounds = figures.accuracy_against_bytes(task.ranked, look), figures.accuracy_per_round(task.rows, look)
     yield "bytes", next(iter(sent.values()), None), f"Accuracy against bytes. {export.of_bytes(sent)} {of}"

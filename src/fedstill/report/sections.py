@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedstill.report import export, figures, groups, guarantees, html, tables
 from fedstill.report.drawing import Plot
-from fedstill.report.groups import Row, Sweep, Task, setting_words
+from fedstill.report.groups import Group, Row, Series, setting_words
 from fedstill.report.markup import joined, part
 from fedstill.report.record import TEST, RunRecord, accuracy_words, human_bytes, png
 from fedstill.runs.folder import Images, RunFolder
@@ -77,7 +77,7 @@ _DEFAULT = "Default settings"
 _BUT_COLUMNS = "Default settings except for the columns"
 
 
-def page_title(tasks: Sequence[Task]) -> str:
+def page_title(tasks: Sequence[Group]) -> str:
     """The title of the page."""
     labels = list(dict.fromkeys(row.label for task in tasks for row in task.rows))
     data = ", ".join(dict.fromkeys(run.summary["data"] for task in tasks for run in task.runs))
@@ -85,7 +85,7 @@ def page_title(tasks: Sequence[Task]) -> str:
     return f"{names} on {data}" + (f": {len(tasks)} tasks" if len(tasks) > 1 else "")
 
 
-def finding(task: Task, *, named: bool = True) -> str:
+def finding(task: Group, *, named: bool = True) -> str:
     """The result of a task in one or two sentences: the most accurate method, and the one with the fewest bytes.
 
     Args:
@@ -130,13 +130,13 @@ def _count(table: Sequence[Row]) -> str:
     return f"{methods} method{'s' if methods > 1 else ''}{rows}"
 
 
-def overview(tasks: Sequence[Task]) -> str:
+def overview(tasks: Sequence[Group]) -> str:
     """The number of tasks and runs, if there is more than one task."""
     runs = sum(len(task.runs) for task in tasks)
     return f"{runs} runs on {len(tasks)} tasks. Methods are ranked within a task only."
 
 
-def tuning_sentence(task: Task) -> str:
+def tuning_sentence(task: Group) -> str:
     """Which methods run with their default settings, and what was changed in the others, beyond the columns."""
     labels: dict[str, dict[str, None]] = {}
     for row in task.rows:
@@ -153,7 +153,7 @@ def tuning_sentence(task: Task) -> str:
     return " ".join([*usual, *([f"Changed: {'; '.join(changed)}."] if changed else [])])
 
 
-def _is_column(key: str, task: Task) -> bool:
+def _is_column(key: str, task: Group) -> bool:
     return key in task.columns or f"method.{key}" in task.columns
 
 
@@ -174,7 +174,7 @@ MOST_MATRICES = 6
 _FLAG = re.compile(r"(--[a-z][\w.-]*)")
 
 
-def results(task: Task) -> Markup:
+def results(task: Group) -> Markup:
     """The table of a task, the settings that were changed, and each seed's numbers."""
     text = html.data_table(
         tables.headings(task), tables.cells(task), tables.text_columns(task), caption=tables.caption(task)
@@ -190,7 +190,7 @@ def results(task: Task) -> Markup:
     return text
 
 
-def sweep(sweep: Sweep, look: figures.Look, number: int) -> Markup:
+def sweep(sweep: Series, look: figures.Look, number: int) -> Markup:
     """A plot of a sweep over one number, and its matrix, or one matrix for each method of a sweep over two settings."""
     plot = figures.over_setting(sweep, look)
     text = html.figure(plot, f"sweep-{number}", sweep_caption(sweep, plot))
@@ -216,13 +216,13 @@ def sweep(sweep: Sweep, look: figures.Look, number: int) -> Markup:
     return text + (part("paragraph", f"{rest} more methods are in table.csv.", "note") if rest > 0 else Markup())
 
 
-def sweep_caption(sweep: Sweep, plot: Plot | None) -> str:
+def sweep_caption(sweep: Series, plot: Plot | None) -> str:
     """What the plot of a sweep shows, and from which runs."""
     about = export.of_lines(plot, "methods without this setting")
     return f"{about} {export.source_of(sweep.runs, sweep.task)}".strip()
 
 
-def partition(task: Task, number: int) -> Markup:
+def partition(task: Group, number: int) -> Markup:
     """The records of each class at each client, for one seed."""
     record = next((run for run in task.runs if run.counts is not None), None)
     if record is None:
@@ -264,7 +264,7 @@ def _range(numbers: np.ndarray) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def per_class(task: Task, look: figures.Look, number: int) -> Markup:
+def per_class(task: Group, look: figures.Look, number: int) -> Markup:
     """Recall of each class as a figure and as a table, and confusion matrices."""
     rates = tables.recalls(task.ranked)
     caption = f"{export.CLASSES} {export.source(task)}"
@@ -287,7 +287,7 @@ def per_class(task: Task, look: figures.Look, number: int) -> Markup:
     return text + _confusions(task, number)
 
 
-def _confusions(task: Task, number: int) -> Markup:
+def _confusions(task: Group, number: int) -> Markup:
     shown = [row for row in task.ranked if tables.confusion(row) is not None]
     if not shown:
         return Markup()
@@ -299,7 +299,7 @@ def _confusions(task: Task, number: int) -> Markup:
     return text
 
 
-def _confusion(row: Row, task: Task, number: int) -> Markup:
+def _confusion(row: Row, task: Group, number: int) -> Markup:
     matrix = tables.confusion(row)
     assert matrix is not None
     over = " over all seeds" if len(row.runs) > 1 else ""
@@ -320,7 +320,7 @@ def _percent(share: float) -> str:
     return "–" if np.isnan(share) else f"{100 * share:.1f}"
 
 
-def privacy(tasks: Sequence[Task]) -> Markup:
+def privacy(tasks: Sequence[Group]) -> Markup:
     """The guarantees in words; rows with the same guarantee share a box, and a row is named with its task if needed."""
     boxes: dict[tuple[bool, str, tuple[str, ...]], list[Row]] = {}
     for row in (row for task in tasks for row in task.rows if row.finished):
@@ -338,7 +338,7 @@ def privacy(tasks: Sequence[Task]) -> Markup:
     return text
 
 
-def clients(task: Task) -> Markup:
+def clients(task: Group) -> Markup:
     """The clients' accuracies on their own test records: least, median and largest, and each as a table."""
     columns: dict[str, dict[int, float]] = {}
     for row in task.ranked:
@@ -373,7 +373,7 @@ def clients(task: Task) -> Markup:
     return text + html.folded("Each client", table)
 
 
-def refusals(task: Task) -> Markup:
+def refusals(task: Group) -> Markup:
     """The replies that were not used."""
     lines = [
         (row.name, str(run.summary["seed"]), str(r.client), r.step, str(r.round or "–"), r.reason)
@@ -390,7 +390,7 @@ def refusals(task: Task) -> Markup:
     return intro + html.data_table(headings, lines[:MOST_REFUSALS], (0, 3, 5), wide=(5,), caption=words)
 
 
-def reproduce(records: Sequence[RunRecord], tasks: Sequence[Task], command: str | None) -> Markup:
+def reproduce(records: Sequence[RunRecord], tasks: Sequence[Group], command: str | None) -> Markup:
     """The commands, and all settings."""
     single = list(dict.fromkeys(record.config["command"] for record in records if record.config.get("command")))
     shown = [command] if command else single

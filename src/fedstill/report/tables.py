@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import console as rich_console
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from fedstill.report import groups, guarantees
-from fedstill.report.groups import Row, Task, group
+from fedstill.report.groups import Group, Row, group
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
 
 
@@ -113,18 +114,18 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     return table
 
 
-def _varies(key: str, tasks: Sequence[Task]) -> bool:
+def _varies(key: str, tasks: Sequence[Group]) -> bool:
     return len({str(groups.task_settings(task.runs[0])[key]) for task in tasks}) > 1
 
 
-def headings(task: Task) -> tuple[str, ...]:
+def headings(task: Group) -> tuple[str, ...]:
     """The headings of `cells`."""
     state = [STATE] if not all(row.finished for row in task.rows) else []
     apart = [OVER_CLIENTS] if any(row.mean(_spread_over_clients) is not None for row in task.rows) else []
     return ("method", *task.columns, *state, *RESULTS, *apart)
 
 
-def text_columns(task: Task) -> tuple[int, ...]:
+def text_columns(task: Group) -> tuple[int, ...]:
     """The numbers of the columns of `cells` that hold words."""
     top = headings(task)
     found = {"method", STATE, "guarantee"}
@@ -133,7 +134,7 @@ def text_columns(task: Task) -> tuple[int, ...]:
     return tuple(i for i, heading in enumerate(top) if heading in found)
 
 
-def cells(task: Task) -> list[tuple[str, ...]]:
+def cells(task: Group) -> list[tuple[str, ...]]:
     """The table of a task as text."""
     top = headings(task)
     table = []
@@ -159,7 +160,7 @@ def _setting(row: Row, key: str) -> str:
     return groups.value_words(row.settings.get(key))
 
 
-def each_seed(task: Task) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def each_seed(task: Group) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and a line for each run: the settings of its row, its seed, its results and its folder."""
     top = ("method", *task.columns, "seed", "accuracy, %", "up/client", "down/client", "seconds", "folder")
     lines = [
@@ -179,7 +180,7 @@ def each_seed(task: Task) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return top, lines
 
 
-def logged(task: Task) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def logged(task: Group) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Other numbers logged after the last round: headings, and a row for each method; means over seeds."""
     last: dict[str, dict[str, list[float]]] = {}
     for row in task.rows:
@@ -206,7 +207,7 @@ def others(metric: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def caption(task: Task) -> str:
+def caption(task: Group) -> str:
     """The caption of a task's table."""
     seeds = sorted({len(row.runs) for row in task.rows})
     evaluated = " or ".join(dict.fromkeys(run.summary["judged_on"] for run in task.runs))
@@ -220,17 +221,17 @@ def caption(task: Task) -> str:
     return f"Accuracy on {evaluated}: mean ± sample standard deviation over {over} seeds.{more}"
 
 
-def terminal(records: Sequence[RunRecord]) -> Group:
+def terminal(records: Sequence[RunRecord]) -> rich_console.Group:
     """The tables for the terminal, one per task; a narrow one lacks columns rather than parts of numbers."""
     tasks = group(records)
-    return Group(*(_Fitting(task, plain(task.words) if len(tasks) > 1 else None) for task in tasks))
+    return rich_console.Group(*(_Fitting(task, plain(task.words) if len(tasks) > 1 else None) for task in tasks))
 
 
 @dataclass(frozen=True)
 class _Fitting:
     """A task's table with as many columns as the console is wide."""
 
-    task: Task
+    task: Group
     title: Text | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -19,7 +19,7 @@ from fedstill.base import errors
 from fedstill.base.records import Records
 from fedstill.sites.certificates import HOST
 from fedstill.sites.server import roster, service, submit
-from fedstill.sites.server.submit import RunFlags
+from fedstill.sites.server.submit import SubmitFlags
 from fedstill.sites.site import setup
 
 _FEDSTILL = (sys.executable, "-m", "fedstill")
@@ -117,14 +117,14 @@ class Loopback:
         """Submit a run and return Flower's id of it; the run's folder is ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(content)))
-        return self._submit(file, RunFlags(out=self.folder / "runs" / name, wait=wait, at_a_time=at_a_time))
+        return self._submit(file, SubmitFlags(out=self.folder / "runs" / name, wait=wait, at_a_time=at_a_time))
 
     def extend(self, finished: str, name: str, wait: float = 120.0) -> str:
         """Submit the extension of a finished run by the sites that sent no reply, and return Flower's id of it."""
         runs = self.folder / "runs"
-        return self._submit(None, RunFlags(extend=runs / finished, out=runs / name, wait=wait))
+        return self._submit(None, SubmitFlags(extend=runs / finished, out=runs / name, wait=wait))
 
-    def _submit(self, file: Path | None, flags: RunFlags) -> str:
+    def _submit(self, file: Path | None, flags: SubmitFlags) -> str:
         return submit.submit(self.server, submit.settings_of(self.server, file, flags))
 
     def finish(self, run: str, seconds: float = 300.0) -> str:

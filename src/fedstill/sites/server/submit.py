@@ -23,7 +23,7 @@ _POLL = 3.0
 """Seconds between two looks at the state of a run: each starts a process that needs seconds of a core."""
 
 
-class RunFlags(Settings):
+class SubmitFlags(Settings):
     """Flags of a run of the server with its sites."""
 
     out: Path | None = None
@@ -44,7 +44,7 @@ class Ended(FedstillError, RuntimeError):
     """A run ended without a result."""
 
 
-def run(server: Server, file: Path | None, flags: RunFlags, say: Callable[[str], None]) -> Path:
+def run(server: Server, file: Path | None, flags: SubmitFlags, say: Callable[[str], None]) -> Path:
     """Run an experiment with the server's sites, and return the folder of the results.
 
     Raises:
@@ -69,7 +69,7 @@ def run(server: Server, file: Path | None, flags: RunFlags, say: Callable[[str],
     raise Ended(f"the run ended as {state or 'unknown'}; repeat the command to resume")
 
 
-def settings_of(server: Server, file: Path | None, flags: RunFlags) -> dict[str, Any]:
+def settings_of(server: Server, file: Path | None, flags: SubmitFlags) -> dict[str, Any]:
     """The settings of `fedstill.sites.server.serve.serve`.
 
     Raises:
