@@ -77,7 +77,7 @@ def run(
         own = {**settings, **({} if out is None else {"out": out}), **({"data": data} if isinstance(data, str) else {})}
         if own:
             raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(own)} out")
-        return finish(method, data=source, watcher=watcher, progress=progress, track=names)
+        return _shown(method, watcher, progress, data=source, track=names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
     arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress, "track": track}
@@ -90,7 +90,7 @@ def run(
         earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
         nobody = RunFolder(earlier).asked_sites
         make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **settings})
-    done = partial(finish, data=source, watcher=watcher, progress=progress, track=names, nobody=nobody)
+    done = partial(_shown, watcher=watcher, progress=progress, data=source, track=names, nobody=nobody)
     if out is not None:
         return done(make(Path(out)))
     if "tensorboard" in names:
@@ -125,10 +125,9 @@ def _check_meant(method: str | Method | type[Method], settings: Mapping[str, Any
 
 def finish(
     job: Job,
+    watcher: Watcher,
     *,
     data: DataSet | None = None,
-    watcher: Watcher | None = None,
-    progress: bool | None = None,
     track: Sequence[str] = (),
     nobody: bool = False,
 ) -> RunRecord:
@@ -136,9 +135,8 @@ def finish(
 
     Args:
         job: the run.
+        watcher: shows the progress.
         data: its data set as an object; by default the one that its experiment names.
-        watcher: observes the progress.
-        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
         track: names of trackers.
         nobody: whether its clients are real sites, none of which is asked.
 
@@ -146,14 +144,17 @@ def finish(
         ValueError: as for `run`.
         TooFewReplies: too few clients gave a usable reply.
     """
+    with followed(track, job.out, watcher) as followers:
+        engine.run(job, data=data, watcher=followers, sites=(lambda _: Nobody()) if nobody else None)
+    return read_run(job.out)
+
+
+def _shown(job: Job, watcher: Watcher | None, progress: bool | None, **settings: Any) -> RunRecord:
+    """As `finish`, with the progress on stderr if ``progress`` says so, and told to ``watcher`` too."""
     console = Console(file=sys.stderr)
     shown = console.is_interactive or console.is_jupyter if progress is None else progress
     with watch(console, job.title, quiet=not shown) as bars:
-        both = bars if watcher is None else Watchers(bars, watcher)
-        with followed(track, job.out, both) as followers:
-            sites = (lambda _: Nobody()) if nobody else None
-            engine.run(job, data=data, watcher=followers, sites=sites)
-    return read_run(job.out)
+        return finish(job, bars if watcher is None else Watchers(bars, watcher), **settings)
 
 
 def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:

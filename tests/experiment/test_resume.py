@@ -11,6 +11,7 @@ import small
 from rich.console import Console
 
 from fedstill.base.records import Records
+from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
@@ -145,3 +146,17 @@ def test_what_clients_keep_is_deleted_when_a_finished_run_is_repeated(tmp_path: 
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"x")
     assert run(job) == before and not (tmp_path / "run" / "clients").exists()
+
+
+def test_the_command_line_says_a_note_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "fedavg", "--data", "digits", "--limit", "200", "--clients", "2", "--rounds", "1", "--workers", "0"]
+    words += ["--model", "linear", "--out", str(tmp_path / "run")]
+    main(words)
+    (tmp_path / "run" / "summary.json").unlink()
+    place = tmp_path / "run" / "environment.jsonl"
+    (line,) = map(json.loads, place.read_text().splitlines())
+    place.write_text(json.dumps({**line, "torch": "0.1"}) + "\n")
+    capsys.readouterr()
+    main(words)
+    told = capsys.readouterr()
+    assert " ".join((told.out + told.err).split()).count("resuming in another environment") == 1

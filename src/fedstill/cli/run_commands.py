@@ -231,7 +231,7 @@ def _finish(job: "Job", output: "RunOutput", *, nobody: bool = False) -> "RunRec
     from fedstill.library import finish
 
     with watch(terminal(stderr=output.json_), job.title, quiet=output.quiet) as bars:
-        return finish(job, watcher=bars, progress=False, track=output.track, nobody=nobody)
+        return finish(job, bars, track=output.track, nobody=nobody)
 
 
 def slug_of(name: str) -> str:
