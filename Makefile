@@ -5,18 +5,22 @@ BIN := $(VENV)/bin
 # keeps one core busy while the others wait; plain `pytest` runs all one by one.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: demo test test-fast lint docs clean
+.PHONY: demo test check test-fast lint docs clean
 
 # `make demo`: install, then the main job on real handwriting, 16 seconds of two idle cores.
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
-# `make test`: what continuous integration runs.
+# `make test`: what a contributor waits for. `make check`: sockets, Flower, wheels, browsers, notebooks and the site.
+# Continuous integration runs both.
 test: $(VENV)/.installed-dev lint
-	$(PYTEST)
+	$(PYTEST) --ignore tests/checks
+
+check: $(VENV)/.installed-dev
+	$(PYTEST) tests/checks
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --ignore tests/checks -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

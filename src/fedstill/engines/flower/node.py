@@ -3,7 +3,7 @@
 A SuperNode with ``--isolation process`` starts no program for its messages: whoever asks its Runtime API on this
 machine gets a message's token. `run_node` asks and forks a program for each, in which `run_task` takes the message,
 gives it to an app that is installed here, and sends the reply. Flower's own programs, which unpack and import the
-bundle, are never started. These functions of Flower are not documented; tests/engines/test_node.py pins them.
+bundle, are never started. These functions of Flower are not documented; tests/checks/test_node.py pins them.
 """
 
 import json

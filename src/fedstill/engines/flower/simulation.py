@@ -2,7 +2,7 @@
 
 Flower recommends `flwr run`, which takes a bundle and a SuperLink; the program that the SuperLink starts for it calls
 `_run_simulation`. `Simulation` calls the same function in this process, so that a run has its own method objects,
-folder and progress. Flower does not document it; tests/engines/test_simulation_seam.py pins it.
+folder and progress. Flower does not document it; tests/checks/test_simulation_seam.py pins it.
 """
 
 import logging

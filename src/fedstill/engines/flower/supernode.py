@@ -3,7 +3,7 @@
 Flower's SuperNode has no limit. It would read a message of any size into its memory, follow a redirection to any
 address that the site can reach, end its work at a malformed response, and wait for ever for a reply that no program
 will send. `main` gives it a client and a connection with limits. The functions of Flower that it replaces are not
-documented; tests/engines/test_supernode.py pins them. PyTorch is not imported here, as this program runs all the time.
+documented; tests/checks/test_supernode.py pins them. PyTorch is not imported here, as this program runs all the time.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from fedstill.experiment.progress import Cell
 from fedstill.report import record
 from fedstill.runs.journal import Refusal
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 RUN = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-REPRODUCE = Path(__file__).parents[1] / "reproduce"
+REPRODUCE = Path(__file__).parents[2] / "reproduce"
 STL10 = REPRODUCE / "fedauxfdp/stl10.py"
 
 
