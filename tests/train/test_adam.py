@@ -1,43 +1,14 @@
 """Adam against a plain loop, bit for bit; its random streams and limits."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from pydantic import ValidationError
+from small_training import flat, new_model, shuffled, small_records, stream
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill import models
-from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated
 from fedstill.train.sgd import Adam, Diverged
-
-
-def small_records(n: int = 50) -> Records:
-    rng = torch.Generator().manual_seed(n)
-    images = torch.randint(0, 256, (n, 1, 8, 8), generator=rng, dtype=torch.uint8)
-    return Records(images, torch.randint(0, 3, (n,), generator=rng), 3, Normalisation((0.3,), (0.5,)))
-
-
-def new_model(spec: str = "dense-mnist") -> nn.Module:
-    with isolated(0):
-        return models.build(spec, (1, 8, 8), 3)
-
-
-def stream(seed: int = 1) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([t.detach().flatten().double() for t in model.state_dict().values()])
-
-
-def shuffled(records: Records, rng: torch.Generator, batch_size: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    torch.randint(2**63 - 1, (), generator=rng)  # the seed of dropout
-    for _ in range(epochs):
-        for batch in torch.randperm(len(records), generator=rng).split(batch_size):
-            yield records.inputs(batch), records.labels[batch]
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
