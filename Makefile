@@ -27,7 +27,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# `make docs`: the documentation site in docs/_build/index.html; warnings are errors.
+# `make docs`: the documentation site in docs/_build/index.html, with the output of the tutorials; warnings are errors.
 docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 

@@ -12,7 +12,7 @@ project, author = "fedstill", "the developers of fedstill"
 copyright = f"{author}, Apache-2.0"
 version = release = installed("fedstill")
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -23,8 +23,11 @@ extensions = [
 html_theme = "furo"
 html_title = "fedstill"
 html_static_path, html_css_files, html_favicon = ["_static"], ["site.css"], "_static/icon.svg"
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "jupyter_execute"]
 
+nb_execution_in_temp, nb_execution_timeout = True, 600
+nb_execution_raise_on_error = nb_execution_show_tb = True
+nb_merge_streams = True
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 autodoc_typehints = "description"

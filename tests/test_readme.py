@@ -377,7 +377,7 @@ def test_documents_import_nothing_that_is_not_promised() -> None:
         assert all(hasattr(import_module(module), name) for name in names), module
     cells = [
         "".join(cell["source"])
-        for notebook in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        for notebook in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
         for cell in json.loads(notebook.read_text())["cells"]
         if cell["cell_type"] == "code" and not "".join(cell["source"]).startswith("%")
     ]

@@ -14,7 +14,7 @@ from fedstill.report import record
 from fedstill.runs.journal import Refusal
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 RUN = """
 import json, os, sys, time
