@@ -1,5 +1,6 @@
 """Settings of Sphinx for the documentation site (`make docs`)."""
 
+import ast
 import sys
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -71,4 +72,23 @@ def _api() -> str:
     return "\n".join(lines)
 
 
+def _house() -> str:
+    """The page of all files of the package, with the first line of each docstring."""
+    root = Path(fedstill.__file__).parent
+    lines = ["# House", "", "Every file of `src/fedstill`; [Architecture](architecture.md) has the floors.", ""]
+    rooms: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*.py")):
+        if path.stem != "__init__" and path.parent != root:
+            rooms.setdefault(path.parent.relative_to(root).as_posix(), []).append(path)
+    for room, paths in rooms.items():
+        face = ast.get_docstring(ast.parse((root / room / "__init__.py").read_text("utf-8"))) or ""
+        lines += [f"## {room}", "", face.split("\n")[0], "", "| file | content |", "|---|---|"]
+        for path in paths:
+            about = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{path.name}` | {about.replace('``', '`').replace('|', '/')} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 (Path(__file__).parent / "api.md").write_text(_api())
+(Path(__file__).parent / "house.md").write_text(_house())
