@@ -48,7 +48,7 @@ def test_scores_in_a_list_are_judged_as_scores_drawn_one_by_one() -> None:
     out, seen = rng.normal(size=500), rng.normal(size=500) + 2
     result = from_scores(out, seen, delta=1e-5)
     assert 0 < result.epsilon < result.gaussian <= accounting.gaussian_epsilon(0.5, 1e-5)
-    with pytest.raises(ValueError, match="1 and 500 scores"):
+    with pytest.raises(ValueError, match="there are 1 scores without the record and 500 with it; give 2 or more"):
         from_scores(out[:1], seen, delta=1e-5)
 
 

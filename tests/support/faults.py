@@ -146,7 +146,7 @@ def counts_beside(patch: pytest.MonkeyPatch) -> None:
     def release(client: Any, rows: Tensor, centre: Tensor, radius: float, settings: Any) -> Any:
         reply = feature_sums.release_sums(client, rows, centre, radius, settings)
         counts = client.train.class_counts().float()
-        return feature_sums.Embedding(sums=reply.sums.map(lambda s: torch.cat([s[:, :-1], counts[:, None]], 1)))
+        return feature_sums.FeatureSums(sums=reply.sums.map(lambda s: torch.cat([s[:, :-1], counts[:, None]], 1)))
 
     patch.setattr(fedgm_records, "release_sums", release)
 
