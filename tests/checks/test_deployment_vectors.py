@@ -104,7 +104,7 @@ def test_photographs_of_unequal_sizes_give_the_weights_of_a_simulation(tmp_path:
     task = {"data": str(photographs), "size": 224, "clients": SITES, "model": "convnet:width=8,depth=3"}
     shared = share_out(Experiment(**task), None)
     whole = [
-        bytes(image.numpy()) for image in sources.load_part(str(photographs), size=224, cache_dir=tmp_path).train[0]
+        bytes(image.numpy()) for image in sources.load_part(str(photographs), Reading(224), cache_dir=tmp_path).train[0]
     ]
     assert len(set(whole)) == len(whole) == 160
     places = np.array([whole.index(bytes(image.numpy())) for image in shared.train.images])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedstill.data import image_folder, load, sources
+from fedstill.data import image_folder, load, sources, walk
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
 
@@ -82,7 +82,7 @@ def test_the_same_records_in_the_same_order_as_datasets(
     monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)  # it asks a server about every folder
     place(data_root / "pets", *LAYOUTS[layout])
     theirs = datasets.load_dataset("imagefolder", data_dir=str(data_root / "pets"), cache_dir=str(tmp_path / "theirs"))
-    ours = image_folder.read(data_root / "pets", ("label",))
+    ours = image_folder.read(walk.walk(data_root / "pets"), ("label",))
     assert ours.keys() == theirs.keys()
     for split, table in ours.items():
         rows = theirs[split].cast_column("image", datasets.Image(decode=False))
@@ -93,7 +93,7 @@ def test_the_same_records_in_the_same_order_as_datasets(
         assert table["label"].to_pylist() == [names[label] for label in rows["label"]]
 
 
-@pytest.mark.parametrize("name", image_folder.METADATA)
+@pytest.mark.parametrize("name", walk.METADATA)
 @pytest.mark.parametrize("where", ["in each split", "in each split with class folders", "at the root"])
 @pytest.mark.parametrize("kind", [str, int])
 def test_metadata_with_labels(name: str, where: str, kind: type, data_root: Path) -> None:
@@ -234,7 +234,7 @@ def test_saved_data_sets(splits: bool, labels: str, data_root: Path) -> None:
         ((), None, "has 0 images and 0 parquet files; lay the images out as train/<class>/<image>"),
         ((*SPLIT, "cat.png"), None, r"the image 'cat.png' of .* is in none of the splits \(test, train\)"),
         (("train/1.png", "test/2.png"), None, r"image 'test/2.png' of .* has no class; move it to a folder with"),
-        (("a/1.png", "b/c/1.png"), None, "lie 1 and 2 folders deep"),
+        (("a/1.png", "b/c/1.png"), None, "lie 1 and 2 folders deep, but each image's last folder is its class"),
         (("a/1.png",), [{"name": "a/1.png"}], "has the columns name, but none is 'file_name'"),
         (("a/1.png",), [{"file_name": "a/2.png"}], "list 'a/2.png', which is no image there"),
         (("a/1.png",), [{"file_name": "../../a/1.png"}], "list '../../a/1.png', which is no image there"),
@@ -256,12 +256,14 @@ def test_what_does_not_fit_is_one_sentence(
     assert "\n" not in str(refusal.value)
 
 
-def test_a_linked_folder_is_not_left_out_in_silence(data_root: Path) -> None:
-    (data_root / "own").mkdir()
-    place(data_root / "own", "train/cat/1.png", "test/cat/1.png")
-    place(data_root, "elsewhere/1.png")
+def test_a_linked_folder_is_read_like_a_linked_file(data_root: Path) -> None:
+    place(data_root, "own/train/cat/1.png", "own/test/cat/1.png", "elsewhere/1.png", "own/test/dog/1.png")
     (data_root / "own" / "train" / "dog").symlink_to(data_root / "elsewhere")
-    with pytest.raises(ValueError, match=r"the folder '.*dog' is a link, which is not followed"):
+    assert load("own").class_names == ("cat", "dog")
+    place(data_root, "elsewhere/0.png", "elsewhere/2.png")  # the link's target belongs to the source's state
+    assert load("own").train.labels.tolist() == [0, 1, 1, 1]
+    (data_root / "own" / "train" / "cat" / "all").symlink_to(data_root / "own")
+    with pytest.raises(ValueError, match=r"the link '.*all' leads to a folder above itself; delete it"):
         load("own")
 
 

@@ -124,10 +124,6 @@ def test_the_measured_scale_gives_mean_0_and_deviation_1(tmp_path):
             {"day": [datetime(2026, 1, day + 1) for day in range(10)]},
             r"column 'day' of .* has type timestamp\[us\], which no vector has; turn it into numbers or drop",
         ),
-        (
-            {"label": [True, False] * 5},
-            r"column 'label' of .* has type bool, but classes .*; convert it, as with .astype",
-        ),
         ({"v": [[1.0, 2.0]] * 9 + [[1.0]]}, "record 9 in column 'v' of .* has 1 numbers, but record 0 has 2"),
         ({"v": [[1.0, 2.0]] * 9 + [[1.0, None]]}, "column 'v' of .* has 1 gaps inside its lists"),
         ({"v": [[1.0]] * 10, "w": [[1.0]] * 10}, "lists of numbers in 2 columns .v, w."),

@@ -91,7 +91,7 @@ def test_garbage_is_refused_in_a_sentence(text: str, data: bytes, digits: DataSe
 
 
 def test_the_text_of_a_spec_is_bounded() -> None:
-    with pytest.raises(schema.Refused, match="the limit is 300,000"):
-        RunSpec.read(" " * 400_000)
+    with pytest.raises(schema.Refused, match="the limit is 600,000"):
+        RunSpec.read(" " * 700_000)
     with pytest.raises(schema.Refused):
         RunSpec.read("[" * 90_000)

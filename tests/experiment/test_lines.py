@@ -36,6 +36,8 @@ def test_a_log_has_a_line_for_each_round_and_the_result(tmp_path: Path, capsys: 
     for line, pattern in zip(
         said,
         [
+            "train: 1,438 records, as given",
+            "test: 359 records, a fifth of each class, held out of the train records",
             "step update: asking 2 clients",
             f"step update, 2 of 2 clients replied; {TIME} elapsed",
             rf"round 1 of 3; accuracy \d+\.\d %; {TIME} elapsed; about {TIME} left",

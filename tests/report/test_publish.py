@@ -19,7 +19,7 @@ from fedstill import RunRecord, load_data, run
 from fedstill.base import seeds
 from fedstill.base.records import AS_THEY_ARE, Normalisation
 from fedstill.cli import main
-from fedstill.data import decode, features
+from fedstill.data import features, pictures
 from fedstill.experiment.trained import Trained
 from fedstill.models.build import build
 from fedstill.report import publish
@@ -215,7 +215,7 @@ def test_a_card_has_the_way_from_a_picture_of_any_size_to_the_input(
     names: dict[str, Any] = {}
     exec(code.removeprefix("python"), names)
     assert names["images"].shape == (1, channels, 32, 32)
-    pixels = torch.from_numpy(decode.fitted(picture, 32, "it").transpose(2, 0, 1)[None].copy())
+    pixels = torch.from_numpy(pictures.fitted(picture, 32, "it").transpose(2, 0, 1)[None].copy())
     assert torch.equal(names["images"], pixels / 255)
 
 

@@ -405,7 +405,7 @@ def asked(site: SitePolicy, text: dict[str, Any], **envelope: Any) -> bytes:
 
 
 WITH_REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "classes": ({}, {"class_names": ["0", "1"]}, "the site has the class 9; the run has 2 classes"),
+    "classes": ({}, {"class_names": ["0", "1"]}, "the site's class '2' is not a class of the run"),
     "shape": ({}, {"shape": [1, 16, 16]}, "the site's images are 1 x 8 x 8, the run's are 1 x 16 x 16"),
     "few records": ({"min_records": 10_000}, {}, "the site has 719 records; its minimum is 10000 (min_records)"),
     "no data": ({"data": "none.npz"}, {}, "none.npz"),

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
@@ -18,6 +19,22 @@ def suggestion(word: str, words: Iterable[str], prefix: str = "") -> str:
     """``"; did you mean WORD?"`` with the most similar of ``words`` after a prefix, or an empty text."""
     similar = difflib.get_close_matches(word, list(words), 1)
     return f"; did you mean {prefix}{similar[0]}?" if similar else ""
+
+
+def nfc(name: str) -> str:
+    """The name with its letters composed, as equal names are then equal texts: a Mac writes files' names decomposed."""
+    return unicodedata.normalize("NFC", name)
+
+
+def twins(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of different names that differ in capitals and blanks only, or in the composition of a letter."""
+    first: dict[str, str] = {}
+    pairs = []
+    for name in names:
+        other = first.setdefault(" ".join(nfc(name).casefold().split()), name)
+        if other != name:
+            pairs.append((other, name))
+    return pairs
 
 
 def is_file(place: str) -> bool:

@@ -221,7 +221,11 @@ def _add_flag(group: Any, place: str, field: Any, default: Any) -> None:
         options["metavar"] = _metavar(bare(parts[0]))
     elif origin is dict:
         options |= {"nargs": "*", "action": _Pairs, "metavar": " ".join(_metavar(bare(part)) for part in parts)}
-    group.add_argument(flag, dest=place, help=text, **options)
+    group.add_argument(flag, *_SHORTER.get(flag, ()), dest=place, help=text, **options)
+
+
+_SHORTER = {"--label-column": ("--label",)}
+"""Flag -> other names of it."""
 
 
 class _Pairs(argparse.Action):

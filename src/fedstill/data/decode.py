@@ -1,6 +1,5 @@
 """Decoding of tables into records of one shape, 8-bit images or vectors, with integer classes."""
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -11,17 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.data import vectors
+from fedstill.base.lookup import nfc
+from fedstill.data import pictures, vectors
+from fedstill.data.pictures import Fit
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from PIL.Image import Image
-    from PIL.ImageFile import ImageFile
-
-
-Fit = Callable[["Image", str], NDArray[np.uint8]]
-"""A function of a picture and of words for it, which returns its pixels ``(height, width, 1 or 3)``."""
-
 
 _TEXT_COLUMNS = ("text", "sentence")
 
@@ -39,6 +33,8 @@ class Split:
             that occur, sorted.
         features: names of the columns of a table's vectors.
         rounding: largest error of each column by the rounding to float32; None if there is none.
+        origin: words on the files that it is from.
+        remarks: sentences on what was left out, or looks wrong.
     """
 
     images: NDArray[Any]
@@ -48,6 +44,8 @@ class Split:
     is_text: bool = False
     features: tuple[str, ...] = ()
     rounding: NDArray[np.float64] | None = None
+    origin: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def texts(self) -> bool:
@@ -75,7 +73,7 @@ def with_all_names(train: Split, test: Split, name: str) -> tuple[Split, Split]:
         return train, test
     if not (train.is_text and test.is_text):
         raise ValueError(f"one split of {name!r} has names as labels and the other numbers; give both the same kind")
-    names = tuple(sorted({*train.class_names, *test.class_names}))
+    names = tuple(in_order((*train.class_names, *test.class_names)))
     return train.numbered(names), test.numbered(names)
 
 
@@ -86,7 +84,7 @@ def from_table(
     image: Sequence[str],
     label: Sequence[str],
     folder: Path = Path(),
-    fit: "Fit | None" = None,
+    fit: Fit | None = None,
 ) -> Split:
     """Decode an Arrow table in the layout of Hugging Face ``datasets``.
 
@@ -108,45 +106,76 @@ def from_table(
 
     image_column = next((name for name in image if name in table.column_names), None)
     label_column = _column(table, label, "label", where)
-    table = _without_categories(_without_index(table, (image_column, label_column)))
+    table, remarks = _without_index(plain_types(table), (image_column, label_column))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
+    labels, class_names, is_text = _classes(table, label_column, where)
     table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
         records: NDArray[Any] = _decode(cells, table.num_rows, where, folder, fit)
-    elif (table_of := vectors.of_table(table, label_column, where)) is not None:
-        records = table_of.vectors
+    elif (table_of := vectors.of_table(table, label_column, where, labels)) is not None:
+        records, remarks = table_of.vectors, (*remarks, *table_of.remarks)
+        _refuse_second_label(table_of.names, label_column, label, where)
     else:
         image_column = _text_column(table, label_column, image, where)
         records = np.array(table[image_column].to_pylist(), dtype=object)
-    labels, class_names, is_text = _classes(table, label_column, where)
     columns = {
-        name: np.asarray(column.to_pylist())
+        name: composed(np.asarray(column.to_pylist()))
         for name, column in zip(table.column_names, table.columns, strict=True)
         if name not in (image_column, label_column)
         and not column.null_count
         and (pa.types.is_integer(column.type) or vectors.is_text(column.type))
     }
-    split = Split(images=records, labels=labels, class_names=class_names, columns=columns, is_text=is_text)
+    split = Split(records, labels, class_names, columns, is_text, remarks=remarks)
     return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
 
 
-def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "pa.Table":
-    """The table without the columns of a pandas index: numbers of records in their order before a shuffle, say."""
+def composed(values: np.ndarray) -> np.ndarray:
+    """Texts with composed letters (`nfc`); numbers as they are."""
+    if values.dtype.kind != "U":
+        return values
+    found, codes = np.unique(values, return_inverse=True)
+    return np.array([nfc(text) for text in found.tolist()])[codes]
+
+
+def _refuse_second_label(features: Sequence[str], label: str, others: Sequence[str], where: str) -> None:
+    """Refuse a column of vectors that is called as a column of classes is.
+
+    Raises:
+        ValueError: there is one.
+    """
+    known = {name.casefold() for name in others}
+    if second := next((name for name in features if name.casefold() in known), None):
+        raise ValueError(
+            f"{where} has the columns {label!r} and {second!r}, each of which may be the class; drop one of them"
+        )
+
+
+def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "tuple[pa.Table, tuple[str, ...]]":
+    """The table without the columns of a pandas index, which number the records before a shuffle, and a remark."""
     stated = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    index = {name for name in table.column_names if re.fullmatch(r"__index_level_\d+__", name)}
+    index = {name for name in table.column_names if re.fullmatch(r"__index_level_\d+__|Unnamed: \d+", name)}
     index.update(name for name in stated if isinstance(name, str))
-    return table.select([name for name in table.column_names if name in keep or name not in index])
+    left = [name for name in table.column_names if name in index and name not in keep]
+    words = (f"not read, as pandas' index: {', '.join(left)}",) if left else ()
+    return table.select([name for name in table.column_names if name not in left]), words
 
 
-def _without_categories(table: "pa.Table") -> "pa.Table":
-    """The table with the values of pandas' categories in place of their codes."""
+def plain_types(table: "pa.Table") -> "pa.Table":
+    """The table with the values of categories in place of their codes, and texts and tensors of one type each."""
     import pyarrow as pa
 
     for i, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            table = table.set_column(i, column.name, table[i].cast(column.type.value_type))
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+            kind = pa.string()
+        if isinstance(kind, pa.BaseExtensionType):  # a tensor of fixed shape, say
+            table = table.set_column(i, column.name, pa.chunked_array([c.storage for c in table[i].chunks]))
+        elif kind != column.type:
+            table = table.set_column(i, column.name, table[i].cast(kind))
     return table
 
 
@@ -170,10 +199,22 @@ def _text_column(table: "pa.Table", label: str, image: Sequence[str], where: str
 
 
 def numbered(texts: Sequence[str], names: tuple[str, ...] = ()) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The number of the class of each text, ``(n,)``, and the classes' names: ``names``, or the texts', sorted."""
-    names = names or tuple(sorted(set(texts)))
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers[text] for text in texts], np.int64), names
+    """The number of the class of each text, ``(n,)``, and the classes' names: ``names``, or the texts', sorted.
+
+    Names are compared with composed letters; names that all are numbers are sorted by these.
+    """
+    of_text = {text: nfc(text) for text in set(texts)}
+    names = names or tuple(in_order(of_text.values()))
+    numbers = {nfc(name): number for number, name in enumerate(names)}
+    return np.array([numbers[of_text[text]] for text in texts], np.int64), names
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Different names, sorted: by number, if all are numbers."""
+    found = set(names)
+    if all(name.isascii() and name.isdigit() for name in found):
+        return sorted(found, key=lambda name: (int(name), name))
+    return sorted(found)
 
 
 def no_classes(what: str) -> ValueError:
@@ -191,8 +232,12 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
     column = table[name]
     if column.null_count:
         raise ValueError(f"column {name!r} of {where} has {column.null_count} gaps; drop records without a class")
+    if pa.types.is_boolean(column.type):
+        return *numbered([str(value) for value in column.to_pylist()]), True
     if vectors.is_text(column.type):
         return *numbered(column.to_pylist()), True
+    if any(check(column.type) for check in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)):
+        raise ValueError(f"column {name!r} of {where} has bytes, but classes are names or integers; decode it to texts")
     if not pa.types.is_integer(column.type):
         raise no_classes(f"column {name!r} of {where} has type {column.type}")
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
@@ -216,16 +261,14 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, 
         return ()
     for key in ("info", "features", label, "names"):
         found = found.get(key) if isinstance(found, dict) else None
-    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
+    return tuple(map(nfc, found)) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
-def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fit | None") -> NDArray[np.uint8]:
+def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: Fit | None) -> NDArray[np.uint8]:
     """Decode ``count`` images to ``(n, c, h, w)``; the first one sets the size and the number of channels.
 
     There is one thread, since a pool takes 1.7 times as long for images of 32 x 32 (waiting for the interpreter lock).
     """
-    from PIL import Image
-
     images: NDArray[np.uint8] | None = None
     for i, cell in enumerate(cells):
         name = f"image {i} of {where}"
@@ -233,25 +276,12 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
         if encoded is None and path is None:
             raise ValueError(f"{name} is missing; drop the record or add its image")
         name += f" ({path})" if path else ""
-        try:
-            image = Image.open(io.BytesIO(encoded) if encoded is not None else folder / str(path))
-            bits = _depth(image)
-            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-            image.load()  # and closes the file
-        except Exception as error:  # Pillow's parsers raise many kinds of errors on damaged files
-            raise ValueError(f"{name} cannot be read ({error}); export it again or drop the record") from error
-        if pages > 1:
-            raise ValueError(f"{name} has {pages} pages, but a record is one picture; save each page as its own file")
-        if bits > 8 and not image.mode.startswith(("I", "F")):
-            raise ValueError(
-                f"{name} has {bits} bits a channel, of which 8 at most can be read in colour or with transparency; "
-                "convert the images to 8 bits first"
-            )
-        pixels = fit(image, name) if fit else _pixels(image, name)
+        image = pictures.opened(encoded if encoded is not None else folder / str(path), name)
+        pixels = fit(image, name) if fit else pictures.exact(image, name)
         if images is None:
             height, width, channels = pixels.shape
             images = np.empty((count, channels, height, width), np.uint8)
-        pixels = _with_channels(pixels, images.shape[1], name)
+        pixels = pictures.with_channels(pixels, images.shape[1], name)
         if pixels.shape[:2] != images.shape[2:]:
             raise ValueError(
                 f"{name} has height x width {pixels.shape[0]} x {pixels.shape[1]}, but the first image has "
@@ -260,100 +290,6 @@ def _decode(cells: Iterable[Any], count: int, where: str, folder: Path, fit: "Fi
         images[i] = pixels.transpose(2, 0, 1)
     assert images is not None, "no records"
     return images
-
-
-def _depth(image: "ImageFile") -> int:
-    """Bits of a channel in an open PNG or TIFF file, of which Pillow drops all but 8 in most modes; 8 for others."""
-    from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
-
-    if isinstance(image, TiffImageFile):
-        bits = image.tag_v2.get(BITSPERSAMPLE, 1)
-        return max(bits) if isinstance(bits, tuple) else int(bits)
-    if image.format != "PNG" or image.fp is None:
-        return 8
-    place = image.fp.tell()
-    image.fp.seek(24)  # in the header IHDR
-    (bits,) = image.fp.read(1)
-    image.fp.seek(place)
-    return bits
-
-
-def _pixels(image: "Image", name: str) -> NDArray[np.uint8]:
-    """Pixels ``(height, width, 1 or 3)`` with exactly the file's colours."""
-    gray = image.mode in ("1", "L", "LA")
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() != (255, 255):
-            raise ValueError(
-                f"{name} has transparent pixels, but records are opaque; give --size N, which lays it over white, or "
-                "lay it over another colour first"
-            )
-    elif image.mode == "F":
-        raise ValueError(f"{name} has real-valued pixels, but records are 8-bit gray or RGB; save it with 8 bits")
-    elif image.mode not in ("1", "L", "P", "RGB"):
-        raise ValueError(
-            f"{name} has the pixel mode {image.mode}, but records are 8-bit gray or RGB; give --size N, which converts "
-            "it, or convert the images first"
-        )
-    pixels = np.asarray(image.convert("L" if gray else "RGB"))
-    return pixels.reshape(*pixels.shape[:2], -1)
-
-
-def _with_channels(pixels: NDArray[np.uint8], channels: int, name: str) -> NDArray[np.uint8]:
-    """Gray pixels as RGB, or RGB pixels as gray if that loses nothing."""
-    if pixels.shape[2] == channels:
-        return pixels
-    if pixels.shape[2] == 1:
-        return np.broadcast_to(pixels, (*pixels.shape[:2], channels))
-    if (pixels == pixels[:, :, :1]).all():
-        return pixels[:, :, :1]
-    raise ValueError(f"{name} is in colour, but the first image is gray; convert all images to one of the two")
-
-
-_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I")
-"""Pillow's modes of gray pictures of 16 bits."""
-_GRAY = ("1", "L", "LA", "La", *_DEEP)
-
-
-def fitted(image: "Image", size: int, name: str) -> NDArray[np.uint8]:
-    """Pixels ``(size, size, 1 or 3)`` of the largest centred square of a picture.
-
-    The picture is turned as its EXIF tag says and laid over white where it is transparent; 16 bits become 8 by division
-    by 257, after resizing; other modes than gray become RGB. Sizes change by Pillow's bilinear filter, which averages
-    over all pixels that a smaller one covers.
-
-    Args:
-        image: a decoded picture.
-        size: height and width of the result.
-        name: words for the picture, for error messages.
-
-    Raises:
-        ValueError: the picture has real-valued pixels, or more than 16 bits.
-    """
-    from PIL import Image, ImageOps
-
-    image = ImageOps.exif_transpose(image)
-    gray = image.mode in _GRAY
-    if image.mode in _DEEP:
-        wide = np.asarray(image).astype(np.float32)
-        if wide.min() < 0 or wide.max() > 65535:
-            raise ValueError(
-                f"{name} has values from {wide.min():.0f} to {wide.max():.0f}, but 16 bits go from 0 to 65535; save it "
-                "with 16 or 8 bits"
-            )
-        image = Image.fromarray(wide)
-    elif image.mode == "F":
-        raise ValueError(f"{name} has real-valued pixels, whose range is not known; save it with 8 or 16 bits")
-    elif image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        above = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("L" if gray else "RGB")
-    else:
-        image = image.convert("L" if gray else "RGB")
-    square = ImageOps.fit(image, (size, size), method=Image.Resampling.BILINEAR)
-    pixels = np.asarray(square)
-    if pixels.dtype != np.uint8:
-        pixels = (pixels / 257).round().clip(0, 255).astype(np.uint8)
-    return pixels.reshape(size, size, -1)
 
 
 def resized(read: Callable[[], tuple[Split, Split | None]], size: int) -> tuple[Split, Split | None]:
@@ -376,5 +312,5 @@ def _split(split: Split, size: int) -> Split:
     images = np.empty((*split.images.shape[:2], size, size), np.uint8)
     for i, pixels in enumerate(split.images):
         picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-        images[i] = fitted(picture, size, f"image {i}").transpose(2, 0, 1)
+        images[i] = pictures.fitted(picture, size, f"image {i}").transpose(2, 0, 1)
     return replace(split, images=images)

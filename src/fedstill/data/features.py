@@ -24,6 +24,7 @@ from fedstill.base import seeds
 from fedstill.base.records import AS_THEY_ARE, Normalisation, Records
 from fedstill.data import cache, public, sources
 from fedstill.data.names import KNOWN
+from fedstill.data.places import AS_IT_IS, Reading
 from fedstill.models import backbones, build, features
 from fedstill.models.backbones import Backbone, Preprocessing, digest
 from fedstill.models.patches import Patches
@@ -296,7 +297,7 @@ def load(
     data: str | sources.DataSet,
     name: str,
     *,
-    size: int | None = None,
+    reading: Reading = AS_IT_IS,
     device: str = "cpu",
     progress: Progress | None = None,
     cache_dir: Path | None = None,
@@ -306,7 +307,7 @@ def load(
     Args:
         data: images or texts: an argument of `fedstill.data.sources.load`, or a data set of images.
         name: as `fedstill.data.features.load` takes it.
-        size: height and width of the images, as for `fedstill.data.sources.load`.
+        reading: how to read them.
         device: device of the backbone.
         progress: observer of the work.
         cache_dir: folder of the cache.
@@ -314,7 +315,7 @@ def load(
     Raises:
         ValueError: there are no such data or no such backbone, or they do not fit.
     """
-    raw = sources.load_raw(data, size=size, cache_dir=cache_dir)
+    raw = sources.load_raw(data, reading, cache_dir=cache_dir)
     backbone = load_backbone(name, raw.shape, cache_dir=cache_dir)
     arrays, fingerprint = _vectors(backbone.digest, lambda: backbone, raw, device, progress, cache_dir)
     train, test = (
@@ -330,6 +331,10 @@ def load(
         fingerprint=fingerprint,
         measured=raw.measured,
         held_out=raw.held_out,
+        group=raw.group,
+        copies=raw.copies,
+        origin=raw.origin,
+        remarks=raw.remarks,
     )
     return made, backbone
 
@@ -385,7 +390,7 @@ def load_public(
         whole, none = ((noise[part].images, noise[part].labels) for part in (slice(None), slice(0)))
         raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", ())
     else:
-        raw = sources.load_raw(base, size=None if base in KNOWN else size)
+        raw = sources.load_raw(base, AS_IT_IS if base in KNOWN else Reading(size))
 
     def installed() -> Backbone:
         found = load_backbone(backbone[0], raw.shape)
@@ -411,7 +416,7 @@ def load_public(
 
 
 def load_part(
-    path: str, name: str, expected: str, *, size: int | None = None, device: str, cache_dir: Path
+    path: str, name: str, expected: str, *, reading: Reading = AS_IT_IS, device: str, cache_dir: Path
 ) -> sources.SiteRecords:
     """A site's own records as vectors of a backbone that is installed there.
 
@@ -419,14 +424,14 @@ def load_part(
         path: the records, as for `fedstill.data.sources.load_part`.
         name: the backbone.
         expected: the digest on which the run agreed.
-        size: height and width of the images, as for `fedstill.data.sources.load`.
+        reading: how to read them.
         device: device of the backbone.
         cache_dir: folder of decoded data and of vectors.
 
     Raises:
         ValueError: there are no such records or no such backbone, or it has another digest.
     """
-    raw = sources.load_raw_part(path, size=size, cache_dir=cache_dir)
+    raw = sources.load_raw_part(path, reading, cache_dir=cache_dir)
     backbone = load_backbone(name, raw.shape, download=False, cache_dir=cache_dir)
     check_digest(backbone, expected)
     arrays, _ = _vectors(backbone.digest, lambda: backbone, raw, device, None, cache_dir)

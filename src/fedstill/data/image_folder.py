@@ -6,25 +6,21 @@ the folders of several clients without a word.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstill.base.files import is_utf8
+from fedstill.base.lookup import nfc
+from fedstill.data import pictures
+from fedstill.data.walk import Walk, check_pictures, places
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-"""Name of a split's folder -> the split."""
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Names of the files that add columns."""
 FOLDER = "folder"
 """Column of the folders above the class folders, such as hospitals."""
+PATIENT = "patient"
+"""Column of the patient's id in DICOM files."""
 
 
 class _Image(NamedTuple):
@@ -35,32 +31,54 @@ class _Image(NamedTuple):
     folders: tuple[str, ...]
 
 
-def read(root: Path, label: Sequence[str]) -> dict[str, "pa.Table"]:
-    """A table of image paths (relative to ``root``), classes and other columns for each split.
+def read(found: Walk, label: Sequence[str], *, stated: bool = False) -> dict[str, "pa.Table"]:
+    """A table of image paths (relative to the folder), classes and other columns for each split.
 
     The last folder of an image is its class, unless its metadata have one of the columns ``label``. The folders above,
-    if they differ, are the column ``folder``. Records are in the order of the metadata, or else of their paths.
+    if they differ, are the column ``folder``. DICOM files have the column ``patient``. Records are in the order of the
+    metadata, or else of their paths.
+
+    Args:
+        found: what lies below the folder.
+        label: possible names of the column of classes in the metadata, best first.
+        stated: whether the user named it, so that the folders are no classes.
 
     Raises:
-        ValueError: there are no images, some are outside of the splits or have no class, or metadata are not readable
-            or do not list exactly these images.
+        ValueError: some images are outside of the splits or have no class, or metadata are not readable or do not list
+            exactly these images.
     """
-    import pyarrow as pa
-
-    images = _images(root)
-    rows = _metadata(root)
-    if rows:
-        images = _listed(images, rows, root)
+    root, rows = found.root, _metadata(found)
     columns = {name: None for row in rows.values() for name in row}
     of_label = next((name for name in label if name in columns), None)
+    if stated and of_label is None:
+        raise ValueError(
+            f"--label-column is {label[0]!r}, but the metadata in {str(root)!r} have the columns "
+            f"{', '.join(columns) or 'none'}; name one of them, or leave it out if the folders are the classes"
+        )
+    images = _images(found, classes=of_label is None)
+    if rows:
+        images = _listed(images, rows, root)
     values: dict[str, list[Any]] = {name: [rows[image.file][name] for image in images] for name in columns}
-    classes = None if of_label else _last_folders(images, root)
-    if classes is not None:
-        values[label[0]] = classes
-    above = ["/".join(image.folders if of_label else image.folders[:-1]) for image in images]
+    if of_label is None:
+        values[label[0]] = [nfc(name) for name in _last_folders(images, root)]
+    above = [nfc("/".join(image.folders if of_label else image.folders[:-1])) for image in images]
     if len(set(above)) > 1:
         values.setdefault(FOLDER, above)
-    names = _names(values[of_label], images) if of_label else ()
+    if patients := _patients(images, root):
+        values.setdefault(PATIENT, patients)
+    table = _table(values, images, root)
+    if of_label and (names := _names(values[of_label], images)):
+        features = {of_label: {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    splits = list(dict.fromkeys(image.split for image in images))
+    return {
+        split or "train": table.take([i for i, image in enumerate(images) if image.split == split]) for split in splits
+    }
+
+
+def _table(values: dict[str, list[Any]], images: list[_Image], root: Path) -> "pa.Table":
+    import pyarrow as pa
+
     arrays = {}
     for name, column in values.items():
         try:
@@ -72,68 +90,36 @@ def read(root: Path, label: Sequence[str]) -> dict[str, "pa.Table"]:
             ) from error
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     arrays["image"] = pa.array([{"bytes": None, "path": str(image.file)} for image in images], kind)
-    table = pa.table(arrays)
-    if of_label and names:
-        features = {of_label: {"names": names, "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    splits = list(dict.fromkeys(image.split for image in images))
-    return {
-        split or "train": table.take([i for i, image in enumerate(images) if image.split == split]) for split in splits
-    }
+    return pa.table(arrays)
 
 
-def _visible(root: Path) -> Iterable[Path]:
-    """Everything below ``root`` that is not hidden, sorted; relative."""
-    paths = [path.relative_to(root) for path in root.rglob("*")]
-    if odd := next((path for path in paths if not is_utf8(str(path))), None):
-        raise ValueError(f"the name {str(odd)!r} in {str(root)!r} is not UTF-8; rename it")
-    return sorted((p for p in paths if not any(part.startswith((".", "__")) for part in p.parts)), key=str)
+def _patients(images: list[_Image], root: Path) -> list[str | None]:
+    """The patient of each image, if all are DICOM files."""
+    if any(pictures.ending(image.file) in pictures.endings() for image in images):
+        return []
+    return [pictures.patient(root / image.file) for image in images]
 
 
-def _images(root: Path) -> list[_Image]:
-    from PIL import Image
-
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found, archives = [], []
-    for path in _visible(root):
-        if (root / path).is_dir():
-            if (root / path).is_symlink():  # and its images would be missing without a word
-                raise ValueError(
-                    f"the folder {str(root / path)!r} is a link, which is not followed; put the folder there"
-                )
-            if not any((root / path).iterdir()):
-                raise ValueError(
-                    f"the folder {str(root / path)!r} is empty, but each class needs at least 1 image; add images or "
-                    "delete it"
-                )
-        elif path.suffix.lower() in endings:
-            parts = path.parts[:-1]
-            at = next((i for i, part in enumerate(parts) if part in SPLITS), None)
-            split = "" if at is None else SPLITS[parts[at]]
-            found.append(_Image(path, split, parts if at is None else parts[:at] + parts[at + 1 :]))
-        elif path.suffix == ".zip":
-            archives.append(path)
-    if archives:
-        raise ValueError(f"{str(root / archives[0])!r} is an archive, but only folders are read; unpack and delete it")
-    if not found:
-        raise ValueError(
-            f"{str(root)!r} has 0 images and 0 parquet files; lay the images out as train/<class>/<image>, or give a "
-            "folder written by datasets' save_to_disk"
-        )
-    splits = {image.split for image in found}
+def _images(found: Walk, *, classes: bool) -> list[_Image]:
+    """The images and their places; ``classes`` tells whether the last folder of each is its class."""
+    check_pictures(found)
+    placed = places(found.pictures, found.root, classes=classes)
+    images = [_Image(file, place.split, place.folders) for file, place in zip(found.pictures, placed, strict=True)]
+    splits = {image.split for image in images}
     if len(splits) > 1 and "" in splits:
-        stray = next(image.file for image in found if not image.split)
+        stray = next(image.file for image in images if not image.split)
         raise ValueError(
-            f"the image {str(stray)!r} of {str(root)!r} is in none of the splits "
+            f"the image {str(stray)!r} of {str(found.root)!r} is in none of the splits "
             f"({', '.join(sorted(splits - {''}))}) that other images are in; move it to a split's folder or delete it"
         )
-    return found
+    return images
 
 
-def _metadata(root: Path) -> dict[Path, dict[str, Any]]:
-    """The columns of each image that some file of metadata lists; all have the same."""
+def _metadata(found: Walk) -> dict[Path, dict[str, Any]]:
+    """The columns of each image that some file of metadata lists, by its path in the folder; all have the same."""
     rows: dict[Path, dict[str, Any]] = {}
-    for file in (path for path in _visible(root) if path.name in METADATA):
+    root, on_disk = found.root, {nfc(str(file)): file for file in found.pictures}
+    for file in found.metadata:
         for number, row in enumerate(_rows(root / file)):
             name = next((n for n in row if n == "file_name" or n.endswith("_file_name")), None)
             if name is None:
@@ -142,6 +128,7 @@ def _metadata(root: Path) -> dict[Path, dict[str, Any]]:
                     "paths relative to this file"
                 )
             image = Path(*(file.parent / str(row.pop(name)).replace("\\", "/")).parts)
+            image = on_disk.get(nfc(str(image)), image)
             if image in rows:
                 raise ValueError(f"the metadata in {str(root)!r} list {str(image)!r} twice; keep one of its rows")
             if rows and (differing := row.keys() ^ next(iter(rows.values())).keys()):
@@ -159,13 +146,13 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     from pyarrow import csv, parquet
 
     try:
-        if file.suffix == ".jsonl":
+        if file.suffix.lower() == ".jsonl":
             lines = [json.loads(line) for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
             if not all(isinstance(line, dict) for line in lines):
                 raise ValueError("a line is not an object")
             columns = {name: None for line in lines for name in line}
             table = [{name: line.get(name) for name in columns} for line in lines]
-        elif file.suffix == ".csv":
+        elif file.suffix.lower() == ".csv":
             read = csv.read_csv(file)
             if bad := next((column.name for column in read.schema if pa.types.is_binary(column.type)), None):
                 raise ValueError(f"the column {bad!r} is not UTF-8, so save it as UTF-8")
@@ -209,7 +196,8 @@ def _last_folders(images: list[_Image], root: Path) -> list[str]:
         if len(image.folders) != len(first.folders):
             raise ValueError(
                 f"the images {str(first.file)!r} and {str(image.file)!r} of {str(root)!r} lie {len(first.folders)} and "
-                f"{len(image.folders)} folders deep, so their class folders can't be told; move them to one depth"
+                f"{len(image.folders)} folders deep, but each image's last folder is its class; move them to one "
+                "depth, as train/<class>/<image>"
             )
     return [image.folders[-1] for image in images]
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedstill.base.errors import front_door
+from fedstill.base.lookup import nfc
 from fedstill.data import cache, sources, vectors
-from fedstill.data.decode import Split, numbered, with_all_names
+from fedstill.data.decode import Split, composed, numbered, with_all_names
 from fedstill.data.sources import complete
 from fedstill.schema import short
 
@@ -45,8 +46,8 @@ def from_torch(
         InputError: records differ in shape, are neither images nor vectors, have values that are not finite, or do not
             fit the labels.
     """
-    named = tuple(map(str, class_names))
-    own = {key: np.asarray(values) for key, values in (columns or {}).items()}
+    named = tuple(nfc(str(name)) for name in class_names)
+    own = {key: composed(np.asarray(values)) for key, values in (columns or {}).items()}
     first = _split(train, f"the train split of {name!r}", named, own)
     second = None if test is None else _split(test, f"the test split of {name!r}", named, {})
     if second is not None:
@@ -94,7 +95,7 @@ def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[
             "as numbers or all as names"
         )
     for i, value in enumerate(values):
-        if names and value not in names:
+        if names and nfc(str(value)) not in names:
             raise ValueError(
                 f"item {i} of {where} has the label {value!r}, which is none of the class_names {', '.join(names)}; "
                 "add it to them or drop the item"
@@ -105,9 +106,9 @@ def _classes(labels: NDArray[Any], where: str, names: tuple[str, ...]) -> tuple[
 def _label(value: Any, i: int, where: str) -> int | str:
     """A label: a whole number, or a name."""
     array = _array(value)
-    if array.size == 1 and array.dtype.kind == "U":
+    if array.size == 1 and array.dtype.kind in "Ub":
         return str(array.item())
-    if array.size == 1 and array.dtype.kind in "biuf" and float(array.item()).is_integer():
+    if array.size == 1 and array.dtype.kind in "iuf" and float(array.item()).is_integer():
         if abs(number := int(array.item())) < 2**63:
             return number
     raise ValueError(

@@ -137,6 +137,45 @@ def local_test_split(
     return np.sort(shuffled[~is_test]), np.sort(shuffled[is_test])
 
 
+def group_split(
+    indices: Indices, *, fraction: float, rng: np.random.Generator, labels: np.ndarray, groups: np.ndarray
+) -> tuple[Indices, Indices]:
+    """Split records into train and test indices so that all records of a group are on one side, both ascending.
+
+    Groups are drawn at random among those whose most frequent class is the same, until the test records are the
+    ``fraction`` of all to within half a group. The last group of each such class stays in train.
+
+    Args:
+        indices: the records to split, ``(n,)``, at least 1.
+        fraction: share of test records, in [0, 1).
+        rng: source of randomness.
+        labels: the class of every record of the data set, indexed by ``indices``.
+        groups: the group of every record, likewise.
+
+    Raises:
+        ValueError: ``fraction`` is out of range, or no group can be taken.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"the test fraction is {fraction}, but it lies in [0, 1); 0.2 holds out one record in five")
+    values, codes, sizes = np.unique(groups[indices], return_inverse=True, return_counts=True)
+    counts = np.zeros((len(values), int(labels[indices].max()) + 1), np.int64)
+    np.add.at(counts, (codes, labels[indices]), 1)
+    mostly, taken, target, number = counts.argmax(1), np.zeros(len(values), bool), 0.0, 0
+    for label in np.unique(mostly):
+        members = rng.permutation(np.flatnonzero(mostly == label))
+        target += fraction * sizes[members].sum()
+        for group in members[:-1]:
+            if number + sizes[group] / 2 <= target:
+                taken[group] = True
+                number += int(sizes[group])
+    if fraction and not number:
+        raise ValueError(
+            f"the {len(indices)} records have {len(values)} groups of up to {sizes.max()} records, of which none can "
+            f"be set aside whole for a share of {fraction:g}; give more records, or leave --group out"
+        )
+    return np.sort(indices[~taken[codes]]), np.sort(indices[taken[codes]])
+
+
 def class_counts(parts: Sequence[Indices], labels: np.ndarray, num_classes: int) -> Counts:
     """Number of records of each class at each client, ``(K, num_classes)``."""
     return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])

@@ -4,22 +4,49 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from fedstill.base.errors import InputError
 from fedstill.base.lookup import suggestion
-from fedstill.data import decode
-from fedstill.data.decode import Fit
+from fedstill.data import decode, pictures, walk
 from fedstill.data.names import KNOWN, Known
+from fedstill.data.pictures import Fit
 from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
-_READERS = 3
+_READERS = 4
 """Version of the readers of files: increased if the same files give other records or columns than before."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is read.
+
+    Attributes:
+        size: height and width to which images are fitted, in pixels; None as they are.
+        label: the column of the classes; None for one with a usual name.
+        group: the column whose values stay together when test records are drawn, such as patients; None for the
+            default (`fedstill.data.sources.complete`), ``"none"`` for records by themselves.
+        clients: number of clients among which the values of ``group`` are dealt, if the partition names it: with as
+            many values or fewer, each client has records of each split.
+    """
+
+    size: int | None = None
+    label: str | None = None
+    group: str | None = None
+    clients: int | None = None
+
+    @property
+    def words(self) -> str:
+        """The reading in the name of a cache entry; empty for the default one."""
+        return ", ".join(f"{f.name} {v}" for f in fields(self) if (v := getattr(self, f.name)) is not None)
+
+
+AS_IT_IS = Reading()
 
 
 @dataclass(frozen=True)
@@ -31,12 +58,12 @@ class Source:
     state: str
     read: Callable[[], Splits]
     known: Known | None = None
-    size: int | None = None
+    reading: Reading = AS_IT_IS
 
     @property
     def folder(self) -> str:
         """The name of its cache entry."""
-        place = self.location + (f" in {self.size} pixels" if self.size else "")
+        place = self.location + (f", read with {self.reading.words}" if self.reading.words else "")
         tag = hashlib.sha256(place.encode()).hexdigest()[:12]
         return f"{re.sub(r'[^A-Za-z0-9_]+', '-', self.name)}-{tag}"
 
@@ -59,27 +86,28 @@ class UnknownData(InputError):
         )
 
 
-def find(name: str, size: int | None = None) -> Source:
+def find(name: str, reading: Reading = AS_IT_IS) -> Source:
     """The source that a name, path or hub id stands for, in the order of `fedstill.data.sources.load_data`.
 
     Args:
         name: the name, path or id.
-        size: height and width that images are fitted to, in pixels; as they are by default.
+        reading: how to read it.
 
     Raises:
         ValueError: there is no such source, or the size is out of range.
     """
-    fit = size and (lambda image, words: decode.fitted(image, size, words))
-    source = _found(name, fit or None)
-    if size is None:
-        return source
-    if not 1 <= size <= LARGEST:
+    size = reading.size
+    if size is not None and not 1 <= size <= LARGEST:
         raise ValueError(f"--size is {size}; it must be from 1 to {LARGEST} pixels")
-    return replace(source, size=size, read=partial(decode.resized, source.read, size))
+    fit = size and (lambda image, words: pictures.fitted(image, size, words))
+    source = replace(_found(name, fit or None, reading.label), reading=reading)
+    return source if size is None else replace(source, read=partial(decode.resized, source.read, size))
 
 
-def _found(name: str, fit: Fit | None) -> Source:
+def _found(name: str, fit: Fit | None, label: str | None) -> Source:
     known = KNOWN.get(name)
+    if known is not None and label is not None:
+        raise ValueError(f"--label-column is {label!r}, but the classes of {name!r} are known; leave it out")
     if name == "digits":
         return Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
     root = _root()
@@ -87,16 +115,22 @@ def _found(name: str, fit: Fit | None) -> Source:
     candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
     path = next((path.resolve() for path in candidates if name and path.exists()), None)
     if path is not None:
-        if path.is_file():
-            read = partial(read_parquet, path, fit=fit) if path.suffix == ".parquet" else partial(read_npz, path)
-        else:
-            read = partial(read_folder, path, known, fit)
         state = f"{known} {_files_state(path)} {_READERS}"
-        return Source(name if known else path.stem, str(path), state, read, known)
+        return Source(name if known else path.stem, str(path), state, _reader(path, known, fit, label), known)
     hub = known.hub if known else name
     if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
         raise UnknownData(name)
-    return Source(name, f"hub {hub}", f"{known} hub {hub}", partial(read_hub, hub, known, name, fit), known)
+    read = partial(read_hub, hub, known, name, fit, label)
+    return Source(name, f"hub {hub}", f"{known} hub {hub} {_READERS}", read, known)
+
+
+def _reader(path: Path, known: Known | None, fit: Fit | None, label: str | None) -> Callable[[], Splits]:
+    """The reader of a file or folder here."""
+    if path.is_dir():
+        return partial(read_folder, path, known, fit, label)
+    if path.suffix.lower() in walk.TABLES:
+        return partial(read_parquet, path, fit, label)
+    return partial(read_npz, path, label)
 
 
 def _root() -> Path | None:
@@ -121,7 +155,7 @@ def _files_state(path: Path) -> str:
 
     The time of the last change of the entry (``st_ctime``) is no user's to set, unlike that of the last writing.
     """
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [path] if path.is_file() else sorted(file for file in walk.files(path) if file.is_file())
     stats = ((file, file.stat()) for file in files)
     lines = (f"{file.relative_to(path)} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for file, s in stats)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()

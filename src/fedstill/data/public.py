@@ -14,6 +14,7 @@ from fedstill.base.records import Normalisation, Records, in_words, luminance
 from fedstill.base.seeds import stream
 from fedstill.data import places, sources
 from fedstill.data.names import KNOWN
+from fedstill.data.places import AS_IT_IS, Reading
 
 _CHUNK_BYTES = 64 * 2**20
 """Size of a converted chunk in float32."""
@@ -53,7 +54,7 @@ def load(spec: str, like_shape: tuple[int, ...], normalisation: Normalisation, *
     if is_noise(name):
         return _noise(name, like_shape, normalisation)
     with _other_kinds(name):
-        data = sources.load(name, size=None if name in KNOWN else size)  # known sets have one size
+        data = sources.load(name, AS_IT_IS if name in KNOWN else Reading(size))  # known sets have one size
     if len(like_shape) == 1 or data.train.are_vectors:
         return _vectors(data, name, like_shape, normalisation, labelled=name == spec)
     channels = data.train.shape[0]
@@ -97,7 +98,7 @@ def fingerprint(spec: str, size: int | None = None) -> str | None:
     if held_out_count(spec) is not None or is_noise(name):
         return None
     with _other_kinds(name):
-        return sources.fingerprint(name, size=None if name in KNOWN else size)
+        return sources.fingerprint(name, AS_IT_IS if name in KNOWN else Reading(size))
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Readers of what people bring: folders, parquet, hub ids, .npz files, objects in memory."""
 
 import os
-import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.base.errors import first_line
-from fedstill.data import image_folder, vectors
-from fedstill.data.decode import Fit, Split, from_table, no_classes, numbered, with_all_names
+from fedstill.base.lookup import nfc
+from fedstill.data import image_folder, vectors, walk
+from fedstill.data.decode import Split, composed, from_table, no_classes, numbered, plain_types, with_all_names
 from fedstill.data.names import Known
+from fedstill.data.pictures import Fit
 
 if TYPE_CHECKING:
     import datasets
@@ -25,7 +27,6 @@ Splits = tuple[Split, Split | None]
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
-_TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 def read_digits() -> Splits:
@@ -37,56 +38,115 @@ def read_digits() -> Splits:
     return Split(pixels[:, None], digits.target.astype(np.int64)), None
 
 
-def read_folder(path: Path, known: Known | None, fit: Fit | None = None) -> Splits:
+def read_folder(path: Path, known: Known | None, fit: Fit | None = None, label: str | None = None) -> Splits:
     """A folder of parquet files in the hub's layout, of ``datasets``' ``save_to_disk``, or of images."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-        return _read_saved(path, known, fit)
+        return _read_saved(path, known, fit, label)
     config = path / known.config if known and known.config else path
-    files: dict[str, list[Path]] = {}
-    for file in sorted((config if config.is_dir() else path).rglob("*.parquet")):
-        if file.name not in image_folder.METADATA:
-            files.setdefault(re.split(r"[-.]", file.name)[0], []).append(file)
-    if not files:
-        tables = image_folder.read(path, _labels(known))
-        return _read_tables(tables, tables.__getitem__, str(path), known, path, fit)
-    several = {file.parent for of_split in files.values() for file in of_split}
+    found = walk.walk(config if config.is_dir() else path)
+    if found.pictures:
+        images = image_folder.read(found, labels_of(known, label), stated=label is not None)
+        taken = {split: f"{table.num_rows:,} images{_below(table, split)}" for split, table in images.items()}
+        return _read_tables(taken, images.__getitem__, str(path), known, found, fit, label)
+    if not found.tables:
+        beside = f", but {walk.kinds(found.others)} that cannot be read" if found.others else ""
+        raise ValueError(
+            f"{str(path)!r} has 0 images and 0 parquet files{beside}; lay the images out as train/<class>/<image>, "
+            "write tables as parquet, or give a folder written by datasets' save_to_disk"
+        )
+    walk.check_tables(found)
+    tables: dict[str, list[tuple[Path, str]]] = {}
+    for file, place in zip(found.tables, walk.table_places(found.tables, found.root), strict=True):
+        tables.setdefault(place.split or "train", []).append((file, "/".join(place.folders)))
+    taken = {split: walk.some([str(file) for file, _ in files]) for split, files in tables.items()}
+    return _read_tables(taken, lambda split: unified(found.root, tables[split]), str(path), known, found, fit, label)
 
-    def one(file: Path) -> "pa.Table":
-        table = pq.read_table(file, partitioning=None)
-        if len(several) < 2 or image_folder.FOLDER in table.column_names:
-            return table
-        folder = str(file.parent.relative_to(path))
-        return table.append_column(image_folder.FOLDER, pa.array([folder] * table.num_rows, pa.string()))
 
-    def table(split: str) -> "pa.Table":
-        try:
-            return pa.concat_tables(one(file) for file in files[split])
-        except (pa.ArrowException, OSError) as error:
+def _below(table: "pa.Table", split: str) -> str:
+    """Words on the folders of a split's images."""
+    if image_folder.FOLDER not in table.column_names:
+        return ""
+    folders = sorted(set(table[image_folder.FOLDER].to_pylist()))
+    return f" in {len(folders)} folders ({walk.some(folders)})"
+
+
+def unified(root: Path, files: Sequence[tuple[Path, str]]) -> "pa.Table":
+    """The rows of several parquet files with the same columns, in any order and in types that fit together.
+
+    Args:
+        root: the folder of the files.
+        files: each file, relative to ``root``, and the folder that its column ``folder`` names, if these differ.
+
+    Raises:
+        ValueError: a file cannot be read, or has other columns or types than the first.
+    """
+    import pyarrow as pa
+
+    several = len({folder for _, folder in files}) > 1
+    tables: list[pa.Table] = []
+    for file, folder in files:
+        table = read_table(root / file)
+        if several and image_folder.FOLDER not in table.column_names:
+            table = table.append_column(image_folder.FOLDER, pa.array([nfc(folder)] * table.num_rows, pa.string()))
+        if tables and (differing := {*table.column_names} ^ {*tables[0].column_names}):
+            column = min(differing)
+            here, there = (file, files[0][0]) if column in table.column_names else (files[0][0], file)
             raise ValueError(
-                f"the split {split!r} of {str(path)!r} cannot be read ({_reason(error)}); copy its files again"
-            ) from error
+                f"{str(here)!r} of {str(root)!r} has the column {column!r}, but {str(there)!r} has not; give all files "
+                "of a split the same columns"
+            )
+        tables.append(table.select(tables[0].column_names) if tables else table)
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise _other_type(root, files, tables) from error
 
-    return _read_tables(files, table, str(path), known, path, fit)
+
+def _other_type(root: Path, files: Sequence[tuple[Path, str]], tables: Sequence["pa.Table"]) -> ValueError:
+    """The error about the first column of a type that does not fit that of the first file."""
+    import pyarrow as pa
+
+    first = tables[0]
+    for (file, _), table in zip(files, tables, strict=True):
+        for name in first.column_names:
+            try:
+                pa.concat_tables([first.select([name]), table.select([name])], promote_options="permissive")
+            except pa.ArrowException:
+                kinds = table.schema.field(name).type, first.schema.field(name).type
+                return ValueError(
+                    f"the column {name!r} of {str(file)!r} in {str(root)!r} has type {kinds[0]}, but {kinds[1]} in "
+                    f"{str(files[0][0])!r}; write it with one type in all files"
+                )
+    return ValueError(f"the tables of {str(root)!r} do not fit together; write them with one schema")
 
 
-def read_parquet(path: Path, fit: Fit | None = None) -> Splits:
-    """One parquet file, without a test split."""
+def read_table(path: Path) -> "pa.Table":
+    """The rows of a parquet file; categories become their values.
+
+    Raises:
+        ValueError: it cannot be read, or has two columns of one name.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def table(_: str) -> "pa.Table":
-        try:
-            return pq.read_table(path, partitioning=None)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{str(path)!r} cannot be read ({_reason(error)}); copy it again") from error
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
+            return plain_types(file.read())
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({_reason(error)}); copy it again") from error
 
-    return _read_tables(["train"], table, str(path), None, path.parent, fit)
+
+def read_parquet(path: Path, fit: Fit | None = None, label: str | None = None) -> Splits:
+    """One parquet file, without a test split."""
+    return _read_tables(
+        {"train": repr(path.name)}, lambda _: read_table(path), str(path), None, path.parent, fit, label
+    )
 
 
-def _read_saved(path: Path, known: Known | None, fit: Fit | None) -> Splits:
+def _read_saved(path: Path, known: Known | None, fit: Fit | None, label: str | None) -> Splits:
     """Splits that ``save_to_disk`` of a ``Dataset`` or a ``DatasetDict`` wrote."""
 
     def load() -> "Mapping[str, datasets.Dataset]":
@@ -95,10 +155,10 @@ def _read_saved(path: Path, known: Known | None, fit: Fit | None) -> Splits:
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
-    return _read_datasets(load, str(path), known, "save it again with datasets' save_to_disk", fit)
+    return _read_datasets(load, str(path), known, "save it again with datasets' save_to_disk", fit, label)
 
 
-def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None) -> Splits:
+def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None, label: str | None = None) -> Splits:
     """A repository on the Hugging Face hub, or its copy in the cache of ``datasets``.
 
     ``name`` is the folder of a local copy in ``FEDSTILL_DATA``, for the error message.
@@ -116,7 +176,7 @@ def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None) -
         with _offline_unless(_is_reachable(hub)):
             return datasets.load_dataset(hub, known.config if known else None)
 
-    return _read_datasets(load, hub, known, advice, fit)
+    return _read_datasets(load, hub, known, advice, fit, label)
 
 
 def _is_reachable(hub: str) -> bool:
@@ -152,6 +212,7 @@ def _read_datasets(
     known: Known | None,
     advice: str,
     fit: Fit | None,
+    label: str | None,
 ) -> Splits:
     try:
         splits = load()
@@ -167,39 +228,72 @@ def _read_datasets(
                 data = data.cast_column(name, Image(decode=False))
         return data.with_format("arrow")[:]
 
-    return _read_tables(splits, table, where, known, Path(), fit)
+    taken = {name: f"{data.num_rows:,} rows" for name, data in splits.items()}
+    return _read_tables(taken, table, where, known, Path(), fit, label)
 
 
 def _read_tables(
-    names: Iterable[str],
+    taken: Mapping[str, str],
     table: Callable[[str], "pa.Table"],
     where: str,
     known: Known | None,
-    folder: Path,
+    place: walk.Walk | Path,
     fit: Fit | None,
+    label: str | None,
 ) -> Splits:
-    """Choose the train and the test split among ``names`` and decode them."""
-    names = list(names)
-    train = names[0] if len(names) == 1 else "train"
-    if train not in names:
-        raise ValueError(f"{where!r} has the splits {', '.join(names)}, but 'train' is needed; rename one of them")
-    test_splits = ((known.test,) if known else ()) + _TEST_SPLITS
-    test = next((name for name in test_splits if name in names and name != train), None)
+    """Choose the train and the test split and decode them.
+
+    Args:
+        taken: words on the origin of each split.
+        table: gives the rows of a split.
+        where: the source, for error messages.
+        known: facts about it.
+        place: the folder of relative paths of images, or what lies below it.
+        fit: makes pictures alike.
+        label: the column of the classes, if it is stated.
+    """
+    train, test = _chosen(list(taken), where, known)
+    folder = place if isinstance(place, Path) else place.root
+    columns: list[str] = []
 
     def read(split: str) -> Split:
+        rows = table(split)
+        if columns and {*rows.column_names} == {*columns}:
+            rows = rows.select(columns)
+        columns.extend(rows.column_names)
         image = (known.image,) if known else ()
-        return from_table(
-            table(split),
+        found = from_table(
+            rows,
             f"the split {split!r} of {where!r}",
             image=image + _IMAGE_COLUMNS,
-            label=_labels(known),
+            label=labels_of(known, label),
             folder=folder,
             fit=fit,
         )
+        return replace(found, origin=taken[split])
 
-    if not test:
-        return read(train), None
-    return with_all_names(read(train), read(test), where)
+    rest = [f"{name!r} ({taken[name]})" for name in taken if name not in (train, test)]
+    remarks = (f"not used: the split{'s' * (len(rest) > 1)} {', '.join(rest)}",) if rest else ()
+    if not isinstance(place, Path) and place.unread:
+        remarks = (*remarks, place.unread)
+    first = read(train)
+    first = replace(first, remarks=(*first.remarks, *remarks))
+    return (first, None) if not test else with_all_names(first, read(test), where)
+
+
+def _chosen(names: Sequence[str], where: str, known: Known | None) -> tuple[str, str | None]:
+    """The names of the train and the test split; a name that is a word for a split, in any letters, is that split."""
+    of_word: dict[str, str] = {}
+    for name in names:
+        other = of_word.setdefault(walk.SPLITS.get(name.casefold(), name), name)
+        if other != name and (known is None or known.test not in (other, name)):
+            raise ValueError(f"{where!r} has the splits {other!r} and {name!r}, which are one; rename or drop one")
+    train = names[0] if len(names) == 1 else of_word.get("train")
+    if train is None:
+        raise ValueError(f"{where!r} has the splits {', '.join(names)}, but 'train' is needed; rename one of them")
+    if known and known.test in names and known.test != train:
+        return train, known.test
+    return train, next((of_word[name] for name in ("test", "validation") if of_word.get(name, train) != train), None)
 
 
 def _reason(error: Exception) -> str:
@@ -207,8 +301,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _labels(known: Known | None) -> tuple[str, ...]:
-    """Possible names of the label column, best first."""
+def labels_of(known: Known | None, stated: str | None = None) -> tuple[str, ...]:
+    """Possible names of the label column, best first; the ``stated`` one alone, if there is one."""
+    if stated is not None:
+        return (stated,)
     return ((known.label,) if known else ()) + _LABEL_COLUMNS
 
 
@@ -220,7 +316,7 @@ _NAMES = {
 _NO_COLUMNS = {name for pairs in _NAMES.values() for pair in pairs for name in pair} | {"val_images", "val_labels"}
 
 
-def read_npz(path: Path) -> tuple[Split, Split | None]:
+def read_npz(path: Path, label: str | None = None) -> tuple[Split, Split | None]:
     """``x_train, y_train, x_test, y_test``, or ``train_images, train_labels, ...``: images, or vectors ``(n, d)``.
 
     Other 1-d arrays as long as the train labels are columns.
@@ -228,6 +324,8 @@ def read_npz(path: Path) -> tuple[Split, Split | None]:
     Raises:
         ValueError: the file cannot be read, or an array is missing or does not fit.
     """
+    if label is not None:
+        raise ValueError(f"--label-column is {label!r}, but an .npz file has its classes in y_train; leave it out")
     if path.suffix.lower() == ".csv":
         raise ValueError(
             f"{str(path)!r} is a CSV file, which is not read; convert it, as with "
@@ -276,7 +374,7 @@ def _split(arrays: dict[str, np.ndarray], split: str, path: Path) -> Split | Non
         raise ValueError(f"{str(path)!r} has {x}, but no {y}; add it, with the class of each record ({len(images)})")
     labels, class_names = _classes(arrays[y], len(images), f"{y} in {str(path)!r}")
     columns = {
-        name: array
+        name: composed(array)
         for name, array in arrays.items()
         if name[:2] not in ("x_", "y_")
         and name not in _NO_COLUMNS
@@ -300,8 +398,8 @@ def _classes(labels: np.ndarray, number: int, where: str) -> tuple[NDArray[np.in
             "order of the records"
         )
     labels = labels.reshape(-1)
-    if labels.dtype.kind == "U":
-        return numbered(labels.tolist())
+    if labels.dtype.kind in "Ub":
+        return numbered([str(value) for value in labels.tolist()])
     if labels.dtype.kind not in "iu":
         raise no_classes(f"{where} is {labels.dtype}")
     return labels.astype(np.int64), ()

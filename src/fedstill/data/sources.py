@@ -1,7 +1,8 @@
 """Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +12,15 @@ from numpy.typing import NDArray
 
 from fedstill.base.errors import front_door
 from fedstill.base.files import is_utf8
-from fedstill.base.records import Normalisation, Records
+from fedstill.base.lookup import twins as twin_names
+from fedstill.base.records import Normalisation, Records, twins
 from fedstill.base.seeds import numpy_stream
 from fedstill.base.settings import MOST_CLASSES
 from fedstill.data import cache, vectors
 from fedstill.data.decode import Split
 from fedstill.data.names import Known
-from fedstill.data.partition import local_test_split
-from fedstill.data.places import Source, find
+from fedstill.data.partition import group_split, local_test_split
+from fedstill.data.places import AS_IT_IS, Reading, Source, find
 
 FOUND = "classes_found"
 """The note whether the classes' names are those that occur among the records."""
@@ -26,20 +28,29 @@ HELD_OUT = "held_out"
 """The note whether the test records were drawn from the train records."""
 
 
-def complete(train: Split, test: Split | None, name: str, known: Known | None = None) -> cache.CacheEntry:
+def complete(
+    train: Split, test: Split | None, name: str, known: Known | None = None, reading: Reading = AS_IT_IS
+) -> cache.CacheEntry:
     """The cache entry of a data set, with a test split, class names and a normalisation if it lacks them.
+
+    Test records are drawn by record and class, or by whole values of a column (`_group`).
 
     Args:
         train: the train split.
-        test: the test split, or None to hold out a fifth of each class.
+        test: the test split, or None to hold out a fifth.
         name: name of the data set for error messages.
         known: facts about it.
+        reading: the column whose values stay together.
 
     Raises:
         ValueError: the splits do not match, or a class is absent or out of range.
     """
-    if held_out := test is None:
-        train, test = _hold_out(train)
+    group = _group(train, name, known, reading)
+    held_out = test is None
+    if test is None:
+        train, test = _hold_out(train, group)
+        what = f"a fifth, whole values of {group!r}" if group else "a fifth of each class"
+        test = replace(test, origin=f"{what}, held out of {train.origin or 'the train records'}")
     class_names = train.class_names or (known.class_names if known else ())
     class_names = class_names or _numbers(train, name)
     _check(train, test, class_names, name)
@@ -54,23 +65,107 @@ def complete(train: Split, test: Split | None, name: str, known: Known | None = 
         scaled = {**asdict(normalisation), "constant": constant}
     else:
         scaled = asdict((known and known.normalisation) or _normalisation(train.images))
+    arrays = {f"column-{i}": column for i, column in enumerate(train.columns.values())}
+    copies = 0 if train.texts else int(twins(*(torch.from_numpy(split.images) for split in (test, train))).sum())
     return cache.CacheEntry(
-        arrays=arrays_of(train, test) | {f"column-{i}": column for i, column in enumerate(train.columns.values())},
+        arrays=arrays_of(train, test) | arrays,
         facts={"class_names": list(class_names), **scaled, "columns": list(train.columns)},
-        notes={FOUND: train.is_text and known is None, HELD_OUT: held_out, "features": list(train.features)},
+        notes={
+            FOUND: train.is_text and known is None,
+            HELD_OUT: held_out,
+            "features": list(train.features),
+            "group": group,
+            "copies": copies,
+            "origin": [
+                f"{what}: {len(s.labels):,} records, {s.origin or 'as given'}" for what, s in _both(train, test)
+            ],
+            "remarks": _remarks(train, test, class_names, group, copies),
+        },
     )
 
 
-def _hold_out(split: Split) -> tuple[Split, Split]:
-    """The fixed, class-stratified 80/20 split of data without a test split."""
+_UNIT = re.compile(
+    r"(patient|subject|person|participant|individual|lesion|eye|animal|farm|case|speaker|writer|user)"
+    r"[ _-]?(id|no|nr|number|code)?|pid|mrn",
+    re.IGNORECASE,
+)
+"""Names of columns that tell whose, or of what, a record is."""
+
+
+def _group(train: Split, name: str, known: Known | None, reading: Reading) -> str:
+    """The column whose values stay on one side of every split; empty for none.
+
+    It is the one that the user names; or that of ``by:COLUMN``, if it has more values than there are clients; or, in
+    somebody's own data, one with the name of a unit such as a patient, of which some has several records.
+
+    Raises:
+        ValueError: the user's column is not there.
+    """
+    group, columns = reading.group, train.columns
+    if group == "none":
+        return ""
+    if group is not None and reading.clients is None:
+        if group not in columns:
+            there = ", ".join(columns) or "none"
+            raise ValueError(f"--group is {group!r}, but the columns of {name!r} are: {there}; name one of them")
+        return group
+    if group in columns and len(np.unique(columns[group])) > (reading.clients or 0):
+        return str(group)
+    if known is not None:
+        return ""
+    units = (column for column in columns if _UNIT.fullmatch(column))
+    return next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), "")
+
+
+def _hold_out(split: Split, group: str) -> tuple[Split, Split]:
+    """The fixed 80/20 split of data without a test split, by class or by whole values of the column ``group``."""
     rng = numpy_stream(0, "data", "held-out test split")
     indices = np.arange(len(split.labels))
-    train, test = local_test_split(indices, fraction=0.2, rng=rng, labels=split.labels)
+    train, test = divided(indices, 0.2, rng, split.labels, split.columns.get(group))
     return split.take(train), split.take(test)
 
 
+def divided(
+    indices: NDArray[np.int64],
+    fraction: float,
+    rng: np.random.Generator,
+    labels: NDArray[np.int64],
+    groups: np.ndarray | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Train and test records: of each class a fraction, or whole groups, if there are some (`partition`)."""
+    if groups is None:
+        return local_test_split(indices, fraction=fraction, rng=rng, labels=labels)
+    return group_split(indices, fraction=fraction, rng=rng, labels=labels, groups=groups)
+
+
+def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, copies: int) -> list[str]:
+    """Sentences on what was left out of the records, and on what looks wrong."""
+    found = [*dict.fromkeys((*train.remarks, *test.remarks))]
+    if copies:
+        what = "in all values" if train.images.ndim == 2 else "to the pixel"
+        found.append(
+            f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: accuracy counts them too"
+        )
+    for one, other in twin_names(class_names):
+        found.append(f"the classes {one!r} and {other!r} differ in capitals or blanks only; if they are one, rename it")
+    for column, values in train.columns.items():
+        if column not in test.columns or not (column == group or _UNIT.fullmatch(column)):
+            continue
+        if both := len(np.intersect1d(values, test.columns[column])):
+            found.append(f"{both:,} values of {column!r} have records in train and test; accuracy counts both")
+    return found
+
+
+def _origin(what: str, split: Split) -> str:
+    return f"{what}: {len(split.labels):,} records, {split.origin or 'as given'}"
+
+
+def _both(train: Split, test: Split) -> tuple[tuple[str, Split], tuple[str, Split]]:
+    return ("train", train), ("test", test)
+
+
 def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -> None:
-    for split, what in ((train, "train"), (test, "test")):
+    for what, split in _both(train, test):
         wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(class_names)))
         if len(wrong):
             raise ValueError(
@@ -173,6 +268,10 @@ class DataSet:
             scale.
         features: names of the columns of a table's vectors, in their order.
         held_out: whether the test records were drawn from the train records, so that each of these had a part in it.
+        group: the column whose values stay on one side of every split; empty for none.
+        copies: number of test records that equal a train record; None where nobody counted.
+        origin: a sentence for each split on the files that it took.
+        remarks: sentences on what was left out of the records, and on what looks wrong.
     """
 
     name: str
@@ -185,10 +284,21 @@ class DataSet:
     constant: str = ""
     features: tuple[str, ...] = ()
     held_out: bool = False
+    group: str = ""
+    copies: int | None = None
+    origin: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @front_door
-def load_data(data: str | Path, *, size: int | None = None, cache_dir: str | Path | None = None) -> DataSet:
+def load_data(
+    data: str | Path,
+    *,
+    size: int | None = None,
+    label_column: str | None = None,
+    group: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> DataSet:
     """Load a data set; the first call decodes it, later calls map the decoded cache.
 
     ``data`` is looked up in this order:
@@ -196,40 +306,45 @@ def load_data(data: str | Path, *, size: int | None = None, cache_dir: str | Pat
     1. a name in :data:`fedstill.data.names.KNOWN` (``digits`` comes with scikit-learn);
     2. ``$FEDSTILL_DATA/<data>``, for a known name and for any other that does not start with ``.``, ``~`` or
        ``/``;
-    3. a path to a folder of parquet files in the hub's layout (``train-*.parquet``, ``test-*.parquet``), to a folder
-       that ``datasets``' ``save_to_disk`` wrote, to a folder of images (``train/<class>/*``, ``test/<class>/*``; see
-       `fedstill.data.image_folder`), to a parquet file, or to an ``.npz`` file with ``x_train, y_train, x_test,
-       y_test`` as Keras names them, or ``train_images, train_labels, ...`` as MedMNIST does (images, uint8
-       ``(n, h, w)`` or ``(n, h, w, c)``; or vectors ``(n, d)``);
+    3. a path to a folder of parquet files (``train-*.parquet``, ``test/part-0.parquet``; `fedstill.data.walk`), to a
+       folder that ``datasets``' ``save_to_disk`` wrote, to a folder of images (``train/<class>/*``,
+       ``test/<class>/*``; `fedstill.data.image_folder`), to a parquet file, or to an ``.npz`` file with ``x_train,
+       y_train, x_test, y_test`` as Keras names them, or ``train_images, train_labels, ...`` as MedMNIST does (images,
+       uint8 ``(n, h, w)`` or ``(n, h, w, c)``; or vectors ``(n, d)``);
     4. the Hugging Face hub: the known name's id, or ``owner/name`` itself.
 
     Without a test split (``test``, ``validation``, ``valid`` or ``val``), a fifth of each class is held out, always the
-    same records. Without a known normalisation, it is computed from the train split, by channel or by column (a
-    constant one gets a standard deviation of 1).
+    same records; with a column such as ``patient``, a fifth of the records, of whole patients. Without a known
+    normalisation, it is computed from the train split, by channel or by column (a constant one gets a standard
+    deviation of 1).
 
     Args:
         data: a known name, a path or a hub id; a `Path` is that of a file or folder, whatever its name.
-        size: height and width of the images (`fedstill.data.decode.fitted`); as they are by default, if all are alike.
+        size: height and width of the images (`fedstill.data.pictures.fitted`); as they are, if all are alike.
+        label_column: column of the classes; by default ``label``, ``labels``, ``fine_label`` or ``target``, or the
+            folders.
+        group: column whose values stay on one side of the split into train and test; ``"none"`` for records by
+            themselves. By default one with a name such as ``patient`` or ``subject_id``.
         cache_dir: folder of decoded data; by default ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``.
 
     Raises:
         InputError: there are no such data, or they are neither equally sized 8-bit images nor finite vectors of one
             length, with classes ``0 .. C-1`` that each occur in the train split.
     """
-    return load(place_of(data), size=size, cache_dir=None if cache_dir is None else Path(cache_dir))
+    return load(place_of(data), Reading(size, label_column, group), None if cache_dir is None else Path(cache_dir))
 
 
-def load(name_or_path: str, *, size: int | None = None, cache_dir: Path | None = None) -> DataSet:
+def load(name_or_path: str, reading: Reading = AS_IT_IS, cache_dir: Path | None = None) -> DataSet:
     """`load_data` for the package's own modules; its errors are plain ``ValueError``."""
-    source, entry, fingerprint = _cached(name_or_path, size, cache_dir)
+    source, entry, fingerprint = _cached(name_or_path, reading, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
     return data_set(entry, fingerprint, source.name, source.known)
 
 
-def fingerprint(name_or_path: str, *, size: int | None = None) -> str:
+def fingerprint(name_or_path: str, reading: Reading = AS_IT_IS) -> str:
     """The `DataSet.fingerprint` of what `load` would return, also of texts."""
-    return _cached(name_or_path, size, None)[2]
+    return _cached(name_or_path, reading, None)[2]
 
 
 def place_of(data: str | Path) -> str:
@@ -239,15 +354,22 @@ def place_of(data: str | Path) -> str:
         ValueError: it is of another type.
     """
     if not isinstance(data, str | Path):
-        raise ValueError(f"the data are {data!r}; give a name or a path, as 'digits' or './scans'")
+        raise ValueError(
+            f"the data are a {type(data).__name__}; give a name or a path, as 'digits' or './scans', or what "
+            "from_torch returns"
+        )
     text = str(data)
     return text if isinstance(data, str) or data.is_absolute() or text.startswith((".", "~")) else f"./{text}"
 
 
-def _cached(name_or_path: str, size: int | None, cache_dir: Path | None) -> tuple[Source, cache.CacheEntry, str]:
-    source = find(name_or_path, size)
+def _cached(name_or_path: str, reading: Reading, cache_dir: Path | None) -> tuple[Source, cache.CacheEntry, str]:
+    source = find(name_or_path, reading)
     folder = (cache_dir or cache.default_folder()) / source.folder
-    return source, *cache.cached(folder, source.state, lambda: complete(*source.read(), source.name, source.known))
+
+    def made() -> cache.CacheEntry:
+        return complete(*source.read(), source.name, source.known, reading)
+
+    return source, *cache.cached(folder, source.state, made)
 
 
 def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known | None = None) -> DataSet:
@@ -276,7 +398,18 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
         constant=str(entry.facts.get("constant", "")),
         features=tuple(entry.notes.get("features", ())),
         held_out=bool(entry.notes.get(HELD_OUT)),
+        **_also(entry),
     )
+
+
+def _also(entry: cache.CacheEntry) -> dict[str, Any]:
+    """The facts of an entry that data sets and `Raw` records have alike."""
+    return {
+        "group": str(entry.notes.get("group", "")),
+        "copies": entry.notes.get("copies"),
+        "origin": tuple(entry.notes.get("origin", ())),
+        "remarks": tuple(entry.notes.get("remarks", ())),
+    }
 
 
 def _measured_classes(names: tuple[str, ...], known: Known | None, *, found: bool) -> tuple[str, ...]:
@@ -296,29 +429,34 @@ class SiteRecords(NamedTuple):
         test: the same of the test split; empty if there is none.
         class_names: names of the classes; empty if the source has none.
         fingerprint: SHA-256 of the source's content, as `DataSet.fingerprint`.
+        columns: names of the columns of a table's vectors.
+        remarks: as `DataSet.remarks`.
     """
 
     train: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
     class_names: tuple[str, ...]
     fingerprint: str
+    columns: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
-def load_part(path: str, *, size: int | None = None, cache_dir: Path) -> SiteRecords:
+def load_part(path: str, reading: Reading = AS_IT_IS, *, cache_dir: Path) -> SiteRecords:
     """Read a site's own records from a folder or an ``.npz`` file, as `load` does.
 
     Args:
         path: the folder or file.
-        size: height and width of the images, as for `load`.
+        reading: how to read it.
         cache_dir: folder of decoded data, so that the images are decoded again only after a change.
 
     Raises:
         ValueError: there are no such data, they can't be read, or the cache can't be written.
     """
-    raw = load_raw_part(path, size=size, cache_dir=cache_dir)
+    raw = load_raw_part(path, reading, cache_dir=cache_dir)
     if isinstance(raw.train[0], list) or isinstance(raw.test[0], list):
         raise ValueError(f"the records of {path!r} are texts; turn them into vectors with --features")
-    return SiteRecords((raw.train[0], raw.train[1]), (raw.test[0], raw.test[1]), raw.class_names, raw.fingerprint)
+    train, test = (raw.train[0], raw.train[1]), (raw.test[0], raw.test[1])
+    return SiteRecords(train, test, raw.class_names, raw.fingerprint, raw.features, raw.remarks)
 
 
 class Raw(NamedTuple):
@@ -333,6 +471,11 @@ class Raw(NamedTuple):
         fingerprint: as `DataSet.fingerprint`.
         measured: what came from the labels (`DataSet.measured`).
         held_out: as `DataSet.held_out`.
+        features: names of the columns of vectors, as `DataSet.features`.
+        group: as `DataSet.group`.
+        copies: as `DataSet.copies`.
+        origin: as `DataSet.origin`.
+        remarks: as `DataSet.remarks`.
     """
 
     name: str
@@ -343,6 +486,11 @@ class Raw(NamedTuple):
     fingerprint: str
     measured: tuple[str, ...]
     held_out: bool = False
+    features: tuple[str, ...] = ()
+    group: str = ""
+    copies: int | None = None
+    origin: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -351,12 +499,12 @@ class Raw(NamedTuple):
         return () if isinstance(records, list) else tuple(records.shape[1:])
 
 
-def load_raw(data: "str | DataSet", *, size: int | None = None, cache_dir: Path | None = None) -> Raw:
+def load_raw(data: "str | DataSet", reading: Reading = AS_IT_IS, *, cache_dir: Path | None = None) -> Raw:
     """A data set without a normalisation; its records may be texts.
 
     Args:
         data: an argument of `load`, or a data set.
-        size: as for `load`.
+        reading: how to read it.
         cache_dir: as for `load`.
 
     Raises:
@@ -365,14 +513,16 @@ def load_raw(data: "str | DataSet", *, size: int | None = None, cache_dir: Path 
     if isinstance(data, DataSet):
         train, test = ((records.images, records.labels) for records in (data.train, data.test))
         counted = tuple(fact for fact in data.measured if fact in CLASSES)
-        return Raw(data.name, train, test, data.class_names, data.columns, data.fingerprint, counted, data.held_out)
-    source, entry, fingerprint = _cached(data, size, cache_dir)
+        facts = data.group, data.copies, data.origin, data.remarks
+        own = data.class_names, data.columns, data.fingerprint, counted, data.held_out
+        return Raw(data.name, train, test, *own, data.features, *facts)
+    source, entry, fingerprint = _cached(data, reading, cache_dir)
     return _raw(source, entry, fingerprint)
 
 
-def load_raw_part(path: str, *, size: int | None = None, cache_dir: Path) -> Raw:
+def load_raw_part(path: str, reading: Reading = AS_IT_IS, *, cache_dir: Path) -> Raw:
     """A site's own records, which may be texts; arguments and errors as of `load_part`."""
-    source = find(path, size)
+    source = find(path, reading)
     entry, fingerprint = cache.cached(cache_dir / source.folder, source.state, lambda: _part(source))
     return _raw(source, entry, fingerprint)
 
@@ -396,6 +546,8 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
         fingerprint,
         measured,
         bool(entry.notes.get(HELD_OUT)),
+        tuple(entry.notes.get("features", ())),
+        **_also(entry),
     )
 
 
@@ -410,7 +562,9 @@ def _part(source: Source) -> cache.CacheEntry:
         )
     test = test or train.take(np.empty(0, np.int64))
     names = train.class_names or (source.known.class_names if source.known else ())
-    return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)})
+    remarks = [*dict.fromkeys((*train.remarks, *test.remarks))]
+    notes = {"features": list(train.features), "remarks": remarks}
+    return cache.CacheEntry(arrays=arrays_of(train, test), facts={"class_names": list(names)}, notes=notes)
 
 
 @dataclass
@@ -422,14 +576,14 @@ class Shards:
     Attributes:
         source: an argument of `fedstill.data.sources.load`, or the records themselves.
         parts: train and local test indices of each client.
-        size: height and width to which images of a named source are resized, or None.
+        reading: how a named source is read.
         load_public: function that loads the public records (`fedstill.data.public.load`); None if there are none.
     """
 
     source: str | Records
     parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
     load_public: Callable[[], Records] | None = None
-    size: int | None = None
+    reading: Reading = AS_IT_IS
     _records: Records | None = field(default=None, init=False, repr=False, compare=False)
     _public: Records | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -446,6 +600,6 @@ class Shards:
         """Copies of the train and the local test records of ``client``."""
         if self._records is None:
             source = self.source
-            self._records = load(source, size=self.size).train if isinstance(source, str) else source
+            self._records = load(source, self.reading).train if isinstance(source, str) else source
         train, test = self.parts[client]
         return self._records[torch.from_numpy(train)], self._records[torch.from_numpy(test)]

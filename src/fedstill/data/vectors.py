@@ -1,5 +1,6 @@
 """Records that are vectors: rows of a table, or a list of numbers for each record; and the scale of their columns."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,11 @@ WIDEST = 10_000
 """Largest length of a vector: the scale of its columns is in the description of the run."""
 _LOSS = 1e-3
 """Largest error by the rounding to float32, in standard deviations of a column."""
+_FEWEST = 20
+"""Fewest records of which a column is suspected to be no feature."""
+_SHOWN = 8
+"""Number of columns in a remark."""
+_NUMBER = re.compile(r"\s*[-+]?\d{1,3}(?:[.,'\u00a0 ]?\d{3})*(?:[.,]\d*)?(?:[eE][-+]?\d+)?\s*|\s*[-+]?\d*[.,]\d+\s*")
 _DIGITS = 6
 """Significant digits of a measured scale, which the description of a run has as text."""
 
@@ -89,22 +95,33 @@ def column_name(column: int, names: Sequence[str]) -> str:
 
 
 class Table(NamedTuple):
-    """Vectors of a table, the names of their columns if it has a column for each number, and their `rounding`."""
+    """Vectors of a table, the names of their columns if it has a column for each number, and their `rounding`.
+
+    ``remarks`` are sentences on columns that were left out or look as if they were no features.
+    """
 
     vectors: NDArray[np.float32]
     names: tuple[str, ...]
     rounding: NDArray[np.float64] | None
+    remarks: tuple[str, ...] = ()
 
 
-def of_table(table: "pa.Table", label: str, where: str) -> Table | None:
+def of_table(table: "pa.Table", label: str, where: str, labels: NDArray[np.int64]) -> Table | None:
     """The vectors of an Arrow table; None if no column has numbers.
 
     A vector is the row's list in the only column of lists. Without one, it has the numbers and booleans of all columns
     except ``label``, in the order of the table; texts are left out.
 
+    Args:
+        table: the rows.
+        label: the column of the classes.
+        where: name of the table for error messages.
+        labels: the class of each row, for remarks on columns that tell it.
+
     Raises:
-        ValueError: there are several columns of lists, the lists differ in length, a value is missing or not finite, or
-            a column has neither numbers nor texts, but dates, say.
+        ValueError: there are several columns of lists, the lists differ in length, a value is missing, not finite or
+            changed by float64, a column numbers the rows, or one has neither numbers nor texts, but dates, say, or
+            numbers as texts.
     """
     import pyarrow as pa
 
@@ -118,8 +135,11 @@ def of_table(table: "pa.Table", label: str, where: str) -> Table | None:
     if lists:
         rows = _rows(table[lists[0]], f"column {lists[0]!r} of {where}")
         found = of_array(rows, where)
-        return Table(found, (), rounding(rows, found))
+        others = [name for name in names if name != lists[0] and _is_number(table.schema.field(name).type)]
+        left = (f"not in the vectors: {_listed(others)}, beside the lists of {lists[0]!r}",) if others else ()
+        return Table(found, (), rounding(rows, found), left)
     numeric = [name for name in names if _is_number(table.schema.field(name).type)]
+    texts = [column.name for column in table.schema if column.name in names and is_text(column.type)]
     if not numeric:
         return None
     for column in table.schema:
@@ -128,7 +148,10 @@ def of_table(table: "pa.Table", label: str, where: str) -> Table | None:
                 f"column {column.name!r} of {where} has type {column.type}, which no vector has; turn it into numbers "
                 "or drop the column"
             )
+    for name in texts:
+        _refuse_numbers(table[name], name, where)
     values = np.empty((table.num_rows, len(numeric)), np.float64)
+    remarks = [f"not in the vectors, as they are texts: {_listed(texts)}"] if texts else []
     for i, name in enumerate(numeric):
         column = table[name]
         if column.null_count:
@@ -136,8 +159,70 @@ def of_table(table: "pa.Table", label: str, where: str) -> Table | None:
                 f"column {name!r} of {where} has {column.null_count} gaps; fill them, or drop the records or the column"
             )
         values[:, i] = column.cast(pa.float64(), safe=False).to_numpy()
+        if pa.types.is_integer(column.type):
+            _check_integers(column, values[:, i], name, where)
+        remarks += _telling(values[:, i], labels, name, whole=pa.types.is_integer(column.type))
     found = of_array(values, where, numeric)
-    return Table(found, tuple(numeric), rounding(values, found))
+    return Table(found, tuple(numeric), rounding(values, found), tuple(remarks))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _refuse_numbers(column: "pa.ChunkedArray", name: str, where: str) -> None:
+    """Refuse a column of texts that all are numbers, some with a decimal sign, such as ``3,5`` of a spreadsheet."""
+    import pyarrow.compute as pc
+
+    first = next((text for text in column.to_pylist() if text and text.strip()), "")
+    if not _NUMBER.fullmatch(first):
+        return
+    texts = [text for text in pc.unique(column).to_pylist() if text and text.strip()]
+    if all(_NUMBER.fullmatch(text) for text in texts) and (odd := next((t for t in texts if set(t) & set(".,")), None)):
+        raise ValueError(
+            f"column {name!r} of {where} has numbers as texts, such as {odd!r}; write them as numbers, as with "
+            "pandas.read_csv(..., decimal=','), or drop the column"
+        )
+
+
+def _check_integers(column: "pa.ChunkedArray", values: NDArray[np.float64], name: str, where: str) -> None:
+    """Refuse integers that number the rows, or that float64 changes.
+
+    Raises:
+        ValueError: they do.
+    """
+    wide = np.abs(values) >= 2.0**53
+    if wide.any():
+        exact = column.to_numpy()
+        row = int(np.flatnonzero(wide)[0])
+        if any(int(a) != int(b) for a, b in zip(exact[wide], values[wide], strict=True)):
+            raise ValueError(
+                f"column {name!r} of {where} has integers such as {exact[row]}, which a vector of float32 cannot hold; "
+                "subtract a constant from this column in all splits and at all sites, or drop it, as with an id"
+            )
+    if len(values) >= _FEWEST and values.min() in (0, 1) and values.max() - values.min() == len(values) - 1:
+        if len(np.unique(values)) == len(values):
+            raise ValueError(
+                f"column {name!r} of {where} numbers the records from {values.min():.0f} to {values.max():.0f}, as an "
+                "index does, from which a model learns their order; drop it"
+            )
+
+
+def _telling(values: NDArray[np.float64], labels: NDArray[np.int64], name: str, *, whole: bool) -> list[str]:
+    """A remark on a column that has another value in each record, as ids have, or that tells the class."""
+    number = len(values)
+    if number < _FEWEST:
+        return []
+    found, codes = np.unique(values, return_inverse=True)
+    if whole and len(found) == number:
+        return [f"the column {name!r} has another integer in each record; if it is an id, drop it"]
+    classes = len(np.unique(labels))
+    if classes < 2 or not 1 < len(found) <= max(2 * classes, number // 10):
+        return []
+    pairs = len(np.unique(codes * (int(labels.max()) + 1) + labels))
+    if pairs == len(found):
+        return [f"the column {name!r} tells the class of every record; if it is the class in other words, drop it"]
+    return []
 
 
 def _is_number(kind: "pa.DataType") -> bool:

@@ -28,7 +28,7 @@ from fedstill.base.weights import load, parameters, state
 from fedstill.data.public import SAMPLED
 from fedstill.protocol import Method, shared_part
 
-LARGEST = 300_000
+LARGEST = 600_000
 """Maximum length of the JSON text, in characters."""
 DEFAULTS: dict[str, Any] = {"run": "0" * 32, "seed": 0, "max_bytes": 1 << 29, "delta": 1e-5, "simulated_noise": True}
 """Defaults of `RunSpec.of`, for a simulated run."""
@@ -118,6 +118,8 @@ class RunSpec(Settings):
     """SHA-256 of that backbone."""
     public_sample: PublicSample | None = None
     """Sample of the public records, if they are of a data set that real sites have."""
+    columns: Annotated[tuple[Annotated[str, Len(1, 200)], ...], Len(0, 10_000)] = ()
+    """Names of the columns of a table's vectors, in order, by which a site orders its own."""
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
@@ -146,8 +148,8 @@ class RunSpec(Settings):
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **facts})
 
     def text(self) -> str:
-        """JSON of the spec, for `read`; facts that came later are left out where they are None."""
-        return self.model_dump_json(by_alias=True, exclude={name for name in _LATER if getattr(self, name) is None})
+        """JSON of the spec, for `read`; facts that came later are left out where there are none."""
+        return self.model_dump_json(by_alias=True, exclude={name for name in _LATER if not getattr(self, name)})
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -196,6 +198,8 @@ class RunSpec(Settings):
     def task(self) -> dict[str, Any]:
         """The fields that the final model's file needs: model, shape, class names, normalisation, and backbone."""
         names = {"model", "shape", "class_names", "mean", "std", "features", "backbone"}
+        if self.columns:
+            names.add("columns")
         return self.model_dump(mode="json", include=names, exclude_none=True)
 
     def architecture(self, client: int) -> str:
@@ -247,5 +251,5 @@ def _first(error: Exception) -> str:
     return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
-_LATER = ("features", "backbone", "public_sample")
+_LATER = ("features", "backbone", "public_sample", "columns")
 """Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

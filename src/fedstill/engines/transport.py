@@ -70,6 +70,9 @@ class Watcher:
     def asked(self, step: str, clients: int, answered: int) -> None:
         """A request goes to ``clients`` clients; ``answered`` of them replied before the run was resumed."""
 
+    def read(self, origin: Sequence[str]) -> None:
+        """The records of a new run were read; ``origin`` tells the files of each split."""
+
     def reused(self, run: str) -> None:
         """The run begins with replies that clients gave to the run in the folder ``run``."""
 

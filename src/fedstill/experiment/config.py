@@ -27,6 +27,7 @@ from fedstill.base.settings import MOST_CLASSES, Settings, sentence
 from fedstill.privacy.releases import LEAST_DELTA
 
 if TYPE_CHECKING:  # `fedstill run METHOD --help` imports no torch
+    from fedstill.data.places import Reading
     from fedstill.protocol import Method
 
 
@@ -105,6 +106,13 @@ class Experiment(Settings):
     size: Annotated[int, Ge(1), Le(4096)] | None = None
     """Height and width to which images are resized, and cropped at the centre, when they are read: for pictures of
     different sizes, of 16 bits or with transparent pixels."""
+    label_column: str | None = None
+    """Column of a table, or of the metadata of images, with the classes; by default label, labels, fine_label or
+    target, or the images' folders."""
+    group: str | None = None
+    """Column whose values stay on one side of every split (test, --validation, --local-test, --public held), such as
+    patients with several records; none to draw records by themselves. By default the column of --partition by:COLUMN
+    with more values than clients, or one that is called patient, subject_id, or the like."""
     mean: tuple[float, ...] = ()
     """Mean of each channel's pixels in [0, 1], or of each column of vectors, or one number for all; for data without a
     known normalisation, so that none is computed from private records (which would end the guarantee)."""
@@ -204,6 +212,16 @@ class Experiment(Settings):
             usable = "cpu or cuda" if torch.cuda.is_available() else "cpu"
             raise ValueError(f"this device cannot be used here ({why}); choose {usable}") from error
         return device
+
+    @property
+    def reading(self) -> "Reading":
+        """How the data set is read."""
+        from fedstill.data.places import Reading
+
+        rule, _, column = self.partition.partition(":")
+        if self.group is None and rule == "by":
+            return Reading(self.size, self.label_column, column, self.clients)
+        return Reading(self.size, self.label_column, self.group)
 
     @property
     def num_workers(self) -> int:

@@ -1,20 +1,16 @@
 """The clients' records that the public or the test records of a run have too, which nothing protects."""
 
-import hashlib
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedstill.base.records import Normalisation, Records
+from fedstill.base.records import Normalisation, Records, twins
 from fedstill.data import features, public, sources
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import Task
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
-
-_KEY = 256
-"""Numbers of a record that are compared first."""
 
 
 def outside(
@@ -48,7 +44,7 @@ def outside(
     if not task.train.are_vectors:
         found |= twins(task.train.images, task.test.images)
     if experiment.features is not None:
-        raw = sources.load_raw(data or experiment.data, size=experiment.size)
+        raw = sources.load_raw(data or experiment.data, experiment.reading)
         images, spec = raw.train[0], features.public_of(experiment.features)
         if isinstance(images, Tensor) and isinstance(raw.test[0], Tensor) and images.ndim == 4:
             found |= twins(images, raw.test[0])
@@ -76,27 +72,3 @@ def guarantee_of(
     """
     counted = partial(outside, experiment, task, public_records, data, labels_only=found.unit == "label")
     return guarantee.beside(found, task.measured, task.held, counted, task.drawn)
-
-
-def twins(records: Tensor, others: Tensor) -> Tensor:
-    """Whether each of ``records`` equals one of ``others`` to the bit; both ``(n, ...)``, of any type."""
-    found = torch.zeros(len(records), dtype=torch.bool)
-    if records.shape[1:] != others.shape[1:] or records.dtype != others.dtype:
-        return found
-    keys, known = _keys(records), _keys(others)
-    both = {*keys} & {*known}
-    digests = {_digest(others[i]) for i, key in enumerate(known) if key in both}
-    for i, key in enumerate(keys):
-        found[i] = key in both and _digest(records[i]) in digests
-    return found
-
-
-def _keys(records: Tensor) -> list[bytes]:
-    """Some of each record's numbers, by which most records that have no twin are told apart."""
-    flat = records.flatten(1)
-    some = flat[:, :: max(1, flat.shape[1] // _KEY)].contiguous().cpu().numpy()
-    return [row.tobytes() for row in some]
-
-
-def _digest(record: Tensor) -> bytes:
-    return hashlib.blake2b(record.cpu().numpy().tobytes(), digest_size=16).digest()

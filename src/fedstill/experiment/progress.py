@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -78,6 +78,11 @@ class ForReaders(Watcher):
     def __init__(self) -> None:
         self._kept = 0
         self._source: str | None = None
+
+    @override
+    def read(self, origin: Sequence[str]) -> None:
+        for sentence in origin:
+            self.noted(sentence)
 
     @override
     def reused(self, run: str) -> None:

@@ -246,10 +246,14 @@ def _run(
         origin["spec"] = spec.text()
     folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
+    if is_first:
+        watcher.read(task.origin)
+    for remark in task.remarks:
+        watcher.noted(remark)
     if is_first and (source := origin.get("answers") or origin.get("extends")):
         watcher.reused(source)
     if sites is None:
-        folder.write_partition(task.class_names, task.counts(), task.values)
+        folder.write_partition(task.class_names, task.counts(), task.values, (*task.origin, *task.remarks))
         keep_memory()
         make_site = partial(
             Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads
@@ -377,6 +381,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             public=experiment.public,
             features=experiment.features,
             backbone=task.backbone,
+            columns=task.columns,
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {sentence(error)}") from error
@@ -411,6 +416,7 @@ def _finish(
         "seed": experiment.seed,
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,
+        "copied_test_records": task.copies,
         "bytes_up": journal.bytes_up,
         "bytes_down": journal.bytes_down,
         "bytes_up_per_client": journal.bytes_up / experiment.clients,

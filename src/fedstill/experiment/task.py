@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedstill.base import seeds
-from fedstill.base.records import Normalisation, Records, check
+from fedstill.base.lookup import nfc
+from fedstill.base.records import Normalisation, Records, check, twins
 from fedstill.data import features, partition, places, public, sources, vectors
 from fedstill.data.image_folder import FOLDER
 from fedstill.data.names import KNOWN
@@ -80,7 +81,7 @@ def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[st
     Raises:
         ValueError: the names don't fit the data's.
     """
-    names = experiment.class_names
+    names = tuple(map(nfc, experiment.class_names))
     if experiment.num_classes not in (None, len(names)):
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -96,6 +97,8 @@ def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[st
 
 
 _log = logging.getLogger(__name__)
+_SHOWN = 20
+"""Number of columns that are named at the start of a run."""
 
 
 class Task(NamedTuple):
@@ -122,6 +125,14 @@ class Task(NamedTuple):
     """The column of the partition by:COLUMN with its values at each client (`partition.values_of`)."""
     drawn: tuple[str, ...] = ()
     """Draws that decided which client has which of somebody's own records, and depend on all of them (`_drawn`)."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns of a table's vectors, in order."""
+    copies: int | None = None
+    """Number of test records that equal a training record; None where nobody counted."""
+    origin: tuple[str, ...] = ()
+    """Sentences on the files of each split."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what was left out of the records, and on what looks wrong."""
 
     @property
     def held(self) -> int:
@@ -150,10 +161,17 @@ def share_out(
     loaded, source, backbone = _loaded(experiment, data, progress)
     if not share:
         _check_scale(loaded)
-        parts: list[tuple[partition.Indices, partition.Indices]] = []
-        return Task(loaded.train, loaded.test, parts, loaded.class_names, loaded.fingerprint, source, backbone=backbone)
+        alone = Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source, backbone=backbone)
+        return alone._replace(columns=() if backbone else tuple(map(nfc, loaded.features)), copies=loaded.copies)
+    if loaded.train.num_classes == 1:
+        folders = np.unique(loaded.columns.get(FOLDER, np.empty(0, str))).tolist()
+        above = f", though the folders above it differ ({', '.join(folders[:3])}, ...)" if folders else ""
+        raise ValueError(
+            f"{experiment.data!r} has one class in all ({loaded.class_names[0]}), but a classifier needs two; an "
+            f"image's class is the last folder on its way{above}, a table's is in the column 'label' or that of --label"
+        )
     labels, test = loaded.train.labels.numpy(), loaded.test
-    rows, validation, public_records = _set_aside(experiment, labels)
+    rows, validation, public_records = _set_aside(experiment, labels, loaded.columns.get(loaded.group))
     if validation is not None:
         test = loaded.train[torch.from_numpy(validation)]
     unscaled = "scale" in loaded.measured or (backbone is not None and not experiment.mean)
@@ -169,12 +187,30 @@ def share_out(
         rng=seeds.numpy_stream(experiment.seed, "partition"),
         columns={name: column[rows] for name, column in loaded.columns.items()},
     )
-    parts = [_own_split(experiment, client, rows[part], labels) for client, part in enumerate(split)]
+    groups = loaded.columns.get(loaded.group)
+    parts = [_own_split(experiment, client, rows[part], labels, groups) for client, part in enumerate(split)]
     if experiment.validation and experiment.local_test:
         test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
     values = partition.values_of(experiment.partition, loaded.columns, [rows[part] for part in split])
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
-    return Task(loaded.train, test, parts, *facts, _drawn(experiment, data, loaded, rows))
+    task = Task(loaded.train, test, parts, *facts, _drawn(experiment, data, loaded, rows))
+    return _described(task, loaded, rows, validation)
+
+
+def _described(
+    task: Task, loaded: sources.DataSet, rows: partition.Indices, validation: partition.Indices | None
+) -> Task:
+    """The task with words on its records, and the number of test records that the clients have too."""
+    origin, remarks, copies = loaded.origin, loaded.remarks, loaded.copies
+    if validation is not None:
+        places = torch.from_numpy(rows)
+        copies = int(twins(task.test.images, loaded.train.images[places]).sum())
+    if loaded.group:
+        origin = (*origin, f"splits keep all records of a {loaded.group!r} on one side (--group)")
+    columns = () if task.backbone else tuple(map(nfc, loaded.features))
+    if columns:
+        origin = (*origin, f"columns: {', '.join(columns[:_SHOWN])}{', ...' * (len(columns) > _SHOWN)}")
+    return task._replace(columns=columns, copies=copies, origin=origin, remarks=remarks)
 
 
 def _drawn(
@@ -215,18 +251,18 @@ def _loaded(
         data, found = features.load(
             data or experiment.data,
             experiment.features,
-            size=experiment.size,
+            reading=experiment.reading,
             device=experiment.device,
             progress=progress,
         )
         backbone = found.digest
-    loaded = with_stated(experiment, data or sources.load(experiment.data, size=experiment.size))
+    loaded = with_stated(experiment, data or sources.load(experiment.data, experiment.reading))
     stated = experiment.mean or experiment.std or experiment.num_classes or experiment.class_names
     return loaded, loaded.train if data is not None or stated else experiment.data, backbone
 
 
 def _set_aside(
-    experiment: Experiment, labels: NDArray[np.int64]
+    experiment: Experiment, labels: NDArray[np.int64], groups: np.ndarray | None
 ) -> tuple[partition.Indices, partition.Indices | None, partition.Indices | None]:
     """Places of the training records that clients may have, of those to validate on, and of public ones.
 
@@ -239,31 +275,45 @@ def _set_aside(
     judged = None
     if experiment.validation and not experiment.local_test:
         rng = seeds.numpy_stream(experiment.seed, "validation")
-        training, validation = partition.local_test_split(
-            np.arange(len(rows)), fraction=experiment.validation, rng=rng, labels=labels[rows]
-        )
+        own = None if groups is None else groups[rows]
+        training, validation = sources.divided(np.arange(len(rows)), experiment.validation, rng, labels[rows], own)
         rows, judged = rows[training], rows[validation]
     number = public.held_out_count(experiment.public)
     if number is None:
         return rows, judged, None
     if number >= len(rows):
         raise ValueError(f"--public held={number} uses all {len(rows)} training records; leave some to clients")
-    order = seeds.numpy_stream(experiment.seed, "public").permutation(len(rows))
+    rng = seeds.numpy_stream(experiment.seed, "public")
+    order = rng.permutation(len(rows))
+    if groups is not None:  # whole groups, until there are as many records
+        values, codes, sizes = np.unique(groups[rows], return_inverse=True, return_counts=True)
+        drawn = rng.permutation(len(values))
+        number = int(np.cumsum(sizes[drawn])[np.searchsorted(np.cumsum(sizes[drawn]), number)])
+        order = np.argsort(np.argsort(drawn)[codes], kind="stable")
+        if number >= len(rows):
+            raise ValueError(
+                f"--public {experiment.public} takes whole groups of up to {sizes.max()} records (--group), which "
+                f"leaves none of {len(rows)} to the clients; hold fewer"
+            )
     return np.sort(rows[order[number:]]), judged, np.sort(rows[order[:number]])
 
 
 def _own_split(
-    experiment: Experiment, client: int, own: partition.Indices, labels: NDArray[np.int64]
+    experiment: Experiment,
+    client: int,
+    own: partition.Indices,
+    labels: NDArray[np.int64],
+    groups: np.ndarray | None,
 ) -> tuple[partition.Indices, partition.Indices]:
     """A client's training records and those to evaluate on: its test records, or its validation records instead."""
     rng = seeds.numpy_stream(experiment.seed, "local test", client)
     if not experiment.local_test:
         return own, own[:0]
-    training, test = partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels)
+    training, test = sources.divided(own, experiment.local_test, rng, labels, groups)
     if not experiment.validation:
         return training, test
     rng = seeds.numpy_stream(experiment.seed, "local validation", client)
-    return partition.local_test_split(training, fraction=experiment.validation, rng=rng, labels=labels)
+    return sources.divided(training, experiment.validation, rng, labels, groups)
 
 
 def _scaled_by_public(
@@ -319,10 +369,10 @@ def client_data(experiment: Experiment, task: Task) -> sources.Shards:
     """The clients' records and the public ones."""
     load_public = None
     if task.public is not None:
-        load_public = partial(_subset, task.source, experiment.size, task.public)
+        load_public = partial(_subset, task.source, experiment.reading, task.public)
     elif experiment.public is not None:
         load_public = partial(_public_records, experiment, task.train[:0], task.backbone)
-    return sources.Shards(task.source, task.parts, load_public, experiment.size)
+    return sources.Shards(task.source, task.parts, load_public, experiment.reading)
 
 
 def _public_records(experiment: Experiment, like: Records, backbone: str | None) -> Records:
@@ -335,6 +385,6 @@ def _public_records(experiment: Experiment, like: Records, backbone: str | None)
     return features.load_public(experiment.public, found, like, size=size, device=experiment.device)
 
 
-def _subset(source: str | Records, size: int | None, indices: partition.Indices) -> Records:
-    records = sources.load(source, size=size).train if isinstance(source, str) else source
+def _subset(source: str | Records, reading: places.Reading, indices: partition.Indices) -> Records:
+    records = sources.load(source, reading).train if isinstance(source, str) else source
     return records[torch.from_numpy(indices)]

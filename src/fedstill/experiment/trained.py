@@ -36,6 +36,7 @@ class Trained(nn.Module):
         class_names: name of each class; its number if the data set has no names.
         normalisation: mean and standard deviation of each channel, which the forward pass applies.
         features: name and SHA-256 of the backbone (``--features``) that makes vectors of images or texts; or None.
+        columns: names of the columns of a table's vectors, in the order that the model takes; empty for others.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Trained(nn.Module):
         class_names: tuple[str, ...],
         normalisation: Normalisation,
         features: tuple[str, str] | None = None,
+        columns: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.network = network
@@ -52,6 +54,7 @@ class Trained(nn.Module):
         self.class_names = class_names
         self.normalisation = normalisation
         self.features = features
+        self.columns = columns
         self._backbone: Backbone | None = None
         self.eval()
 
@@ -164,4 +167,5 @@ def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor
     if {key: value.shape for key, value in state(network).items()} != {key: w.shape for key, w in weights.items()}:
         raise KeyError(f"its tensors are not those of {header['model']}")
     backbone = (str(header["features"]), str(header["backbone"])) if "features" in header else None
-    return Trained(network, shape, class_names, Normalisation(tuple(header["mean"]), tuple(header["std"])), backbone)
+    normalisation = Normalisation(tuple(header["mean"]), tuple(header["std"]))
+    return Trained(network, shape, class_names, normalisation, backbone, tuple(map(str, header.get("columns", ()))))

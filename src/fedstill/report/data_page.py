@@ -29,16 +29,25 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
     Raises:
         ValueError: the data cannot be read or partitioned in this way; one sentence.
     """
-    task, data = share_out(experiment, None), sources.load(experiment.data, size=experiment.size)
+    task, data = share_out(experiment, None), sources.load(experiment.data, experiment.reading)
     counts = task.counts()
     yield Text(f"{experiment.data}, {experiment.partition}: {len(task.parts)} clients, {counts.sum()} records")
     yield Text(_about(task, _values(data)))
     if data.features:
         yield Text(f"vectors of the columns: {_features(data)}")
+    yield from map(Text, (*data.origin, *_grouped(data), *data.remarks))
     yield _heat(counts, task.class_names, task.values)
     if out is not None:
         _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
         yield Text(f"page: {out}")
+
+
+def _grouped(data: sources.DataSet) -> list[str]:
+    """A sentence on the records that splits keep together."""
+    if not data.group:
+        return []
+    sizes = np.unique(data.columns[data.group], return_counts=True)[1]
+    return [f"splits keep all records of a {data.group!r} on one side (--group): {len(sizes)} of up to {sizes.max()}"]
 
 
 def _values(data: sources.DataSet) -> dict[str, int]:
@@ -66,9 +75,10 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
     ``counts`` is a row of each client with the number of its records of each class, ``values`` is the column of the
     partition by:COLUMN with its values at each client, ``shape`` is ``(c, h, w)`` of images or ``(d,)`` of vectors,
     ``features`` are the columns of a table's vectors, and ``columns`` are those for ``by:COLUMN``, each with its number
-    of values.
+    of values. ``group`` is the column whose values stay on one side of a split, ``copied_test_records`` the number of
+    test records that equal a train record; ``origin`` tells what each split took, ``remarks`` what looks wrong.
     """
-    task, data = share_out(experiment, None), sources.load(experiment.data, size=experiment.size)
+    task, data = share_out(experiment, None), sources.load(experiment.data, experiment.reading)
     counts = task.counts()
     if out is not None:
         _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
@@ -82,6 +92,10 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
         "features": data.features,
         "columns": _values(data),
         "class_names": task.class_names,
+        "group": data.group,
+        "copied_test_records": data.copies,
+        "origin": data.origin,
+        "remarks": data.remarks,
         "counts": counts.tolist(),
         "values": dict(task.values),
     }

@@ -24,6 +24,7 @@ from fedstill.base.errors import first_line
 from fedstill.base.weights import state
 from fedstill.data import features, sources
 from fedstill.data.features import OF_SHAPE
+from fedstill.data.places import Reading
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
 from fedstill.models.backbones import Preprocessing
@@ -160,7 +161,7 @@ _RESIZED = {
     "resize": "bilinear, antialiased (Pillow)",
     "scale": "pixels / 255, to [0, 1]; gray of 16 bits / 65535",
 }
-"""The work of `fedstill.data.decode.fitted` on a picture, in its order, and the scale of the program's input."""
+"""The work of `fedstill.data.pictures.fitted` on a picture, in its order, and the scale of the program's input."""
 _LONGEST = 1000
 """Largest length of a text on the card."""
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
@@ -225,7 +226,9 @@ def _shape(record: RunRecord, model: Trained, given: tuple[int, ...]) -> tuple[i
         return given
     experiment = record.config["experiment"]
     try:
-        return sources.load_raw(experiment["data"], size=experiment.get("size")).shape
+        return sources.load_raw(
+            experiment["data"], Reading(experiment.get("size"), experiment.get("label_column"))
+        ).shape
     except ValueError as error:
         raise ValueError(
             f"the shape of the images is that of {experiment['data']!r}, which can't be read here ({error}); give it: "

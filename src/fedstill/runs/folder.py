@@ -175,12 +175,14 @@ class Metric(Piece):
 class Partition(Piece):
     """``partition.json``: the names of the C classes, and records by client and class, ``(K, C)``.
 
-    After the partition by:COLUMN, ``values`` has the column with its values at each client.
+    After the partition by:COLUMN, ``values`` has the column with its values at each client; ``origin`` are sentences on
+    where the records are from.
     """
 
     class_names: tuple[str, ...]
     counts: tuple[tuple[Count, ...], ...]
     values: dict[str, tuple[tuple[str, ...], ...]] = {}
+    origin: tuple[str, ...] = ()
 
 
 class Evaluation(Piece):
@@ -467,9 +469,19 @@ class RunFolder:
         """Write ``summary.json``, which marks the run as finished."""
         files.write_json(self.summary, {"format": formats.FORMAT, **content})
 
-    def write_partition(self, class_names: Sequence[str], counts: Counts, values: Mapping[str, Any]) -> None:
-        """Write ``partition.json``; ``counts`` are records ``(K, C)``, ``values`` a column's values at each client."""
-        more = {"values": dict(values)} if values else {}
+    def write_partition(
+        self, class_names: Sequence[str], counts: Counts, values: Mapping[str, Any], origin: Sequence[str] = ()
+    ) -> None:
+        """Write ``partition.json``.
+
+        Args:
+            class_names: names of the C classes.
+            counts: records by client and class, ``(K, C)``.
+            values: a column's values at each client.
+            origin: sentences on where the records are from, and on what looks wrong with them.
+        """
+        more: dict[str, Any] = {"values": dict(values)} if values else {}
+        more |= {"origin": list(origin)} if origin else {}
         files.write_json(self.partition, {"class_names": list(class_names), "counts": counts.tolist(), **more})
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
@@ -484,6 +496,10 @@ class RunFolder:
     def read_column_values(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """The column of the partition by:COLUMN with its values at each client; empty for others and without file."""
         return {} if self.asked_sites else self._read(self.partition, Partition).values
+
+    def read_origin(self) -> tuple[str, ...]:
+        """Sentences on where the records are from; none for real sites."""
+        return () if self.asked_sites or not self.partition.exists() else self._read(self.partition, Partition).origin
 
     def write_evaluation(self, confusion: "Tensor") -> None:
         """Write ``evaluation.json``; ``confusion`` counts test records by true and predicted class, ``(C, C)``."""

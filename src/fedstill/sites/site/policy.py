@@ -13,6 +13,7 @@ from fedstill import methods, models, schema
 from fedstill.base import lookup
 from fedstill.base.settings import Settings, read_toml
 from fedstill.data import features, sources
+from fedstill.data.places import Reading
 from fedstill.data.public import is_noise
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
@@ -30,6 +31,11 @@ class SitePolicy(Settings):
     """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them."""
     size: Annotated[int, Ge(1), Le(4096)] | None = None
     """Height and width to which the site's pictures, and public ones, are resized, and cropped at the centre."""
+    label_column: str | None = None
+    """Column of the site's table with the classes; by default label, labels, fine_label or target, or the folders."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes 0, 1, ... of records whose labels are integers. A run whose classes have names needs them,
+    as their order at the server need not be the site's."""
     state: Path
     """Folder for the site's ledger, its log and the state of runs between steps."""
     methods: tuple[str, ...]
@@ -101,6 +107,11 @@ class SitePolicy(Settings):
                 "public": {name: here / place.expanduser() for name, place in policy.public.items()},
             }
         )
+
+    @property
+    def reading(self) -> Reading:
+        """How the site's records are read."""
+        return Reading(self.size, self.label_column)
 
     @property
     def max_request(self) -> int:
@@ -191,7 +202,7 @@ def check(policy: SitePolicy) -> Iterator[str]:
         if not place.exists():
             raise ValueError(f"the public data {name!r} are in {place}, which does not exist (public)")
         load = sources.load_raw if policy.features else sources.load
-        _loaded(f"the public data {name!r}", partial(load, str(place), size=policy.size))
+        _loaded(f"the public data {name!r}", partial(load, str(place), Reading(policy.size)))
     yield from _check_data(policy)
     if policy.budget is not None and policy.budget > _MUCH:
         yield f"a budget of epsilon {policy.budget:g} protects little; 1 to {_MUCH:g} is usual (budget)"
@@ -262,7 +273,8 @@ def _check_data(policy: SitePolicy) -> Iterator[str]:
     load: Callable[..., sources.SiteRecords | sources.Raw] = (
         sources.load_raw_part if policy.features else sources.load_part
     )
-    part = _loaded("the site's records", partial(load, str(policy.data), size=policy.size, cache_dir=cache_dir))
+    part = _loaded("the site's records", partial(load, str(policy.data), policy.reading, cache_dir=cache_dir))
+    yield from part.remarks
     if isinstance(part, sources.Raw):
         for name in policy.features:
             read = partial(features.load_backbone, name, part.shape, download=False, cache_dir=cache_dir)

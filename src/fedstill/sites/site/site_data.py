@@ -7,6 +7,7 @@ import torch
 
 from fedstill import schema
 from fedstill.base import files
+from fedstill.base.lookup import nfc
 from fedstill.base.records import Records
 from fedstill.data import features, public, sources
 from fedstill.engines.run_spec import RunSpec
@@ -77,12 +78,12 @@ class SiteData:
         policy, spec = self._policy, self._spec
         place, cache_dir = str(policy.data), policy.state / "data"
         if spec.features is None:
-            return sources.load_part(place, size=policy.size, cache_dir=cache_dir)
+            return sources.load_part(place, policy.reading, cache_dir=cache_dir)
         return features.load_part(
             place,
             spec.features,
             str(spec.backbone),
-            size=policy.size,
+            reading=policy.reading,
             device=policy.device,
             cache_dir=cache_dir,
         )
@@ -95,15 +96,54 @@ class SiteData:
             Refused: the records do not fit the run's task.
         """
         part, spec = self._part, self._spec
-        places = {name: i for i, name in enumerate(spec.class_names)}
-        names = part.class_names or spec.class_names
-        if unknown := [name for name in names if name not in places]:
-            raise schema.Refused(f"the site's class '{unknown[0]}' is not a class of the run")
-        table = torch.tensor([places[name] for name in names])
-        return self._in_task(*part.train, table), self._in_task(*part.test, table)
+        places = {nfc(name): i for i, name in enumerate(spec.class_names)}
+        names = part.class_names or self._policy.class_names or self._numbers(part.train[1], part.test[1])
+        if unknown := [name for name in names if nfc(name) not in places]:
+            raise schema.Refused(f"the site's class '{schema.clean(unknown[0])}' is not a class of the run")
+        table, order = torch.tensor([places[nfc(name)] for name in names]), self._order(part.columns)
+        return self._in_task(*part.train, table, order), self._in_task(*part.test, table, order)
 
-    def _in_task(self, images: torch.Tensor, labels: torch.Tensor, table: torch.Tensor) -> Records:
+    def _numbers(self, *labels: torch.Tensor) -> list[str]:
+        """The names of classes whose labels are integers: their numbers, if the run's classes are called so.
+
+        Raises:
+            Refused: the run's classes have other names, whose order is only the server's.
+        """
+        names = self._spec.class_names
+        if not all(name.isascii() and name.isdigit() for name in names):
+            raise schema.Refused(
+                f"the site's labels are integers, but the run's classes are called '{schema.clean(names[0])}', ...; "
+                "name the site's classes in its policy, in their order (class_names)"
+            )
+        return list(map(str, range(1 + max((int(some.max()) for some in labels if len(some)), default=-1))))
+
+    def _order(self, own: tuple[str, ...]) -> list[int] | None:
+        """Places of the run's columns among the site's; None if they are the same, or records have no columns.
+
+        Raises:
+            Refused: one of both has no names, or the names differ.
+        """
+        columns, own = self._spec.columns, tuple(map(nfc, own))
+        if own == columns:
+            return None
+        if not own or not columns:
+            with_names, without = ("run", "site") if columns else ("site", "run")
+            raise schema.Refused(
+                f"the {with_names}'s columns have names and the {without}'s have none, so their order can't be "
+                "compared; both need tables with names, or both none (columns)"
+            )
+        if lacking := [name for name in columns if name not in own]:
+            raise schema.Refused(f"the site's table lacks the run's column '{schema.clean(lacking[0])}' (columns)")
+        if more := [name for name in own if name not in columns]:
+            raise schema.Refused(f"the site's table has a column '{schema.clean(more[0])}', the run has not (columns)")
+        return [own.index(name) for name in columns]
+
+    def _in_task(
+        self, images: torch.Tensor, labels: torch.Tensor, table: torch.Tensor, order: list[int] | None
+    ) -> Records:
         spec = self._spec
+        if order is not None:
+            images = images[:, order]
         if tuple(images.shape[1:]) != spec.shape:
             site_shape, run_shape = (" x ".join(map(str, shape)) for shape in (images.shape[1:], spec.shape))
             kind = "vectors" if images.ndim == 2 else "images"
