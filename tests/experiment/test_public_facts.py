@@ -179,7 +179,7 @@ def test_test_records_that_are_the_clients_own_are_counted(share: int, tmp_path:
     own |= {"x_test": own["x_train"][:share], "y_test": own["y_train"][:share]}
     np.savez(tmp_path / "data.npz", **own)
     found = result(tmp_path / "data.npz", tmp_path / "1", mean=(0.5,), std=(0.25,), num_classes=4)["guarantee"]
-    assert found["holds"] is (share < 120) and found["exposed"] == share % 120
+    assert found["holds"] is (share < 120) and found["exposed"] == share
     assert ("nothing protects 12 of" if share < 120 else "all 120 records of the clients are among") in found["reason"]
 
 

@@ -26,15 +26,12 @@ def nfc(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def twins(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of different names that differ in capitals and blanks only, or in the composition of a letter."""
-    first: dict[str, str] = {}
-    pairs = []
-    for name in names:
-        other = first.setdefault(" ".join(nfc(name).casefold().split()), name)
-        if other != name:
-            pairs.append((other, name))
-    return pairs
+def twins(names: Iterable[str]) -> list[list[str]]:
+    """Groups of different names that differ in capitals and blanks only, or in the composition of a letter."""
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(" ".join(nfc(name).casefold().split()), []).append(name)
+    return [group for group in alike.values() if len(group) > 1]
 
 
 def is_file(place: str) -> bool:

@@ -105,7 +105,7 @@ def from_table(
     import pyarrow as pa
 
     image_column = next((name for name in image if name in table.column_names), None)
-    label_column = _column(table, label, "label", where)
+    label_column = _label_column(table, label, where)
     table, remarks = _without_index(plain_types(table), (image_column, label_column))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
@@ -243,13 +243,13 @@ def _classes(table: "pa.Table", name: str, where: str) -> tuple[NDArray[np.int64
     return column.to_numpy().astype(np.int64), _class_names(table.schema.metadata, name), False
 
 
-def _column(table: "pa.Table", names: Sequence[str], what: str, where: str) -> str:
+def _label_column(table: "pa.Table", names: Sequence[str], where: str) -> str:
     for name in names:
         if name in table.column_names:
             return name
     raise ValueError(
-        f"{where} has the columns {', '.join(table.column_names)}, none of which is the {what} column "
-        f"({' or '.join(names)}); rename the one that holds the {what}s"
+        f"{where} has the columns {', '.join(table.column_names)}, none of which is the label column "
+        f"({' or '.join(names)}); name the one that holds the classes with --label, or rename it"
     )
 
 

@@ -6,6 +6,7 @@ the folders of several clients without a word.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -110,7 +111,8 @@ def _images(found: Walk, *, classes: bool) -> list[_Image]:
         stray = next(image.file for image in images if not image.split)
         raise ValueError(
             f"the image {str(stray)!r} of {str(found.root)!r} is in none of the splits "
-            f"({', '.join(sorted(splits - {''}))}) that other images are in; move it to a split's folder or delete it"
+            f"({', '.join(sorted(splits - {''}))}) that other images are in; move it to a split's folder or delete it, "
+            "and put a class with the name of a split into a split's folder, as train/train/<image>"
         )
     return images
 
@@ -153,16 +155,34 @@ def _rows(file: Path) -> list[dict[str, Any]]:
             columns = {name: None for line in lines for name in line}
             table = [{name: line.get(name) for name in columns} for line in lines]
         elif file.suffix.lower() == ".csv":
-            read = csv.read_csv(file)
-            if bad := next((column.name for column in read.schema if pa.types.is_binary(column.type)), None):
-                raise ValueError(f"the column {bad!r} is not UTF-8, so save it as UTF-8")
-            table = read.to_pylist()
+            names = csv.open_csv(file).schema.names
+            as_bytes = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))
+            read = csv.read_csv(file, convert_options=as_bytes)
+            typed = {name: _typed(read[name].to_pylist(), name) for name in read.column_names}
+            table = [dict(zip(typed, row, strict=True)) for row in zip(*typed.values(), strict=True)]
         else:
             table = parquet.read_table(file, partitioning=None).to_pylist()
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         why = (str(error).splitlines() or [""])[0]
         raise ValueError(f"the metadata {str(file)!r} cannot be read ({why}); correct the file") from error
     return [{name: _plain(value) for name, value in row.items()} for row in table]
+
+
+def _typed(cells: list[bytes], name: str) -> list[Any]:
+    """The values of a CSV file's column: integers, numbers or texts; an empty cell is None.
+
+    Only what is written as an integer is one: ``001`` and ``1e3`` are texts, as they may be somebody's number.
+    """
+    try:
+        texts = [cell.decode() for cell in cells]
+    except UnicodeDecodeError:
+        raise ValueError(f"the column {name!r} is not UTF-8, so save it as UTF-8") from None
+    some = [text for text in texts if text]
+    if some and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in some):
+        return [int(text) if text else None for text in texts]
+    if some and all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in some) and any("." in text for text in some):
+        return [float(text) if text else None for text in texts]
+    return [text or None for text in texts]
 
 
 def _plain(value: Any) -> Any:

@@ -252,14 +252,16 @@ def _read_tables(
         fit: makes pictures alike.
         label: the column of the classes, if it is stated.
     """
+    taken, table = _by_column(taken, table)
     train, test = _chosen(list(taken), where, known)
     folder = place if isinstance(place, Path) else place.root
     columns: list[str] = []
 
     def read(split: str) -> Split:
         rows = table(split)
-        if columns and {*rows.column_names} == {*columns}:
-            rows = rows.select(columns)
+        rows = rows.select(
+            [*(c for c in columns if c in rows.column_names), *(c for c in rows.column_names if c not in columns)]
+        )
         columns.extend(rows.column_names)
         image = (known.image,) if known else ()
         found = from_table(
@@ -279,6 +281,32 @@ def _read_tables(
     first = read(train)
     first = replace(first, remarks=(*first.remarks, *remarks))
     return (first, None) if not test else with_all_names(first, read(test), where)
+
+
+_SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold", "phase")
+"""Names of a column that may tell the split of each row, in small letters."""
+
+
+def _by_column(
+    taken: Mapping[str, str], table: Callable[[str], "pa.Table"]
+) -> "tuple[Mapping[str, str], Callable[[str], pa.Table]]":
+    """The splits of a source that has one only, by its column of words for splits, if there is such a column."""
+    import pyarrow.compute as pc
+
+    if len(taken) > 1:
+        return taken, table
+    (only,) = taken
+    rows = table(only)
+    for name in rows.column_names:
+        if name.casefold() not in _SPLIT_COLUMNS or not vectors.is_text(rows.schema.field(name).type):
+            continue
+        words = [word for word in pc.unique(rows[name]).to_pylist() if word is not None]
+        splits = {word: walk.SPLITS.get(word.casefold().strip()) for word in words}
+        if len(words) > 1 and None not in splits.values() and "train" in splits.values() and not rows[name].null_count:
+            parts = {word: rows.filter(pc.equal(rows[name], word)).drop_columns([name]) for word in words}
+            told = {word: f"{taken[only]}, column {name!r} = {word!r}" for word in words}
+            return told, parts.__getitem__
+    return taken, {only: rows}.__getitem__
 
 
 def _chosen(names: Sequence[str], where: str, known: Known | None) -> tuple[str, str | None]:
@@ -330,6 +358,11 @@ def read_npz(path: Path, label: str | None = None) -> tuple[Split, Split | None]
         raise ValueError(
             f"{str(path)!r} is a CSV file, which is not read; convert it, as with "
             f"pandas.read_csv({path.name!r}).to_parquet({path.with_suffix('.parquet').name!r})"
+        )
+    if path.suffix.lower() not in (".npz", ""):
+        raise ValueError(
+            f"{str(path)!r} is no .parquet and no .npz file, and others are not read; write a table as .parquet, "
+            "arrays with numpy.savez, or unpack an archive and give the folder"
         )
     try:
         if not zipfile.is_zipfile(path):

@@ -113,7 +113,7 @@ def _group(train: Split, name: str, known: Known | None, reading: Reading) -> st
         return str(group)
     if known is not None:
         return ""
-    units = (column for column in columns if _UNIT.fullmatch(column))
+    units = (column for column in columns if _UNIT.fullmatch(column) and column != group)
     return next((unit for unit in units if 2 <= len(np.unique(columns[unit])) < len(train.labels)), "")
 
 
@@ -146,13 +146,14 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
         found.append(
             f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: accuracy counts them too"
         )
-    for one, other in twin_names(class_names):
-        found.append(f"the classes {one!r} and {other!r} differ in capitals or blanks only; if they are one, rename it")
+    for alike in twin_names(class_names):
+        names = ", ".join(map(repr, alike))
+        found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")
     for column, values in train.columns.items():
         if column not in test.columns or not (column == group or _UNIT.fullmatch(column)):
             continue
         if both := len(np.intersect1d(values, test.columns[column])):
-            found.append(f"{both:,} values of {column!r} have records in train and test; accuracy counts both")
+            found.append(f"values of {column!r} with records in train and in test: {both:,}; accuracy counts them too")
     return found
 
 

@@ -318,7 +318,7 @@ def _check_parts(paths: Sequence[Path], found: Sequence[Place], root: Path) -> N
     first: dict[tuple[Path, str], tuple[Path, frozenset[str]]] = {}
     for path, place in zip(paths, found, strict=True):
         words = {word for word in re.split(r"[^0-9a-z]+", path.stem.casefold()) if word}
-        rest = frozenset(word for word in words if not _PART.fullmatch(word) and split_word(word) != place.split)
+        rest = frozenset(word for word in words if not _PART.fullmatch(word) and not split_word(word))
         other, same = first.setdefault((path.parent, place.split), (path, rest))
         if rest != same:
             what = f"the split {place.split!r}" if place.split else "one split"

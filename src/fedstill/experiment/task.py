@@ -188,10 +188,14 @@ def share_out(
         columns={name: column[rows] for name, column in loaded.columns.items()},
     )
     groups = loaded.columns.get(loaded.group)
-    parts = [_own_split(experiment, client, rows[part], labels, groups) for client, part in enumerate(split)]
+    dealt = [rows[part] for part in split]
+    if groups is not None and experiment.local_test:
+        parts = _own_groups(experiment, dealt, labels, groups)
+    else:
+        parts = [_own_split(experiment, client, own, labels) for client, own in enumerate(dealt)]
     if experiment.validation and experiment.local_test:
         test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
-    values = partition.values_of(experiment.partition, loaded.columns, [rows[part] for part in split])
+    values = partition.values_of(experiment.partition, loaded.columns, dealt)
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
     task = Task(loaded.train, test, parts, *facts, _drawn(experiment, data, loaded, rows))
     return _described(task, loaded, rows, validation)
@@ -203,8 +207,10 @@ def _described(
     """The task with words on its records, and the number of test records that the clients have too."""
     origin, remarks, copies = loaded.origin, loaded.remarks, loaded.copies
     if validation is not None:
-        places = torch.from_numpy(rows)
-        copies = int(twins(task.test.images, loaded.train.images[places]).sum())
+        copies = int(twins(task.test.images, loaded.train.images[torch.from_numpy(rows)]).sum())
+    elif any(len(judged) for _, judged in task.parts):
+        trained, judged = (torch.from_numpy(np.concatenate(some)) for some in zip(*task.parts, strict=True))
+        copies = int(twins(loaded.train.images[judged], loaded.train.images[trained]).sum())
     if loaded.group:
         origin = (*origin, f"splits keep all records of a {loaded.group!r} on one side (--group)")
     columns = () if task.backbone else tuple(map(nfc, loaded.features))
@@ -232,6 +238,7 @@ def _drawn(
         "--limit": experiment.limit is not None and experiment.limit < len(loaded.train),
         "--validation": bool(experiment.validation),
         "--public held": public.held_out_count(experiment.public) is not None,
+        "--local-test by groups": bool(loaded.group and experiment.local_test),
         f"--partition {experiment.partition}": dealt,
     }
     return tuple(what for what, was_drawn in found.items() if was_drawn)
@@ -298,22 +305,43 @@ def _set_aside(
     return np.sort(rows[order[number:]]), judged, np.sort(rows[order[:number]])
 
 
+def _own_groups(
+    experiment: Experiment, dealt: list[partition.Indices], labels: NDArray[np.int64], groups: np.ndarray
+) -> list[tuple[partition.Indices, partition.Indices]]:
+    """As `_own_split` for every client, with whole groups, which may have records at several clients."""
+    parts = [(own, own[:0]) for own in dealt]
+    for what, fraction in (("local test", experiment.local_test), ("local validation", experiment.validation)):
+        if not fraction:
+            continue
+        left = np.sort(np.concatenate([own for own, _ in parts]))
+        _, judged = partition.group_split(
+            left,
+            fraction=fraction,
+            rng=seeds.numpy_stream(experiment.seed, what),
+            labels=labels,
+            groups=groups,
+        )
+        taken = set(groups[judged])
+        for own, _ in parts:  # a client keeps a group at least
+            if taken.issuperset(own_groups := sorted(set(groups[own]))):
+                taken.discard(own_groups[0])
+        marks = [np.isin(groups[own], list(taken)) for own, _ in parts]
+        parts = [(own[~mark], own[mark]) for (own, _), mark in zip(parts, marks, strict=True)]
+    return parts
+
+
 def _own_split(
-    experiment: Experiment,
-    client: int,
-    own: partition.Indices,
-    labels: NDArray[np.int64],
-    groups: np.ndarray | None,
+    experiment: Experiment, client: int, own: partition.Indices, labels: NDArray[np.int64]
 ) -> tuple[partition.Indices, partition.Indices]:
     """A client's training records and those to evaluate on: its test records, or its validation records instead."""
     rng = seeds.numpy_stream(experiment.seed, "local test", client)
     if not experiment.local_test:
         return own, own[:0]
-    training, test = sources.divided(own, experiment.local_test, rng, labels, groups)
+    training, test = partition.local_test_split(own, fraction=experiment.local_test, rng=rng, labels=labels)
     if not experiment.validation:
         return training, test
     rng = seeds.numpy_stream(experiment.seed, "local validation", client)
-    return sources.divided(training, experiment.validation, rng, labels, groups)
+    return partition.local_test_split(training, fraction=experiment.validation, rng=rng, labels=labels)
 
 
 def _scaled_by_public(

@@ -45,7 +45,7 @@ class Guarantee:
         reason: the theorems that the guarantee rests on, or the field or release that breaks it.
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
         exposed: number of the clients' records that the public or the test records hold too, which nothing protects;
-            None where nobody counted them: in a run of real sites, and of an early version.
+            None where nobody counted them: in a run without a guarantee, or of real sites.
     """
 
     holds: bool
@@ -57,7 +57,7 @@ class Guarantee:
     accountant: str | None
     reason: str
     simulated: bool
-    exposed: int | None = 0
+    exposed: int | None = None
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
@@ -116,13 +116,14 @@ def beside(
             f"moves others from client to client; {APART}",
             simulated=found.simulated,
         )
-    known, of = in_public() if in_public else (0, 1)
+    known, of = in_public() if in_public else (0, 0)
     if known == of > 0:
-        return no_guarantee(
+        none = no_guarantee(
             f"all {of} records of the clients are among the public or the test records too, which the server has "
             "without noise; take other public and test records",
             simulated=found.simulated,
         )
+        return replace(none, exposed=known)
     outside = [f"it is for the clients' records; nothing protects the {held} records that --public held={held} took"]
     outside = outside * bool(held)
     if known:

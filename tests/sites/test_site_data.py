@@ -1,0 +1,116 @@
+"""A site's records in a run's task: columns and classes are those of one name, or the site refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedstill import methods, schema
+from fedstill.base.records import Normalisation, Records
+from fedstill.data import sources
+from fedstill.engines.run_spec import RunSpec
+from fedstill.sites.site.policy import SitePolicy, check
+from fedstill.sites.site.site_data import SiteData
+
+COLUMNS = ("age", "systolic", "bmi")
+X = np.random.default_rng(0).normal([50, 130, 25], [10, 15, 4], (60, 3))
+
+
+def table(place: Path, columns: tuple[str, ...] = COLUMNS, **more: Any) -> Path:
+    order = [COLUMNS.index(name) if name in COLUMNS else i for i, name in enumerate(columns)]
+    rows = {name: X[:, i] for name, i in zip(columns, order, strict=True)}
+    pq.write_table(pa.table({**rows, "label": np.arange(60) % 2, **more}), place)
+    return place
+
+
+def spec(records: Records, **facts: Any) -> RunSpec:
+    facts = {"name": "fedavg", "model": "linear", **facts}
+    return RunSpec.read(RunSpec.of(methods.find("fedavg")(), records, **facts).text())
+
+
+def own(data: Path, run: RunSpec, tmp_path: Path, **rules: Any) -> Records:
+    policy = SitePolicy(client=0, data=data, state=tmp_path / "state", methods=("fedavg",), unprotected=True, **rules)
+    site = SiteData(policy, run, tmp_path / "run")
+    site.check()
+    return site.own[0]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [COLUMNS, COLUMNS[::-1], ("systolic", "age", "bmi"), tuple(unicodedata.normalize("NFD", n) for n in COLUMNS)],
+)
+def test_a_site_orders_its_columns_by_the_runs_names(columns: tuple[str, ...], tmp_path: Path) -> None:
+    server = sources.load(str(table(tmp_path / "server.parquet")))
+    run = spec(server.train, columns=server.features)
+    found = own(table(tmp_path / "site.parquet", columns), run, tmp_path)
+    assert np.allclose(found.images.numpy(), X) and run.task["columns"] == list(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("alter", "systolic", "bmi"), "the site's table lacks the run's column 'age' .columns."),
+        ((*COLUMNS, "dose"), "the site's table has a column 'dose', the run has not .columns."),
+        (("age", "bmi"), "the site's table lacks the run's column 'systolic'"),
+    ],
+)
+def test_a_site_with_other_columns_refuses(columns: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    server = sources.load(str(table(tmp_path / "server.parquet")))
+    more = {"dose": X[:, 0]} if "dose" in columns else {}
+    place = table(tmp_path / "site.parquet", tuple(name for name in columns if name != "dose"), **more)
+    with pytest.raises(schema.Refused, match=message):
+        own(place, spec(server.train, columns=server.features), tmp_path)
+
+
+@pytest.mark.parametrize("named", ["run", "site"])
+def test_names_on_one_side_only_are_refused(named: str, tmp_path: Path) -> None:
+    server = sources.load(str(table(tmp_path / "server.parquet")))
+    np.savez(tmp_path / "site.npz", x_train=X, y_train=np.arange(60) % 2)
+    place = tmp_path / ("site.npz" if named == "run" else "server.parquet")
+    with pytest.raises(schema.Refused, match=f"the {named}'s columns have names and the .* have none"):
+        own(place, spec(server.train, columns=server.features if named == "run" else ()), tmp_path)
+    if named == "run":
+        assert len(own(place, spec(server.train), tmp_path)) == 60
+
+
+def labelled(tmp_path: Path, labels: np.ndarray) -> Path:
+    np.savez(tmp_path / "site.npz", x_train=np.arange(len(labels) * 4.0).reshape(-1, 4), y_train=labels)
+    return tmp_path / "site.npz"
+
+
+def like(classes: int) -> Records:
+    import torch
+
+    return Records(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), classes, Normalisation((0.0,) * 4, (1.0,) * 4))
+
+
+@pytest.mark.parametrize("names", [tuple(map(str, range(12))), ("0", "1", "10", "11", *map(str, range(2, 10)))])
+def test_a_sites_integers_are_the_classes_of_that_name(names: tuple[str, ...], tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(12), 5)
+    found = own(labelled(tmp_path, labels), spec(like(12), class_names=names), tmp_path)
+    assert [int(names[label]) for label in found.labels] == labels.tolist()
+
+
+def test_a_sites_integers_need_names_for_a_run_with_names(tmp_path: Path) -> None:
+    place, run = labelled(tmp_path, np.repeat([0, 1], 30)), spec(like(2), class_names=("sick", "well"))
+    with pytest.raises(schema.Refused, match="labels are integers, but the run's classes are called 'sick', ...; name"):
+        own(place, run, tmp_path)
+    assert own(place, run, tmp_path, class_names=("well", "sick")).labels.tolist() == [1] * 30 + [0] * 30
+    with pytest.raises(schema.Refused, match="the site's class 'ill' is not a class of the run"):
+        own(place, run, tmp_path, class_names=("well", "ill"))
+
+
+def test_an_integer_beyond_the_runs_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(schema.Refused, match="the site's class '2' is not a class of the run"):
+        own(labelled(tmp_path, np.repeat([0, 2], 30)), spec(like(2)), tmp_path)
+
+
+def test_a_sites_column_of_classes_may_be_named_and_its_remarks_are_warnings(tmp_path: Path) -> None:
+    place = table(tmp_path / "site.parquet", died=[i % 3 == 0 for i in range(60)], ward=["a", "b"] * 30)
+    rules: dict[str, Any] = {"client": 0, "state": tmp_path / "state", "methods": ("fedavg",), "unprotected": True}
+    policy = SitePolicy(data=place, label_column="died", **rules)
+    assert "not in the vectors, as they are texts: ward" in list(check(policy))
+    assert sources.load_part(str(place), policy.reading, cache_dir=tmp_path).class_names == ("False", "True")
