@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedstill.base.errors import install
 from fedstill.base.files import is_utf8
 from fedstill.data import pictures
 
@@ -171,12 +172,9 @@ def _visible_folders(root: Path) -> Iterator[Path]:
 
 def _remedy(endings: set[str]) -> str:
     if endings & {".heic", ".heif", ".hif"}:
-        return "install pillow-heif (pip install 'fedstill[pictures]'), convert them to JPEG, or move them away"
+        return f"{install('pictures')} to read HEIC, convert them to JPEG, or move them away"
     if endings & {".dcm", ".dicom", ""}:
-        return (
-            "install pydicom (pip install 'fedstill[pictures]') if they are DICOM, convert them to PNG, or move them "
-            "away"
-        )
+        return f"{install('pictures')} if they are DICOM, convert them to PNG, or move them away"
     return "convert them to PNG or JPEG, or move them away"
 
 
