@@ -4,8 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -183,28 +185,36 @@ def in_words(shape: tuple[int, ...]) -> str:
     return f"vectors of {shape[0]} numbers" if len(shape) == 1 else f"images of {' x '.join(map(str, shape))}"
 
 
-_KEY = 256
-"""Numbers of a record that are compared first."""
-
-
 def twins(records: Tensor, others: Tensor) -> Tensor:
     """Whether each of ``records`` equals one of ``others`` to the bit; both ``(n, ...)``, of any type."""
     found = torch.zeros(len(records), dtype=torch.bool)
     if records.shape[1:] != others.shape[1:] or records.dtype != others.dtype:
         return found
     keys, known = _keys(records), _keys(others)
-    both = {*keys} & {*known}
-    digests = {_digest(others[i]) for i, key in enumerate(known) if key in both}
-    for i, key in enumerate(keys):
-        found[i] = key in both and _digest(records[i]) in digests
+    alike = np.flatnonzero(np.isin(keys, known))
+    digests = {_digest(others[int(i)]) for i in np.flatnonzero(np.isin(known, keys[alike]))}
+    for i in alike.tolist():
+        found[i] = _digest(records[i]) in digests
     return found
 
 
-def _keys(records: Tensor) -> list[bytes]:
-    """Some of each record's numbers, by which most records that have no twin are told apart."""
-    flat = records.flatten(1)
-    some = flat[:, :: max(1, flat.shape[1] // _KEY)].contiguous().cpu().numpy()
-    return [row.tobytes() for row in some]
+def _keys(records: Tensor) -> NDArray[np.uint64]:
+    """A number for each record, equal for equal ones: a random sum of its bytes, eight at a time."""
+    flat = records.flatten(1).contiguous().cpu().numpy()
+    rows = flat.view(np.uint8).reshape(len(flat), -1) if flat.size else np.empty((len(flat), 0), np.uint8)
+    wide = -(-rows.shape[1] // 8)
+    weights = np.random.default_rng(0).integers(0, 1 << 64, wide, np.uint64)
+    keys = np.zeros(len(rows), np.uint64)
+    for start in range(0, len(rows), _ROWS):
+        some = rows[start : start + _ROWS]
+        padded = np.zeros((len(some), 8 * wide), np.uint8)
+        padded[:, : rows.shape[1]] = some
+        keys[start : start + _ROWS] = (padded.view(np.uint64) * weights).sum(1, dtype=np.uint64)
+    return keys
+
+
+_ROWS = 4096
+"""Number of records whose keys are computed at a time."""
 
 
 def _digest(record: Tensor) -> bytes:

@@ -18,6 +18,8 @@ Fit = Callable[["Image", str], NDArray[np.uint8]]
 """A function of a picture and of words for it, which returns its pixels ``(height, width, 1 or 3)``."""
 _ONE = ("MPO", "PSD", "ICO", "ICNS")
 """Formats whose further frames are the same picture: of the other eye, its layers, or its other sizes."""
+_NOTES = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}
+"""Where a picture may have that tag."""
 _ORIENTATION = 0x0112
 """The EXIF tag that says how a picture is turned."""
 
@@ -91,6 +93,8 @@ def opened(source: bytes | Path, name: str) -> "Image":
 
 def _is_turned(image: "ImageFile") -> bool:
     """Whether the picture is stored turned or mirrored; a damaged tag turns nothing, as in viewers of pictures."""
+    if image.format != "TIFF" and not _NOTES & image.info.keys():  # most pictures have no notes: they are read faster
+        return False
     try:
         return bool(image.getexif().get(_ORIENTATION, 1) != 1)
     except Exception:  # Pillow's parser of EXIF raises many kinds of errors

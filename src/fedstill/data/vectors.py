@@ -18,6 +18,8 @@ _LOSS = 1e-3
 """Largest error by the rounding to float32, in standard deviations of a column."""
 _FEWEST = 20
 """Fewest records of which a column is suspected to be no feature."""
+_SAMPLE, _MOST = 2000, 500
+"""Number of records by which a column is judged first, and of values of a column that may tell the class."""
 _SHOWN = 8
 """Number of columns in a remark."""
 _NUMBER = re.compile(r"\s*[-+]?\d{1,3}(?:[.,'\u00a0 ]?\d{3})*(?:[.,]\d*)?(?:[eE][-+]?\d+)?\s*|\s*[-+]?\d*[.,]\d+\s*")
@@ -150,7 +152,7 @@ def of_table(table: "pa.Table", label: str, where: str, labels: NDArray[np.int64
             )
     for name in texts:
         _refuse_numbers(table[name], name, where)
-    values = np.empty((table.num_rows, len(numeric)), np.float64)
+    values, classes = np.empty((table.num_rows, len(numeric)), np.float64), len(np.unique(labels))
     remarks = [f"not in the vectors, as they are texts: {_listed(texts)}"] if texts else []
     for i, name in enumerate(numeric):
         column = table[name]
@@ -161,7 +163,7 @@ def of_table(table: "pa.Table", label: str, where: str, labels: NDArray[np.int64
         values[:, i] = column.cast(pa.float64(), safe=False).to_numpy()
         if pa.types.is_integer(column.type):
             _check_integers(column, values[:, i], name, where)
-        remarks += _telling(values[:, i], labels, name, whole=pa.types.is_integer(column.type))
+        remarks += _telling(values[:, i], labels, classes, name, whole=pa.types.is_integer(column.type))
     found = of_array(values, where, numeric)
     return Table(found, tuple(numeric), rounding(values, found), tuple(remarks))
 
@@ -208,19 +210,24 @@ def _check_integers(column: "pa.ChunkedArray", values: NDArray[np.float64], name
             )
 
 
-def _telling(values: NDArray[np.float64], labels: NDArray[np.int64], name: str, *, whole: bool) -> list[str]:
+def _telling(
+    values: NDArray[np.float64], labels: NDArray[np.int64], classes: int, name: str, *, whole: bool
+) -> list[str]:
     """A remark on a column that has another value in each record, as ids have, or that tells the class."""
     number = len(values)
     if number < _FEWEST:
         return []
-    found, codes = np.unique(values, return_inverse=True)
-    if whole and len(found) == number:
+    most = max(2 * classes, min(number // 10, _MOST))
+    for count in (min(number, _SAMPLE), number):  # most columns are told to be features by some of their values
+        found, codes = np.unique(values[:count], return_inverse=True)
+        distinct = whole and len(found) == count
+        pairs = len(np.unique(codes * (int(labels.max()) + 1) + labels[:count]))
+        telling = classes > 1 and len(found) <= most and pairs == len(found)
+        if not distinct and not telling:
+            return []
+    if distinct:
         return [f"the column {name!r} has another integer in each record; if it is an id, drop it"]
-    classes = len(np.unique(labels))
-    if classes < 2 or not 1 < len(found) <= max(2 * classes, number // 10):
-        return []
-    pairs = len(np.unique(codes * (int(labels.max()) + 1) + labels))
-    if pairs == len(found):
+    if len(found) > 1:
         return [f"the column {name!r} tells the class of every record; if it is the class in other words, drop it"]
     return []
 

@@ -229,7 +229,8 @@ def places(paths: Sequence[Path], root: Path, *, classes: bool) -> list[Place]:
         ValueError: a path has two splits, or names tell the split of some files only.
     """
     ways = [path.parts[:-1] for path in paths]
-    exact = [_exact(way, _class_names(ways) if classes else frozenset()) for way in ways]
+    class_names = _class_names(ways) if classes else frozenset()
+    exact = [_exact(way, class_names) for way in ways]
     if all(at is None for at in exact):
         exact = [_level(ways, root, classes=classes)] * len(ways)
     found = []
