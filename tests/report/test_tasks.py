@@ -234,7 +234,7 @@ def test_the_tries_of_a_sweep_and_its_final_runs_are_not_points_of_one_line(tmp_
     assert sorted(run.folder.name for run in sweep.runs) == ["0", "1", "2"]
     text = page(runs, tmp_path)
     assert "<h2>Accuracy by lr</h2>" in text and 'id="figure-sweep-0"' in text
-    assert "Data: digits (partition iid, 2 clients, validation 0.1)" in text
+    assert "Data: digits (partition iid, 2 clients, 10 % of them for validation)" in text
 
 
 def test_a_sweep_over_names_is_a_matrix_without_a_plot(tmp_path: Path) -> None:

@@ -211,15 +211,20 @@ def markdown_text(records: Sequence[RunRecord]) -> str:
 
 
 def _one(task: Group) -> str:
+    parts = [(f"*{heading}*\n\n" if heading else "") + _rows(part) for heading, part in tables.blocks(task)]
+    return "\n\n".join(parts) + f"\n\n{_markdown(_caption(task))}\n"
+
+
+def _rows(task: Group) -> str:
     words = tables.text_columns(task)
     lines = [tuple(map(_markdown, tables.headings(task)))]
     lines += [tuple("---" if i in words else "---:" for i in range(len(lines[0])))]
     lines += [tuple(map(_markdown, row)) for row in tables.cells(task)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{_markdown(_caption(task))}\n"
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _caption(task: Group) -> str:
-    return f"{tables.caption(task)} {source(task)}"
+    return " ".join((tables.caption(task), *tables.remarks(task), source(task)))
 
 
 def latex_text(records: Sequence[RunRecord]) -> str:
@@ -232,13 +237,19 @@ def latex_text(records: Sequence[RunRecord]) -> str:
         words = tables.text_columns(task)
         top = tables.headings(task)
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
-        lines = "".join(" & ".join(map(latex, line)) + " \\\\\n" for line in tables.cells(task))
+        lines = "\\midrule\n".join(_block(heading, part, len(top)) for heading, part in tables.blocks(task))
         text += (
             f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task))}}}\n\\label{{tab:{number}}}\n"
         )
         text += f"{_FIT}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
         text += f"{lines}\\bottomrule\n\\end{{tabular}}}}\n\\end{{table*}}\n"
     return text
+
+
+def _block(heading: str, task: Group, columns: int) -> str:
+    """The rows of a part of a table, below its heading, if it has one."""
+    above = f"\\multicolumn{{{columns}}}{{l}}{{\\emph{{{latex(heading)}}}}} \\\\\n" if heading else ""
+    return above + "".join(" & ".join(map(latex, line)) + " \\\\\n" for line in tables.cells(task))
 
 
 def latex(text: str) -> str:

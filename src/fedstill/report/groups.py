@@ -12,11 +12,23 @@ import numpy as np
 from fedstill import methods
 from fedstill.experiment.config import FREE, Experiment, defaults_of, flat
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.report import guarantees
+from fedstill.report import caveats, guarantees
 from fedstill.report.record import RunRecord
 from fedstill.runs.journal import WITHDRAWN
 
-TASK = ("data", "size", "partition", "clients", "model", "models", "limit", "validation", "local_test")
+TASK = (
+    "data",
+    "size",
+    "partition",
+    "clients",
+    "model",
+    "models",
+    "limit",
+    "validation",
+    "local_test",
+    "group",
+    "label_column",
+)
 """Settings that make a task: accuracies of runs that differ in one of these are not comparable."""
 
 UNNAMED = FREE | {"seed", "threads", "device"}
@@ -225,8 +237,8 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
     groups = [[seeds[seed] for seed in sorted(seeds)] for seeds in families.values()]
     columns = _columns([group[0] for group in groups])
     identity = _identity(records[0])
-    more = [f"{key} {_short(key, identity[key])}" for key in apart if identity[key]]
-    words = setting_words(records[0], more)
+    more = [f"{key} {_short(key, identity[key])}" for key in apart if identity[key] and key not in caveats.said()]
+    words = words_of(records, more)
     rows = [_row(group, columns, words) for group in groups]
     if len({row.name for row in rows}) < len(rows):  # names are keys of figures; the number of rounds is no column
         rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
@@ -279,17 +291,19 @@ def _short(key: str, value: object) -> str:
 
 
 def setting_words(record: RunRecord, more: Sequence[str] = ()) -> str:
-    """The task of a run in words: data, partition and clients, and ``more``."""
+    """The task of a run in words: data, partition, clients, every setting that defines it otherwise, and ``more``."""
     return words_of([record], more)
 
 
 def words_of(records: Iterable[RunRecord], more: Sequence[str] = ()) -> str:
     """As `setting_words`, for runs on several tasks."""
-    summaries = [record.summary for record in records]
+    runs = list(records)
+    summaries = [record.summary for record in runs]
     data, partitions, clients = (
         list(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("data", "partition", "clients")
     )
-    parts = [f"partition {' or '.join(partitions)}", f"{' or '.join(clients)} client{'s' * (clients != ['1'])}", *more]
+    parts = [f"partition {' or '.join(partitions)}", f"{' or '.join(clients)} client{'s' * (clients != ['1'])}"]
+    parts += [*caveats.facts([task_settings(run) for run in runs]), *more]
     return f"{' and '.join(data)} ({', '.join(parts)})"
 
 

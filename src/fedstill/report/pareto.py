@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedstill.report import figures, groups, guarantees, html
 from fedstill.report.drawing import Axis, Line, Plot, themed_svg
-from fedstill.report.groups import Row, group, setting_words
+from fedstill.report.groups import Row, group
 from fedstill.report.markup import part
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
 
@@ -245,9 +245,8 @@ def _picture(rows: Sequence[Row]) -> Picture:
     points = [_point(row, name) for row, name in zip(rows, names, strict=True)]
     points.sort(key=lambda point: (-point.accuracy, point.up, point.name))
     first = rows[0].runs[0]
-    facts = groups.task_settings(first)
-    more = [f"{facts['limit']:,} records"] if facts["limit"] else []
-    return Picture(f"{setting_words(first, more)}, {first.summary['judged_on']}", points)
+    words = groups.words_of(run for row in rows for run in row.runs)
+    return Picture(f"{words}, {first.summary['judged_on']}", points)
 
 
 def _point(row: Row, name: str) -> Point:

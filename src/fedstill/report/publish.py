@@ -28,8 +28,10 @@ from fedstill.data.places import Reading
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
 from fedstill.models.backbones import Preprocessing
-from fedstill.report import guarantees
+from fedstill.report import caveats, guarantees
+from fedstill.report.groups import setting_words
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
+from fedstill.report.tables import balanced_accuracy
 from fedstill.schema import clean
 
 TOLERANCE = 1e-5
@@ -285,6 +287,10 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
     )
     tuned = ", after each client's own training, which is not in this model"
     tuned = tuned if methods.find(str(record.config["method"]["name"])).personal else ""
+    mean = balanced_accuracy(record)
+    balanced = (
+        "" if mean is None else f"| balanced accuracy, mean recall of the classes | {accuracy_words(mean, None)} % |\n"
+    )
     classes, behind = ", ".join(map(_plain, facts["class_names"])), ""
     if "backbone" in facts:
         behind = (
@@ -292,6 +298,8 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
             f"{facts['backbone_sha256'][:16]}...), which no\nclient trained. `{PROGRAM}` contains that network, under "
             "its own licence.\n"
         )
+    hidden = "".join(f"* {_plain(text[0].upper() + text[1:])}.\n" for text in caveats.of_run(record))
+    hidden = f"\nWhat the accuracy hides:\n\n{hidden}" if hidden else ""
     tried = [f"* {_plain(text)}" for text in attacks]
     tried = tried or ["* No attack on this run is stored (`fedstill attack`), which says nothing of its success."]
     return f"""---
@@ -308,12 +316,12 @@ A classifier of {kind} ({_plain(facts["model"])}, {facts["num_parameters"]:,} pa
 | | |
 |---|---|
 | accuracy on {_plain(summary["judged_on"])}{tuned} | {accuracy_words(summary["accuracy"], None)} % |
-| split of the records | {_plain(summary["partition"])} |
+{balanced}| task | {_plain(setting_words(record))} |
 | upload of a client, mean of all | {human_bytes(summary["bytes_up_per_client"])} |
 | download of a client, mean of all | {human_bytes(summary["bytes_down_per_client"])} |
 | rounds | {summary["rounds"]} |
 | seed | {summary["seed"]} |
-
+{hidden}
 ## Use
 
 ```python

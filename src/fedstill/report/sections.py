@@ -176,9 +176,13 @@ _FLAG = re.compile(r"(--[a-z][\w.-]*)")
 
 def results(task: Group) -> Markup:
     """The table of a task, the settings that were changed, and each seed's numbers."""
-    text = html.data_table(
-        tables.headings(task), tables.cells(task), tables.text_columns(task), caption=tables.caption(task)
-    )
+    text, parts = Markup(), tables.blocks(task)
+    for i, (heading, rows) in enumerate(parts):
+        text += part("strong", heading) if heading else Markup()
+        about = tables.caption(task) if i == len(parts) - 1 else ""
+        text += html.data_table(tables.headings(rows), tables.cells(rows), tables.text_columns(rows), caption=about)
+    for sentence in tables.remarks(task):
+        text += part("paragraph", sentence, "note")
     if tuning := tuning_sentence(task):
         text += part("paragraph", tuning, "note")
     headings, lines = tables.logged(task)
@@ -231,6 +235,8 @@ def partition(task: Group, number: int) -> Markup:
     text = html.figure(figures.records_per_client(record), f"partition-{number}", about)
     dots = html.figure(figures.bubbles(record), f"bubbles-{number}", also)
     text += html.folded("The same as bubbles", dots)
+    for sentence in RunFolder(record.folder).read_origin():
+        text += part("paragraph", f"{sentence[0].upper()}{sentence[1:]}.", "note")
     if values := _column_values(record):
         assert record.counts is not None
         sizes = record.counts.sum(axis=1)

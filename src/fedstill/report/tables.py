@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich import console as rich_console
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.report import groups, guarantees
+from fedstill.report import caveats, groups, guarantees
 from fedstill.report.groups import Group, Row, group
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
 
@@ -60,6 +60,10 @@ def shares(matrix: NDArray[Any]) -> NDArray[np.float64]:
 
 
 RESULTS = ("accuracy, %", "up/client", "down/client", "rounds", "guarantee", "seconds")
+BALANCED = "balanced, %"
+"""The column of the mean recall of the classes, if it is another number than the accuracy."""
+_FAR = 0.01
+"""Distance from the accuracy, in [0, 1], from which balanced accuracy is shown."""
 OVER_CLIENTS = "over clients"
 """The column of the spread of the clients' own accuracies, in percentage points, if clients evaluate."""
 STATE = "state"
@@ -122,7 +126,14 @@ def headings(task: Group) -> tuple[str, ...]:
     """The headings of `cells`."""
     state = [STATE] if not all(row.finished for row in task.rows) else []
     apart = [OVER_CLIENTS] if any(row.mean(_spread_over_clients) is not None for row in task.rows) else []
-    return ("method", *task.columns, *state, *RESULTS, *apart)
+    results = [RESULTS[0], *([BALANCED] if _unbalanced(task) else []), *RESULTS[1:]]
+    return ("method", *task.columns, *state, *results, *apart)
+
+
+def _unbalanced(task: Group) -> bool:
+    """Whether a row's balanced accuracy is far from its accuracy."""
+    pairs = ((row.mean(balanced_accuracy), row.accuracy) for row in task.rows if row.finished)
+    return any(mean is not None and own is not None and abs(mean - own) >= _FAR for mean, own in pairs)
 
 
 def text_columns(task: Group) -> tuple[int, ...]:
@@ -144,6 +155,7 @@ def cells(task: Group) -> list[tuple[str, ...]]:
             "method": row.label,
             STATE: row.runs[0].state,
             "accuracy, %": accuracy_words(row.accuracy, row.spread),
+            BALANCED: accuracy_words(row.mean(balanced_accuracy), None),
             "up/client": human_bytes(row.mean_of("bytes_up_per_client")),
             "down/client": human_bytes(row.mean_of("bytes_down_per_client")),
             "rounds": f"{row.mean_of('rounds'):.4g}",
@@ -207,12 +219,30 @@ def others(metric: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def blocks(task: Group) -> list[tuple[str, Group]]:
+    """The task in two parts with a heading each, if some rows have a guarantee with an epsilon and some none.
+
+    Accuracies of both are no comparison of methods: noise costs some.
+    """
+    private = [row for row in task.rows if row.finished and guarantees.is_finite(row.guarantee)]
+    others = [row for row in task.rows if row not in private]
+    if not private or not others:
+        return [("", task)]
+    return [("without privacy", replace(task, rows=others)), ("with differential privacy", replace(task, rows=private))]
+
+
+def remarks(task: Group) -> list[str]:
+    """Sentences on what the accuracies of a task hide (`fedstill.report.caveats`)."""
+    return caveats.of_rows([(row.name, row.runs) for row in task.rows if row.finished])
+
+
 def caption(task: Group) -> str:
-    """The caption of a task's table."""
+    """The caption of a task's table, without its `remarks`."""
     seeds = sorted({len(row.runs) for row in task.rows})
     evaluated = " or ".join(dict.fromkeys(run.summary["judged_on"] for run in task.runs))
     more = " Over clients: the sample standard deviation of their own accuracies, in points."
     more = more if OVER_CLIENTS in headings(task) else ""
+    more = " Balanced: mean recall of the classes." * (BALANCED in headings(task)) + more
     if STATE in headings(task):
         more += " Unfinished runs: the last accuracy and the bytes logged so far."
     if seeds == [1]:
@@ -224,7 +254,14 @@ def caption(task: Group) -> str:
 def terminal(records: Sequence[RunRecord]) -> rich_console.Group:
     """The tables for the terminal, one per task; a narrow one lacks columns rather than parts of numbers."""
     tasks = group(records)
-    return rich_console.Group(*(_Fitting(task, plain(task.words) if len(tasks) > 1 else None) for task in tasks))
+    shown: list[RenderableType] = []
+    for task in tasks:
+        parts = blocks(task)
+        for i, (heading, part) in enumerate(parts):
+            words = ", ".join(filter(None, (task.words if len(tasks) > 1 else "", heading)))
+            shown.append(_Fitting(part, plain(words) if words else None, last=i == len(parts) - 1))
+        shown += [plain(sentence) for sentence in remarks(task)]
+    return rich_console.Group(*shown)
 
 
 @dataclass(frozen=True)
@@ -233,6 +270,7 @@ class _Fitting:
 
     task: Group
     title: Text | None
+    last: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         top, lines = headings(self.task), cells(self.task)
@@ -243,7 +281,7 @@ class _Fitting:
             if sum((widths | folded)[i] + 2 for i in shown) > options.max_width and heading in top:
                 del shown[top.index(heading)]
         style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-        words = plain(caption(self.task))
+        words = plain(caption(self.task)) if self.last else None
         table = Table(title=self.title, title_justify="left", caption=words, caption_justify="left", **style)
         for i, heading in shown.items():
             if i in folded:

@@ -1,0 +1,159 @@
+"""Caveats: what an accuracy hides, in sentences for tables, pages and cards; and the facts that define its task."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.experiment.config import Experiment
+from fedstill.report.record import RunRecord
+
+_FEW = 5
+"""Number of test records of a class below which its recall says little."""
+_SHOWN = 3
+"""Number of classes, or of rows, that a sentence names."""
+_LEVEL = 1.959963984540054
+"""Standard deviations of a normal distribution that hold 95 % of it."""
+
+
+def interval(right: int, number: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of which ``right`` of ``number`` were seen (Wilson 1927)."""
+    if not number:
+        return 0.0, 1.0
+    share, square = right / number, _LEVEL**2
+    centre = (share + square / (2 * number)) / (1 + square / number)
+    half = _LEVEL / (1 + square / number) * math.sqrt(share * (1 - share) / number + square / (4 * number**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def of_run(run: RunRecord) -> list[str]:
+    """Caveats of one run's accuracy, from its confusion matrix and the copies among its test records."""
+    found = (
+        []
+        if run.confusion is None
+        else of_model(run.confusion, run.class_name) + of_test(run.confusion, run.class_name)
+    )
+    return found + copies(run)
+
+
+def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:
+    """Caveats of a model: classes that it never predicts, and an accuracy that the largest class explains.
+
+    Args:
+        confusion: test records by true (rows) and predicted class, ``(C, C)``.
+        name: the name of a class.
+    """
+    tested, predicted = confusion.sum(1), confusion.sum(0)
+    found = []
+    if missed := np.flatnonzero((tested > 0) & (predicted == 0)).tolist():
+        number = sum(int(tested[label]) for label in missed)
+        found.append(f"never predicts {_classes(missed, name)}, of which there are {number:,} test records")
+    total, right, most = int(tested.sum()), int(np.trace(confusion)), int(tested.max(initial=0))
+    if np.count_nonzero(tested) > 1 and interval(right, total)[0] <= most / total:
+        label = int(tested.argmax())
+        found.append(
+            f"accuracy is not above that of always saying {name(label)} ({100 * most / total:.1f} % of the test "
+            "records) by more than chance"
+        )
+    return found
+
+
+def of_test(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:
+    """Caveats of a set of test records: classes without any, with few, or one alone."""
+    tested = confusion.sum(1)
+    if len(tested) > 1 and np.count_nonzero(tested) == 1:
+        return [f"all test records are of one class, {name(int(tested.argmax()))}, so accuracy is its recall"]
+    found = []
+    if without := np.flatnonzero(tested == 0).tolist():
+        found.append(f"no test record is of {_classes(without, name)}, so nothing is known of its recall")
+    if few := np.flatnonzero((tested > 0) & (tested < _FEW)).tolist():
+        found.append(f"fewer than {_FEW} test records are of {_classes(few, name)}, whose recall is undecided")
+    return found
+
+
+def copies(run: RunRecord) -> list[str]:
+    """A sentence on test records that equal a training record."""
+    number = run.summary.get("copied_test_records")
+    return [f"{number:,} test records equal a training record, and accuracy counts them too"] if number else []
+
+
+def _classes(labels: Sequence[int], name: Callable[[int], str]) -> str:
+    more = len(labels) - _SHOWN
+    return ", ".join(name(label) for label in labels[:_SHOWN]) + (f" and {more} more classes" if more > 0 else "")
+
+
+def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
+    """Sentences on the rows of a table: on the test records once, on each row's model by its name.
+
+    Args:
+        rows: the name and the runs, one per seed, of each row.
+    """
+    runs = [run for _, some in rows for run in some if run.confusion is not None]
+    about = dict.fromkeys(text for run in runs for text in (*of_test(_matrix(run), run.class_name), *copies(run)))
+    found = [f"{text[0].upper()}{text[1:]}." for text in about]
+    of_names: dict[str, list[str]] = {}
+    for name, some in rows:
+        told: dict[str, int] = {}
+        seeds = [run for run in some if run.confusion is not None]
+        for run in seeds:
+            for text in of_model(_matrix(run), run.class_name):
+                told[text] = told.get(text, 0) + 1
+        for text, count in told.items():
+            of_names.setdefault(text, []).append(
+                name if count == len(seeds) else f"{name} ({count} of {len(seeds)} seeds)"
+            )
+    for text, names in of_names.items():
+        some_names = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        found.append(f"{some_names}: {text}.")
+    return found
+
+
+def _matrix(run: RunRecord) -> NDArray[np.int64]:
+    assert run.confusion is not None
+    return run.confusion
+
+
+# Facts of a task -----------------------------------------------------------------------------------------------------
+
+_Words = Callable[[Any], str]
+_SAID: dict[str, _Words] = {
+    "size": lambda value: f"images of {value} x {value} pixels",
+    "label_column": lambda value: f"classes of the column {value}",
+    "group": lambda value: "records drawn by themselves" if value == "none" else f"whole groups by {value}",
+    "features": lambda value: f"features {value}",
+    "mean": lambda _: "stated mean",
+    "std": lambda _: "stated deviation",
+    "num_classes": lambda value: f"{value} classes stated",
+    "class_names": lambda value: f"{len(value)} classes stated",
+    "models": lambda value: f"clients' models {', '.join(value)}",
+    "limit": lambda value: f"{value:,} training records",
+    "validation": lambda value: f"{100 * value:g} % of them for validation",
+    "local_test": lambda value: f"{100 * value:g} % of each client's for its test",
+    "drop": lambda value: f"{100 * value:g} % of the replies lost",
+    "slow": lambda value: f"{100 * value:g} % of the clients too slow",
+    "public": lambda value: f"public {value}",
+    "delta": lambda value: f"delta {value:g}",
+    "budget": lambda value: f"budget epsilon {value:g}",
+    "noise": lambda value: f"{value} noise",
+}
+"""Setting of a task -> its words, where it is not the default."""
+UNSAID = frozenset(
+    {"data", "partition", "clients", "model", "seed"}  # said everywhere
+    | {"engine", "workers", "cpus_per_client", "gpus_per_client", "threads", "device", "timeout", "min_clients"}
+    | {"evaluate_every", "evaluate_uploads", "keep_replies", "max_message_mb"}
+)
+"""Settings that stand in every sentence on a task, or define none."""
+
+
+def facts(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Words for each setting that defines a task, is not the default, and is the same in all ``settings``."""
+    first, defaults = settings[0], Experiment().model_dump(mode="json")
+    alike = [key for key in _SAID if all(one.get(key) == first.get(key) for one in settings)]
+    return [_SAID[key](first[key]) for key in alike if first.get(key) != defaults[key]]
+
+
+def said() -> frozenset[str]:
+    """The settings that have words."""
+    return frozenset(_SAID)

@@ -1,0 +1,155 @@
+"""What an accuracy hides is said in tables, pages and cards; every setting that defines a task is in its words."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedstill
+from fedstill.experiment.config import FREE, Experiment
+from fedstill.report import caveats, export, tables
+from fedstill.report.groups import group, setting_words
+from fedstill.report.record import RunRecord, read_run
+
+NAMES = ("well", "sick", "rare")
+
+
+def name(label: int) -> str:
+    return NAMES[label]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[list[int]], str], RunRecord]:
+    """A real run's folder with another confusion matrix."""
+    place = tmp_path_factory.mktemp("runs")
+    settings: dict[str, Any] = {
+        "data": "digits",
+        "model": "linear",
+        "clients": 2,
+        "rounds": 1,
+        "workers": 0,
+        "limit": 200,
+    }
+
+    def made(confusion: list[list[int]], folder: str, method: str = "fedavg", **more: Any) -> RunRecord:
+        run = fedstill.run(method, out=place / folder, **{**settings, **more, "workers": 0})
+        matrix = np.array(confusion)
+        (place / folder / "evaluation.json").write_text(json.dumps({"confusion": matrix.tolist()}))
+        summary = json.loads((place / folder / "summary.json").read_text())
+        summary["accuracy"] = float(np.trace(matrix) / matrix.sum())
+        (place / folder / "summary.json").write_text(json.dumps(summary))
+        partition = json.loads((place / folder / "partition.json").read_text())
+        partition |= {
+            "class_names": NAMES[: len(matrix)],
+            "counts": [row[: len(matrix)] for row in partition["counts"]],
+        }
+        (place / folder / "partition.json").write_text(json.dumps(partition))
+        return read_run(run.folder)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("right", "number", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (85, 100, 0.7672, 0.9069), (0, 0, 0, 1)],
+)
+def test_wilsons_interval_is_that_of_the_textbook(right: int, number: int, low: float, high: float) -> None:
+    """Numbers of statsmodels' proportion_confint(method="wilson")."""
+    assert caveats.interval(right, number) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("confusion", "sentences"),
+    [
+        (
+            [[166, 0], [14, 0]],
+            ["never predicts sick, of which there are 14 test", "always saying well (92.2 %"],
+        ),
+        ([[90, 10], [10, 90]], []),
+        ([[97, 1], [1, 1]], ["always saying well (98.0 %", "fewer than 5 test records are of sick"]),
+        ([[50, 50], [50, 50]], ["always saying well (50.0 %"]),
+        ([[50, 0, 1], [0, 50, 0], [0, 0, 0]], ["no test record is of rare, so nothing is known of its recall"]),
+        ([[50, 1], [0, 0]], ["all test records are of one class, well, so accuracy is its recall"]),
+        ([[10, 0], [0, 10]], []),
+    ],
+)
+def test_what_an_accuracy_hides_is_said(confusion: list[list[int]], sentences: list[str]) -> None:
+    matrix = np.array(confusion)
+    found = caveats.of_model(matrix, name) + caveats.of_test(matrix, name)
+    assert len(found) == len(sentences)
+    for sentence, wanted in zip(found, sentences, strict=True):
+        assert wanted in sentence
+
+
+def test_it_is_said_in_every_place_once(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [finished([[166, 0], [14, 0]], "a"), finished([[166, 0], [14, 0]], "b", method="fedprox")]
+    sentence = "fedavg, fedprox: never predicts sick, of which there are 14 test records."
+    (task,) = group(records)
+    assert tables.remarks(task)[0] == sentence
+    assert "balanced, %" in tables.headings(task) and "Balanced: mean recall" in tables.caption(task)
+    for text in (export.markdown_text(records), export.latex_text(records)):
+        assert text.count(sentence) == 1 and "50.00" in text
+    fedstill.write_report(records, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().count(sentence) == 1
+
+
+def test_seeds_that_differ_are_counted(finished: Any) -> None:
+    records = [finished([[166, 0], [14, 0]], "s0"), finished([[160, 6], [4, 10]], "s1", seed=1)]
+    assert "fedavg (1 of 2 seeds): never predicts sick, of which there are 14 test records." in tables.remarks(
+        group(records)[0]
+    )
+
+
+def test_rows_with_and_without_privacy_are_in_two_blocks(finished: Any) -> None:
+    right = [[90, 10], [10, 90]]
+    private = finished(right, "p", method="ldp-fedavg", epsilon=1.0, public="noise=50", delta=1e-4)
+    (task,) = group([finished(right, "q", public="noise=50", delta=1e-4), private])
+    assert [heading for heading, _ in tables.blocks(task)] == ["without privacy", "with differential privacy"]
+    text = export.markdown_text(task.runs)
+    assert (
+        text.index("*without privacy*")
+        < text.index("| fedavg")
+        < text.index("*with differential privacy*")
+        < text.index("| ldp-fedavg")
+    )
+    assert "\\emph{with differential privacy}" in export.latex_text(task.runs)
+    assert [heading for heading, _ in tables.blocks(group([private])[0])] == [""]
+
+
+def test_the_page_tells_what_each_split_took(finished: Any, tmp_path: Path) -> None:
+    fedstill.write_report([finished([[90, 10], [10, 90]], "o")], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Test: 359 records, a fifth of each class, held out of the train records." in page
+
+
+# Words of a task -----------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_has_words_or_defines_no_task() -> None:
+    fields = set(Experiment.model_fields)
+    assert caveats.said() | caveats.UNSAID == fields, fields ^ (caveats.said() | caveats.UNSAID)
+    assert not caveats.said() & caveats.UNSAID and FREE <= caveats.UNSAID
+
+
+OTHER: dict[str, Any] = {
+    "size": 16, "label_column": "died", "group": "patient", "features": "scattering", "mean": (0.5,), "std": (0.25,),
+    "num_classes": 12, "class_names": ("a", "b"), "models": ("linear", "mlp"), "limit": 3000, "validation": 0.1,
+    "local_test": 0.25, "drop": 0.2, "slow": 0.1, "public": "noise=500", "delta": 1e-6, "budget": 2.0,
+    "noise": "entropy",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_a_setting_that_defines_the_task_is_in_its_words(key: str, finished: Any) -> None:
+    plain = finished([[90, 10], [10, 90]], "w")
+    before = setting_words(plain)
+    assert "200 training records" in before
+    plain.config["experiment"][key] = json.loads(Experiment(**{key: OTHER[key]}).model_dump_json())[key]
+    assert len(setting_words(plain)) > len(before) or key == "limit"
+
+
+def test_all_settings_with_words_are_tried() -> None:
+    assert OTHER.keys() == caveats.said()
