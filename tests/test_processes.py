@@ -13,6 +13,7 @@ import pytest
 from looks import look
 
 from fedstill.base import processes
+from fedstill.experiment.config import Experiment
 
 pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process imports anew")
@@ -73,6 +74,7 @@ def test_a_killed_template_is_replaced() -> None:
 INTERRUPTED = """
 import sys, time
 from fedstill.base import processes
+from fedstill.experiment.config import Experiment
 if __name__ == "__main__":
     print("begins", flush=True)
     processes.start(time.sleep, 100)
@@ -94,3 +96,100 @@ def test_an_interruption_while_it_starts_leaves_one_traceback_and_no_process(tmp
         told = p.stderr.read()  # until all who could write there have ended
     assert told.count("Traceback") == 1 and told.rstrip().endswith("KeyboardInterrupt")
     assert p.returncode and psutil.wait_procs(children, timeout=30)[1] == []
+
+
+# Where workers cannot start -------------------------------------------------------------------------------------------
+
+RUN = """
+import fedstill
+def one(seed=0):
+    return fedstill.run("fedavg", data="digits", model="linear", clients=2, limit=100, rounds=1, seed=seed).accuracy
+"""
+PLACES = {
+    "a pool of spawned processes": RUN
+    + """
+import multiprocessing
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(*pool.map(one, [0, 0]))
+""",
+    "a pool of copies": RUN
+    + """
+import multiprocessing
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(*pool.map(one, [0, 0]))
+""",
+    "a copy after a run": RUN
+    + """
+import os
+if __name__ == "__main__":
+    first = one()
+    if os.fork() == 0:
+        print(first, one(), flush=True)
+        os._exit(0)
+    os.wait()
+""",
+    "a copied process after a run": RUN
+    + """
+import multiprocessing
+if __name__ == "__main__":
+    first = one()
+    process = multiprocessing.get_context("fork").Process(target=lambda: print(first, one(), flush=True))
+    process.start()
+    process.join()
+""",
+}
+
+
+@pytest.mark.parametrize("place", [*PLACES, "standard input", "a long folder"])
+def test_where_workers_cannot_start_the_run_needs_none(place: str, tmp_path: Path) -> None:
+    script = PLACES.get(place, RUN + 'if __name__ == "__main__":\n    print(one(), one())\n')
+    (tmp_path / "script.py").write_text(script)
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    if place == "a long folder":
+        (long := tmp_path / ("long" * 40)).mkdir()
+        environment["TMPDIR"] = str(long)
+    words = [sys.executable, *([] if place == "standard input" else ["script.py"])]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=environment,
+        input=script if place == "standard input" else "",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    first, second = done.stdout.split()
+    assert first == second, done.stderr
+
+
+def test_workers_that_cannot_start_are_refused_where_somebody_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "why_no_workers", lambda: "this is a daemonic process")
+    assert Experiment(workers=0).num_workers == 0 == Experiment().num_workers
+    with pytest.raises(ValueError, match="workers is 2, but this is a daemonic process; leave it out or set workers=0"):
+        _ = Experiment(workers=2).num_workers
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "number"),
+    [
+        ("0::/", {"cpu.max": "200000 100000"}, 2),
+        ("0::/docker/1", {"docker/1/cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("4:cpu,cpuacct:/a", {f"cpu,cpuacct/a/cpu.cfs_{k}_us": v for k, v in (("quota", "5"), ("period", "9"))}, 1),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ("9:memory:/", {"memory/cpu.max": "100000 100000"}, 64),
+        ("", {}, 64),
+    ],
+)
+def test_a_containers_quota_limits_the_cores(
+    own: str, files: dict[str, str], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    (tmp_path / "own").write_text(own and f"{own}\n")
+    for name, content in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(content)
+    assert processes.cores(tmp_path / "own", tmp_path / "groups") == number

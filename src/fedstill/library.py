@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
-from fedstill.base.errors import front_door
+from fedstill.base.errors import FedstillError, front_door
 from fedstill.base.lookup import suggestion
 from fedstill.base.settings import sentence
 from fedstill.data.sources import DataSet, place_of
+from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.experiment import reuse
 from fedstill.experiment import run as engine
@@ -65,7 +66,8 @@ def run(
     Raises:
         InputError: a setting is unknown or out of its range, the folder has another run, the data cannot be used, the
             clients of ``replies`` did other work, or the package of a tracker is missing; one sentence.
-        TooFewReplies: too few clients gave a usable reply.
+        TooFewReplies: too few clients gave a usable reply. With ``workers=0`` the error of a client's step is its
+            ``__cause__``; one that is no ``ValueError``, as of a bug in the step, is raised itself.
     """
     if data is not None and not isinstance(data, DataSet):
         data = place_of(data)
@@ -154,7 +156,14 @@ def _shown(job: Job, watcher: Watcher | None, progress: bool | None, **settings:
     console = Console(file=sys.stderr)
     shown = console.is_interactive or console.is_jupyter if progress is None else progress
     with watch(console, job.title, quiet=not shown) as bars:
-        return finish(job, bars if watcher is None else Watchers(bars, watcher), **settings)
+        try:
+            return finish(job, bars if watcher is None else Watchers(bars, watcher), **settings)
+        except TooFewReplies as error:
+            bug = error.__cause__
+            if bug is None or isinstance(bug, ValueError | FedstillError):
+                raise
+            bug.add_note(str(error))
+            raise bug from None
 
 
 def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:

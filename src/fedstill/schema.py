@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import numpy as np
 import torch
 from annotated_types import Gt, Lt, MinLen
 from jaxtyping import AbstractArray, Integer
@@ -166,6 +167,41 @@ def schema_of(annotations: Mapping[str, Any]) -> Schema:
     return tuple(fields)
 
 
+def check_declared(fields: Schema, where: str) -> None:
+    """Refuse fields that no message can carry, when their class is made.
+
+    Args:
+        fields: the declared fields.
+        where: words for their class or step.
+
+    Raises:
+        TypeError: a field has no type that is allowed.
+    """
+    for f in fields:
+        if f.is_tensor or f.like is not None:
+            continue
+        named = f"the field '{f.name}' of {where} is {_type_words(f.annotation)}"
+        if _holds_tensors(f.annotation):
+            raise TypeError(
+                f"{named}; declare a tensor with its type and shape, as Float32[Tensor, 'n features'], or named "
+                "tensors of the model, as State or Parameters (fedstill.schema)"
+            )
+        try:
+            validator(f.annotation, f.marks)
+        except Exception as error:  # pydantic has several kinds of errors on types
+            raise TypeError(f"{named}, which no message can carry; use a tensor, a number, a text or a list") from error
+
+
+def _type_words(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else clean(str(annotation))
+
+
+def _holds_tensors(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, Tensor | AbstractArray | np.ndarray | np.generic):
+        return True
+    return any(_holds_tensors(part) for part in get_args(annotation))
+
+
 @cache
 def validator(annotation: Any, marks: tuple[Any, ...]) -> TypeAdapter[Any]:
     """Pydantic's validator of a field that is neither a tensor nor named tensors."""
@@ -206,7 +242,18 @@ def scalar(f: Field, value: Any, *, from_json: bool = False) -> Any:
     return value
 
 
+def _refuse_others(name: str, value: object) -> None:
+    """Refuse a value that is no tensor, or still belongs to a graph of gradients."""
+    if not isinstance(value, Tensor):
+        remedy = "; send torch.from_numpy(...) of it" if isinstance(value, np.ndarray) else ""
+        raise Refused(f"field '{name}' is a {type(value).__name__}; it must be a tensor{remedy}")
+    if value.requires_grad:
+        raise Refused(f"field '{name}' requires grad; send its .detach()")
+
+
 def _check_like(f: Field, value: Mapping[str, Tensor], template: str, facts: Facts) -> None:
+    if not isinstance(value, Mapping):
+        raise Refused(f"field '{f.name}' is a {type(value).__name__}; it must be a dictionary of named tensors")
     if template not in facts.templates:
         raise Refused(f"field '{f.name}' must match the model's {clean(template)}, which is not known here")
     expected = facts.templates[template]
@@ -216,6 +263,7 @@ def _check_like(f: Field, value: Mapping[str, Tensor], template: str, facts: Fac
         raise Refused(f"field '{f.name}' has {short(min(unknown))}, which the model does not have")
     for key, (dtype, shape) in expected.items():
         entry = value[key]
+        _refuse_others(f"{f.name}/{key}", entry)
         if entry.dtype != dtype or tuple(entry.shape) != shape:
             came, wanted = f"{entry.dtype}{list(entry.shape)}", f"{dtype}{list(shape)}"
             raise Refused(f"field '{f.name}' has {short(key)} as {clean(came)}; the model has {wanted}")
@@ -223,6 +271,7 @@ def _check_like(f: Field, value: Mapping[str, Tensor], template: str, facts: Fac
 
 
 def _check_tensor(f: Field, value: Tensor, sizes: dict[str, int], at_most: Mapping[str, int]) -> None:
+    _refuse_others(f.name, value)
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in f.annotation.dtypes:
         raise Refused(f"field '{f.name}' is {dtype}; declared is {' or '.join(f.annotation.dtypes)}")

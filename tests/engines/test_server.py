@@ -27,6 +27,8 @@ from fedstill.runs.journal import Journal
 class Canned:
     """Answers with what it was given."""
 
+    failure = None
+
     def __init__(self, replies: Sequence[bytes]) -> None:
         self.replies = replies
 

@@ -1,10 +1,12 @@
 """Processes and threads: locks, worker processes, the memory that their allocator keeps."""
 
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 PROCESS = threading.RLock()
@@ -24,6 +27,62 @@ threads at once. No other lock is requested meanwhile."""
 
 _PRELOADED = "fedstill.experiment.run"
 """The module that the copied process imports; that starts no thread and touches no GPU (tests/test_processes.py)."""
+
+
+_IMPORTED_BY = os.getpid()
+_LONGEST = 60
+"""Longest name of the folder for temporary files in which a socket has place (108 bytes with its own name)."""
+
+
+def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Number of cores that this process may use: those of its affinity, or fewer by a container's quota (cgroups).
+
+    Args:
+        own: file with the control groups of the process.
+        groups: folder of all control groups, of version 2 or 1.
+    """
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        lines = [line.split(":", 2) for line in own.read_text("utf-8").splitlines()]
+    except OSError:  # no Linux
+        return number
+    for _, kinds, path in lines:
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        top = groups / kinds if kinds else groups
+        for folder in {top / path.lstrip("/"), top, groups / "cpu" if kinds else top}:
+            if quota := _quota(folder):
+                number = min(number, quota)
+    return number
+
+
+def _quota(folder: Path) -> int | None:
+    """The cores that a control group's quota allows, rounded up; None without a quota."""
+    try:
+        if (file := folder / "cpu.max").exists():
+            limit, period = file.read_text("utf-8").split()
+        else:
+            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period"))
+        return max(1, math.ceil(int(limit) / int(period))) if int(limit) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such group, or "max"
+        return None
+
+
+def is_copy() -> bool:
+    """Whether this process was copied from one that had imported this module, whose threads it lacks."""
+    return os.getpid() != _IMPORTED_BY
+
+
+def why_no_workers() -> str:
+    """Why this process can start no others that import its code; empty if it can."""
+    if multiprocessing.current_process().daemon:
+        return "this is a daemonic process, which may have no children, as of multiprocessing.Pool"
+    if is_copy():
+        return "this process is a copy of another, as os.fork makes"
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None and not Path(script).exists():
+        return f"the script {script} is no file that others could import"
+    return ""
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
@@ -39,8 +98,11 @@ def pool(number: int, begin: Callable[[], None]) -> ProcessPoolExecutor:
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """Python's way to start processes: copies of one without threads on Linux; elsewhere each imports anew."""
-    if sys.platform != "linux":
+    """Python's way to start processes: copies of one without threads on Linux; elsewhere each imports anew.
+
+    So it is where the folder for temporary files has a name too long for the socket of that one process.
+    """
+    if sys.platform != "linux" or len(os.fsencode(tempfile.gettempdir())) > _LONGEST:
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([_PRELOADED])
@@ -55,6 +117,8 @@ def _context() -> ForkServerContext | SpawnContext:
 
 def _work(environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
     """Call a function with this process's own parent and its environment, which the copied process need not have."""
+    global _IMPORTED_BY
+    _IMPORTED_BY = os.getpid()  # its parent, that one process without threads, computed nothing
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)

@@ -8,6 +8,7 @@ runs are bit-identical on every engine and can be resumed at any point.
 import hashlib
 import math
 import os
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -46,17 +47,24 @@ def draw_seed(rng: torch.Generator) -> int:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Seed torch's global generator inside the block and restore its state afterwards.
+    """Seed the global generators of torch, NumPy and Python inside the block; restore their states afterwards.
 
-    It is for code that can only draw from the global generator: layer initialisation, dropout. Other threads wait at
-    their own block meanwhile.
+    It is for code that can only draw from a global generator: layer initialisation, dropout, scikit-learn's methods.
+    Other threads wait at their own block meanwhile.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with processes.PROCESS, torch.random.fork_rng(devices=list(devices)):
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_available():  # without a GPU, torch's seeding would store a stack trace at each call
             torch.cuda.manual_seed_all(seed)
-        yield
+        numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - others draw from it
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
 
 
 class Noise(Protocol):

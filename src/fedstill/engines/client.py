@@ -296,6 +296,8 @@ class Site:
         self._logged: set[str] = set()
         self._results: dict[tuple[bytes, str], Any] = {}
         self._steps = steps_of(spec.method)
+        self.failure: Exception | None = None
+        """The error of the latest answer, with its traceback; None if there was none."""
 
     def _ledger(self, folder: Path) -> Ledger:
         if self._open_ledger is not None:
@@ -312,9 +314,11 @@ class Site:
 
         ``tell`` observes the work inside the step.
         """
+        self.failure = None
         try:
             question = self.read(request, wire.envelope(request))
         except schema.Refused as error:
+            self.failure = error
             return wire.pack({}, {"error": f"refused by the client: {error}"})
         except Exception as error:  # one client's failure must not end the others
             return wire.pack({}, {"error": self._report(client, error)})
@@ -359,7 +363,8 @@ class Site:
         actor = SiteClient(self.spec, client, exchange, step.name, self.data, state, ledger, self.device, common)
         with self._reproducible(client, exchange):
             reply = step.function(self.spec.method, actor, **step.arguments(values))
-        assert isinstance(reply, step.reply), f"step {step.name} returned {type(reply).__name__}"
+        if not isinstance(reply, step.reply):
+            raise TypeError(f"step {step.name} returned a {type(reply).__name__}; it must return {step.reply.__name__}")
         envelope = {"step": step.name, "exchange": exchange, **_spent(ledger, exchange)}
         data = wire.encode(reply.payload(), step.reply.schema, self.spec.facts, envelope)
         if exchange < EVALUATIONS:
@@ -394,6 +399,7 @@ class Site:
 
     def _report(self, client: int, error: Exception) -> str:
         """The error as the server sees it; its trace is logged here."""
+        self.failure = error
         reason = f"{type(error).__name__}: {error}"
         # a ValueError explains itself; each trace is logged once, not for every client
         if not isinstance(error, ValueError) and reason not in self._logged:

@@ -34,6 +34,7 @@ from fedstill.privacy.releases import Event, Unit
 from fedstill.protocol import Federation, Method, Reply, Round, Step, shared_part, wire
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import CHECKPOINT, EVALUATIONS, Journal, Refusal
+from fedstill.schema import short
 
 Releases = Mapping[int, Sequence[Charge]]
 """The releases of each client that has any."""
@@ -266,8 +267,7 @@ class ServerFederation(Federation):
         at_least: int = 0,
     ) -> Replies[R]:
         facts = replace(self.spec.facts, sizes={**self.spec.facts.sizes, **(exactly or {})})
-        asked = sorted(self.clients if to is None else to)
-        assert set(asked) <= set(self.clients), f"asked for clients {asked}; there are {len(self.clients)}"
+        asked = self._asked(step, to)
         self.asked_steps[step.name] = step
         envelope = {"step": step.name, "exchange": exchange}
         request = wire.encode(step.payload(arguments), step.request, self.spec.facts, envelope)
@@ -291,6 +291,24 @@ class ServerFederation(Federation):
             good.remove(client)
         self._check_enough(exchange, step, len(good), len(asked), at_least, refusals)
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
+
+    def _asked(self, step: Step[Any], to: Sequence[int] | None) -> list[int]:
+        """The numbers of the clients to ask, sorted.
+
+        Raises:
+            TypeError: ``step`` is no step, or ``to`` has other things than numbers of clients.
+        """
+        if not isinstance(step, Step):
+            raise TypeError(f"fed.ask takes a step of the method, as self.update, not a {type(step).__name__}")
+        numbers = list(self.clients) if to is None else list(to) if isinstance(to, Iterable) else [to]
+        if wrong := [number for number in numbers if number not in self.clients]:
+            raise TypeError(
+                f"fed.ask(self.{step.name}, to=...) has {short(wrong[0])}, which is no number of a client (0 to "
+                f"{len(self.clients) - 1}); give the step's arguments by name, as weights=..."
+            )
+        if to is not None and not isinstance(to, Iterable):
+            raise TypeError(f"fed.ask(self.{step.name}, to={to}) needs a list of clients, as to=[{to}]")
+        return sorted(numbers)
 
     def _receive(
         self,
@@ -335,7 +353,8 @@ class ServerFederation(Federation):
         if at_least > required:
             needed = f"the method needs {at_least}"
         why = "".join(f"; client {first.client}: {first.reason}" for first in refusals[:1])
-        raise TooFewReplies(f"{good} of {asked} clients gave a usable reply to step '{step.name}', {needed}{why}")
+        few = TooFewReplies(f"{good} of {asked} clients gave a usable reply to step '{step.name}', {needed}{why}")
+        raise few from self._transport.failure
 
     def _find_lost_releases(self, exchange: int, step: Step[Any], clients: Sequence[int]) -> None:
         """Store the releases that stored replies list and the journal has lost."""

@@ -45,6 +45,11 @@ class Transport(ABC):
 
     tell: Callable[[int, str, int, int], None] | None = None
 
+    @property
+    def failure(self) -> Exception | None:
+        """The first error of a client's step in the latest exchange, for clients in this process; None for others."""
+        return None
+
     @abstractmethod
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         """Send ``request`` to ``clients`` and yield one `Arrival` each, in the order of arrival.
@@ -120,13 +125,21 @@ class Inline(Transport):
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self._failure: Exception | None = None
+
+    @property
+    @override
+    def failure(self) -> Exception | None:
+        return self._failure
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        self._failure = None
         for client in clients:
             sent(client)
             told = _Told(self.tell, client)
             reply = self.site.answer(client, request, told)
+            self._failure = self._failure or self.site.failure
             if told.error is not None:
                 raise told.error
             yield Arrival(client, reply)
@@ -287,6 +300,11 @@ class Losing(Transport):
         self._transport, self._seed, self._drop, self._slow_share = transport, seed, drop, slow
         order = seeds.numpy_stream(seed, "server", "slow").permutation(num_clients)
         self._slow = frozenset(order[: num_slow(num_clients, slow)].tolist())
+
+    @property
+    @override
+    def failure(self) -> Exception | None:
+        return self._transport.failure
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:

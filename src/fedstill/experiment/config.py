@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -22,6 +21,7 @@ from pydantic import (
 from typing_extensions import override
 
 from fedstill import methods
+from fedstill.base import processes
 from fedstill.base.errors import first_line
 from fedstill.base.settings import MOST_CLASSES, Settings, sentence
 from fedstill.privacy.releases import LEAST_DELTA
@@ -226,14 +226,12 @@ class Experiment(Settings):
     @property
     def num_workers(self) -> int:
         """Number of worker processes to start."""
+        why = processes.why_no_workers() if self.workers != 0 else ""
+        if why and self.workers:
+            raise ValueError(f"workers is {self.workers}, but {why}; leave it out or set workers=0")
         if self.workers is not None:
             return self.workers
-        return 0 if self.device.startswith("cuda") else min(cores(), self.clients)
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return 0 if why or self.device.startswith("cuda") else min(processes.cores(), self.clients)
 
 
 # settings without influence on what a client or the server computes, which a resumed run may change; a run whose

@@ -202,6 +202,8 @@ def run(
         processes.PROCESS
     ):  # a new thread takes over the number of threads, which a step of another run may have changed
         torch.get_num_threads()
+        if processes.is_copy():
+            torch.set_num_threads(1)  # a copy waits for ever for the threads that its parent computed with
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
         return _run(job, data, both, sites, task, on_model)
 

@@ -375,7 +375,7 @@ class Runs:
     """Processes that do runs; a context manager, which ends them."""
 
     def __init__(self, experiment: Experiment, parallel: int | None, watcher: Watcher, command: str) -> None:
-        number = parallel or (1 if experiment.device.startswith("cuda") else config.cores())
+        number = parallel or (1 if experiment.device.startswith("cuda") else processes.cores())
         self._others = multiprocessing.active_children()
         self._pool = processes.pool(number, _begin)
         self._watcher, self._command = watcher, command

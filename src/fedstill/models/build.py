@@ -178,7 +178,10 @@ def _called(spec: str, builder: Callable[..., object], shape: tuple[int, ...], n
     try:
         return builder(shape, num_classes)
     except Exception as error:  # code of others may raise anything
-        raise ValueError(f"model {spec!r} can't be built for records of {shape}: {error!r}") from error
+        raise ValueError(
+            f"model {spec!r} can't be built for records of {shape}: it is called as {builder.__name__}({shape}, "
+            f"{num_classes}) and raised {error!r}; name a function of (shape, num_classes)"
+        ) from error
 
 
 def _checked(spec: str, model: object, shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -114,6 +114,17 @@ class Method(Settings, ABC):
         super().__pydantic_init_subclass__(**kwargs)
         if "rebuild" in vars(cls) and not cls.rebuilds:
             raise TypeError(f"{cls.__name__} has a method rebuild, but rebuilds is False; set it to True")
+        for own in client_steps(cls).values():
+            own.check(cls.__name__)
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields or not (hasattr(type(self), name) or name in self.__private_attributes__):
+            raise AttributeError(
+                f"{type(self).__name__} is frozen, so self.{name} can't be set; keep what a client needs later in "
+                "client.state, and what the server needs in a variable of server"
+            )
+        super().__setattr__(name, value)
 
     def first_draw(self, client: int) -> int:
         """The number (``draw`` of `Client.new_model`) of the random start of the model that a client sends first."""

@@ -35,6 +35,7 @@ class Reply:
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
         cls.schema = schema.schema_of(_annotations(cls))
+        schema.check_declared(cls.schema, f"the reply {cls.__name__}")
 
     def payload(self) -> dict[str, Any]:
         """The values by name, without `Released` around them.
@@ -76,7 +77,13 @@ class Step(typing.Generic[R]):
         self.function = function
         self.__doc__ = function.__doc__
         names = list(inspect.signature(function).parameters)
-        assert names[:2] == ["self", "client"], f"step {self.name} must start with (self, client), not {names[:2]}"
+        if names[:2] != ["self", "client"]:
+            raise TypeError(f"the step {self.name} must begin with (self, client), not ({', '.join(names[:2])})")
+        if bare := next((name for name in (*names[2:], "return") if name not in function.__annotations__), None):
+            what = "has no return annotation" if bare == "return" else f"has no type for its argument {bare!r}"
+            raise TypeError(
+                f"the step {self.name} {what}; write def {self.name}(self, client, ...: State) -> SomeReply"
+            )
         self._names = names[2:]
 
     @cached_property
@@ -88,6 +95,21 @@ class Step(typing.Generic[R]):
         """Field names and types of each argument that is a dataclass; None for other arguments."""
         kinds = {name: self._hints[name] for name in self._names}
         return {name: _annotations(kind) if dataclasses.is_dataclass(kind) else None for name, kind in kinds.items()}
+
+    def check(self, owner: str) -> None:
+        """Refuse annotations that no message can carry; a reply that is defined later is checked when it is used.
+
+        Args:
+            owner: name of the method's class.
+
+        Raises:
+            TypeError: there is one.
+        """
+        try:
+            fields, _ = self.request, self.reply
+        except NameError:
+            return
+        schema.check_declared(fields, f"the step {owner}.{self.name}")
 
     @cached_property
     def request(self) -> Schema:
@@ -118,7 +140,8 @@ class Step(typing.Generic[R]):
     def reply(self) -> type[R]:
         """The class of the reply."""
         reply = self._hints["return"]
-        assert issubclass(reply, Reply), f"step {self.name} must return a Reply, not {reply}"
+        if not (isinstance(reply, type) and issubclass(reply, Reply)):
+            raise TypeError(f"the step {self.name} must return a class derived from fedstill.Reply, not {reply}")
         return typing.cast(type[R], reply)
 
 
