@@ -91,7 +91,7 @@ def test_data_and_folders_may_be_paths(tmp_path: Path, monkeypatch: pytest.Monke
     for place in (Path("digits.npz"), tmp_path / "digits.npz"):
         record = run("fedavg", **{**TASK, "data": place}, rounds=1)
         assert record.config["experiment"]["data"] == ("./digits.npz" if place == Path("digits.npz") else str(place))
-    for wrong in (3, ["digits"]):
+    for wrong in (3, {"digits"}):
         with pytest.raises(InputError, match="give a name or a path"):
             load_data(wrong)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="give a name or a path"):

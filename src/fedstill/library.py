@@ -15,6 +15,8 @@ from fedstill import methods
 from fedstill.base.errors import FedstillError, front_door
 from fedstill.base.lookup import suggestion
 from fedstill.base.settings import sentence
+from fedstill.data import own
+from fedstill.data.places import Reading
 from fedstill.data.sources import DataSet, place_of
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher, Watchers
@@ -34,7 +36,7 @@ from fedstill.tracking import followed
 def run(
     method: Job | str | Method | type[Method],
     *,
-    data: str | Path | DataSet | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     replies: RunRecord | str | Path | None = None,
     watcher: Watcher | None = None,
@@ -52,7 +54,9 @@ def run(
         method: the method's name, class or object; or a `Job`, which has its own settings and folder. A method of your
             own that has a field by the name of another argument or of a setting of the task gets it in an object:
             ``run(Mine(limit=3), limit=500)``.
-        data: a data set by name or path, or the object; "mnist" by default.
+        data: a data set by name or path, "mnist" by default; or an object: a `DataSet`, a pair ``(X, y)``, a pandas,
+            polars or Arrow table, a data set of torch or of Hugging Face, or a list of these, one for each client
+            (`fedstill.data.own.given`).
         out: the run's folder. Without it, the files of the run are deleted together with the returned object.
         replies: a finished run, whose replies to its first request serve this method too; no client is asked for them
             again. The task and the clients' settings are those of that run, the server's may be given.
@@ -69,16 +73,15 @@ def run(
         TooFewReplies: too few clients gave a usable reply. With ``workers=0`` the error of a client's step is its
             ``__cause__``; one that is no ``ValueError``, as of a bug in the step, is raised itself.
     """
-    if data is not None and not isinstance(data, DataSet):
-        data = place_of(data)
+    data, settings = _given(data, settings)
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):
         if replies is not None:
             raise ValueError("a Job has its own task and clients' settings; give the method's name in its place")
-        own = {**settings, **({} if out is None else {"out": out}), **({"data": data} if isinstance(data, str) else {})}
-        if own:
-            raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(own)} out")
+        named = {"data": data} if isinstance(data, str) else {}
+        if given := {**settings, **({} if out is None else {"out": out}), **named}:
+            raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(given)} out")
         return _shown(method, watcher, progress, data=source, track=names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
@@ -107,6 +110,24 @@ def run(
         raise
     weakref.finalize(record, folder.cleanup)
     return record
+
+
+def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, dict[str, Any]]:
+    """The name or path of the data, or the data set of an object; the settings with a list's partition by client."""
+    if data is None or isinstance(data, DataSet):
+        return data, settings
+    if isinstance(data, str | Path):
+        return place_of(data), settings
+    reading = Reading(label=settings.get("label_column"), group=settings.get("group"))
+    found, clients = own.given(data, reading)
+    if clients is None:
+        return found, settings
+    stated = {"partition": f"by:{own.CLIENT}", "clients": clients}
+    if other := next((key for key in stated if key in settings and settings[key] != stated[key]), None):
+        raise ValueError(
+            f"{other} is {settings[other]!r}, but the data are a list of {clients} clients' records; leave it out"
+        )
+    return found, {**settings, **stated}
 
 
 def _check_meant(method: str | Method | type[Method], settings: Mapping[str, Any], arguments: Sequence[str]) -> None:
@@ -184,15 +205,15 @@ def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[st
 def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
     """The job of a method with ``settings``, of which some are the task's and some the method's."""
     kind = methods.find(method) if isinstance(method, str) else method if isinstance(method, type) else type(method)
-    own = {key: value for key, value in settings.items() if key not in Experiment.model_fields}
-    if unknown := [key for key in own if key not in kind.model_fields]:
+    mine = {key: value for key, value in settings.items() if key not in Experiment.model_fields}
+    if unknown := [key for key in mine if key not in kind.model_fields]:
         near = suggestion(unknown[0], [*Experiment.model_fields, *kind.model_fields])
         raise ValueError(f"{unknown[0]} is neither a setting of the task nor of {kind.__name__}{near}")
-    if own and isinstance(method, Method):
-        raise ValueError(f"{kind.__name__} is an object with its own settings; leave {', '.join(own)} out")
+    if mine and isinstance(method, Method):
+        raise ValueError(f"{kind.__name__} is an object with its own settings; leave {', '.join(mine)} out")
     try:
-        experiment = Experiment(**{key: value for key, value in settings.items() if key not in own})
-        made = method if isinstance(method, Method) else kind(**own)
+        experiment = Experiment(**{key: value for key, value in settings.items() if key not in mine})
+        made = method if isinstance(method, Method) else kind(**mine)
     except ValidationError as error:
         raise ValueError(sentence(error, kind=kind)) from error
     return Job(experiment, made, out, name=method if isinstance(method, str) else "")

@@ -1,7 +1,9 @@
-"""Data sets of tensors and of torch's data sets: `from_torch`."""
+"""Data sets of objects in memory: tensors, arrays, frames, data sets of torch and of Hugging Face, one per client."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,9 +14,14 @@ from torch.utils.data import Dataset
 from fedstill.base.errors import front_door
 from fedstill.base.lookup import nfc
 from fedstill.data import cache, sources, vectors
-from fedstill.data.decode import Split, composed, numbered, with_all_names
+from fedstill.data.decode import Split, composed, in_order, numbered, with_all_names
+from fedstill.data.places import AS_IT_IS, Reading, find
+from fedstill.data.readers import read_datasets, read_frame
 from fedstill.data.sources import complete
 from fedstill.schema import short
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Pairs = Dataset[Any] | tuple[Any, Any]
 _ROUNDING = 1e-3
@@ -160,3 +167,124 @@ def _pixels(images: NDArray[Any], where: str) -> NDArray[np.uint8]:
     if images.dtype != np.uint8:
         raise ValueError(f"the images of {where} are {images.dtype}; they must be uint8, or floats k / 255")
     return np.ascontiguousarray(images)
+
+
+# What a run takes ----------------------------------------------------------------------------------------------------
+
+CLIENT = "client"
+"""Column of the number of the client of records that were given client by client."""
+
+
+def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int | None]:
+    """The data set of an object that a caller has, and the number of clients if it is a sequence, one for each.
+
+    Args:
+        data: a pair of records and labels (arrays, tensors or lists); a pandas, polars or Arrow table with a column of
+            classes; a ``datasets.Dataset`` or ``DatasetDict``; a ``torch.utils.data.Dataset``; or a list or tuple of
+            these, or of paths: the records of each client.
+        reading: the column of classes of tables, and that of groups.
+
+    Raises:
+        ValueError: it is none of these, or does not fit (by type and shape; no value is in the message).
+    """
+    if not isinstance(data, list | tuple) or _is_pair(data):
+        train, test = _splits(data, "the data", reading)
+        entry = complete(train, test, "own", reading=reading)
+        return sources.data_set(entry, cache.fingerprint(entry), "own"), None
+    if not data:
+        raise ValueError("the data are an empty list; give one data set for each client")
+    parts = [_splits(one, f"client {i}'s data", reading) for i, one in enumerate(data)]
+    train = _joined([train for train, _ in parts], marked=True)
+    tests = [test for _, test in parts if test is not None]
+    if tests and len(tests) < len(parts):
+        without = next(i for i, (_, test) in enumerate(parts) if test is None)
+        raise ValueError(f"client {without}'s data have no test records, but others' have; give all some, or none")
+    entry = complete(train, _joined(tests) if tests else None, "own", reading=reading)
+    return sources.data_set(entry, cache.fingerprint(entry), "own"), len(parts)
+
+
+def _is_pair(data: Sequence[Any]) -> bool:
+    """Whether a sequence of two is records and their labels, not two clients' data sets."""
+    if len(data) == 2 and _is_frame(data[0]) and not hasattr(data[1], "columns"):
+        return np.ndim(data[1]) == 1  # a frame of features and a column of classes
+    if len(data) != 2 or any(_is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
+        return False
+    records, labels = data
+    if isinstance(labels, tuple) or isinstance(records, tuple):
+        return False
+    return _array(labels).ndim <= 2 and len(_array(records).shape) >= 2
+
+
+def _is_frame(data: Any) -> bool:
+    return hasattr(data, "to_arrow") or hasattr(data, "to_parquet") or hasattr(data, "to_pylist")
+
+
+def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | None]:
+    """The decoded splits of one object."""
+    kind = type(data).__module__.partition(".")[0]
+    if isinstance(data, str | Path):
+        return find(sources.place_of(data), replace(reading, group=None, clients=None)).read()
+    if kind == "datasets":
+        saved = data if isinstance(data, Mapping) else {"train": data}
+        return read_datasets(lambda: saved, where, reading.label)
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_frame(data[0]):
+        label = reading.label or "label"
+        table = _table(data[0]).append_column(label, [np.asarray(data[1])])
+        return read_frame(table, where, label), None
+    if _is_frame(data):
+        return read_frame(_table(data), where, reading.label), None
+    if isinstance(data, Dataset) or (isinstance(data, tuple | list) and len(data) == 2):
+        return _split(data if isinstance(data, Dataset) else (data[0], data[1]), where, (), {}), None
+    shape = f" of shape {tuple(data.shape)}" if hasattr(data, "shape") else ""
+    raise ValueError(
+        f"{where} are a {type(data).__module__}.{type(data).__qualname__}{shape}; give a name or a path, a pair "
+        "(X, y), a pandas, polars or Arrow table, a Dataset of torch or of Hugging Face, or a list of these, one for "
+        "each client"
+    )
+
+
+def _table(frame: Any) -> "pa.Table":
+    """A frame as an Arrow table, without its index."""
+    import pyarrow as pa
+
+    if isinstance(frame, pa.Table):
+        return frame
+    if hasattr(frame, "to_arrow"):  # polars
+        found: pa.Table = frame.to_arrow()
+        return found
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
+    """The records of several clients as one split; classes that are names are numbered over all."""
+    first = splits[0]
+    if any(split.is_text != first.is_text for split in splits):
+        raise ValueError("the labels of some clients' data are names, those of others numbers; give all the same kind")
+    names = tuple(in_order(name for split in splits for name in split.class_names)) if first.is_text else ()
+    parts = [split.numbered(names) if names else split for split in splits]
+    ordered = []
+    for i, part in enumerate(parts):
+        if part.images.shape[1:] != first.images.shape[1:] or {*part.features} != {*first.features}:
+            raise ValueError(
+                f"client {i}'s records have shape {part.images.shape[1:]} and {len(part.features)} named columns, "
+                f"those of client 0 shape {first.images.shape[1:]} and {len(first.features)}; give all the same"
+            )
+        order = [part.features.index(name) for name in first.features]
+        ordered.append(replace(part, images=part.images[:, order], features=first.features) if order else part)
+    shared = [c for c in first.columns if all(c in part.columns for part in ordered)]
+    columns = {c: np.concatenate([part.columns[c] for part in ordered]) for c in shared}
+    if marked:
+        columns[CLIENT] = np.repeat(np.arange(len(ordered)), [len(part.labels) for part in ordered])
+    images = np.concatenate([part.images for part in ordered])
+    labels = np.concatenate([part.labels for part in ordered])
+    errors = [part.rounding for part in ordered if part.rounding is not None]
+    return Split(
+        images,
+        labels,
+        names or first.class_names,
+        columns,
+        first.is_text,
+        first.features,
+        np.max(errors, axis=0) if errors else None,
+        remarks=tuple(dict.fromkeys(remark for part in ordered for remark in part.remarks)),
+    )

@@ -179,6 +179,16 @@ def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None, l
     return _read_datasets(load, hub, known, advice, fit, label)
 
 
+def read_datasets(load: "Callable[[], Mapping[str, datasets.Dataset]]", where: str, label: str | None) -> Splits:
+    """Data sets of Hugging Face's ``datasets`` in memory, by split; ``label`` is the column of classes, if stated."""
+    return _read_datasets(load, where, None, "give a datasets.Dataset or DatasetDict", None, label)
+
+
+def read_frame(table: "pa.Table", where: str, label: str | None) -> Split:
+    """An Arrow table in memory; ``label`` is the column of classes, if it is stated."""
+    return from_table(plain_types(table), where, image=_IMAGE_COLUMNS, label=labels_of(None, label))
+
+
 def _is_reachable(hub: str) -> bool:
     """Whether the hub replies at all; `datasets` itself tries for half a minute."""
     from huggingface_hub import HfApi
