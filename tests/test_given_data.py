@@ -132,3 +132,38 @@ def test_what_is_no_data_set_is_named_by_its_type_only(data: Any, words: str) ->
 def test_a_list_decides_the_partition() -> None:
     with pytest.raises(fedstill.InputError, match="partition is 'iid', but the data are a list of 2 clients' records"):
         fedstill.run("fedavg", data=[(X, Y), (X, Y)], partition="iid", model="linear", workers=0)
+
+
+# Several runs, and a model's predictions -----------------------------------------------------------------------------
+
+
+def test_methods_are_compared_from_python(tmp_path: Path) -> None:
+    methods = {"once": fedstill.FedAvg(rounds=1), "twice": fedstill.FedAvg(rounds=2), "real": "real"}
+    task: dict[str, Any] = {"data": (X, NAMES), "model": "linear", "clients": 2, "workers": 0}
+    runs = fedstill.compare(methods, out=tmp_path / "c", seeds=(0, 1), **task)
+    assert [(run.label, run["seed"]) for run in runs] == [(label, seed) for seed in (0, 1) for label in methods]
+    table = fedstill.to_pandas(runs)
+    assert set(table["label"]) == set(methods) and (table["seeds"] == 2).all() and table["accuracy"].notna().all()
+    again = fedstill.compare(methods, out=tmp_path / "c", seeds=(0, 1), **task)
+    assert [run.summary for run in again] == [run.summary for run in runs]
+    with pytest.raises(fedstill.InputError, match="rounds is no setting of the task that all runs share"):
+        fedstill.compare(methods, out=tmp_path / "d", rounds=1, **task)
+    with pytest.raises(fedstill.InputError, match="methods are none, or two have one label"):
+        fedstill.compare([fedstill.FedAvg(rounds=1), fedstill.FedAvg(rounds=2)], out=tmp_path / "d", **task)
+    facts = fedstill.publish(runs[0], tmp_path / "handed")
+    assert (tmp_path / "handed" / "README.md").exists() and facts["class_names"] == ["sick", "well"]
+
+
+def test_a_model_predicts_arrays_and_frames_by_name() -> None:
+    model = fedstill.run("fedavg", data=frame(), **{**QUICK, "rounds": 5}).load_model()
+    shares = model.predict_proba(X.astype(np.float32))
+    assert shares.shape == (80, 2) and np.allclose(shares.sum(1), 1, atol=1e-6)
+    assert (model.predict(X) == np.array(["sick", "well"])[shares.argmax(1)]).all()
+    for table in (frame(), frame()[["label", "dose", "bmi", "age"]], polars(), pa.Table.from_pandas(frame())):
+        assert np.allclose(model.predict_proba(table), shares, atol=1e-6)
+    with pytest.raises(fedstill.InputError, match="lacks the column 'bmi'; the model takes age, bmi, dose"):
+        model.predict(frame().drop(columns="bmi"))
+    with pytest.raises(
+        fedstill.InputError, match="record 3 has a value that is not finite; fill it or drop the record"
+    ):
+        model.predict(np.where(np.arange(80)[:, None] == 3, np.nan, X))

@@ -30,8 +30,8 @@ LAYERS = [
     {"experiment"},
     {"report", "audit"},
     {"tracking"},
-    {"library"},
     {"attacks", "sites"},
+    {"library"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -19,7 +19,10 @@ from fedstill.experiment.trained import Trained as Trained
 from fedstill.experiment.trained import load_model as load_model
 from fedstill.protocol.sides import Round as Round
 from fedstill.runs.journal import Refusal as Refusal
+from fedstill.library import compare as compare
+from fedstill.library import publish as publish
 from fedstill.library import run as run
+from fedstill.library import to_pandas as to_pandas
 from fedstill.privacy.guarantee import Guarantee as Guarantee
 from fedstill.privacy.releases import Released as Released
 from fedstill.protocol import Client as Client

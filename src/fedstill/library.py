@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
+from fedstill.attacks import results as attacks
 from fedstill.base.errors import FedstillError, front_door
 from fedstill.base.lookup import suggestion
 from fedstill.base.settings import sentence
@@ -22,14 +23,20 @@ from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.experiment import reuse
 from fedstill.experiment import run as engine
+from fedstill.experiment.checks import check_job
 from fedstill.experiment.config import Experiment, TrackerName
 from fedstill.experiment.job import Job
 from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
 from fedstill.protocol import Method
+from fedstill.report import publish as publishing
+from fedstill.report import tables
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
 from fedstill.tracking import followed
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @front_door
@@ -217,3 +224,105 @@ def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: 
     except ValidationError as error:
         raise ValueError(sentence(error, kind=kind)) from error
     return Job(experiment, made, out, name=method if isinstance(method, str) else "")
+
+
+# Several runs, and what is made of them ------------------------------------------------------------------------------
+
+
+@front_door
+def compare(
+    methods: Sequence[str | Method | type[Method]] | Mapping[str, str | Method | type[Method]],
+    *,
+    out: str | Path,
+    seeds: Sequence[int] = (0,),
+    data: Any = None,
+    watcher: Watcher | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> list[RunRecord]:
+    """Run several methods on the same clients and seeds, as ``fedstill compare``; the same call resumes them.
+
+    Methods whose first request is the same share the replies to it, so that clients work once.
+
+    Args:
+        methods: names, classes or objects, perhaps by label; a method's own settings are those of its object:
+            ``{"once": FedAvg(rounds=1), "fedgm": "fedgm"}``.
+        out: folder of the runs, ``LABEL/seed-SEED`` below it.
+        seeds: a run of each method for each.
+        data: as for `run`.
+        watcher: observes the progress of every run.
+        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+        settings: settings of the task (`Experiment`).
+
+    Returns:
+        The runs, seed by seed, each with the methods in order; `to_pandas` makes a table of them.
+
+    Raises:
+        InputError: as for `run`; all runs are checked before the first begins.
+        TooFewReplies: as for `run`.
+    """
+    named = dict(methods) if isinstance(methods, Mapping) else {_label(method): method for method in methods}
+    if not named or (not isinstance(methods, Mapping) and len(named) < len(methods)):
+        raise ValueError("methods are none, or two have one label; give them by label: {'once': FedAvg(rounds=1), ...}")
+    if unknown := [key for key in settings if key not in Experiment.model_fields or key == "seed"]:
+        raise ValueError(
+            f"{unknown[0]} is no setting of the task that all runs share; a method's own are those of its object, as "
+            "FedAvg(rounds=1), and seeds=(0, 1) gives seeds"
+        )
+    data, settings = _given(data, settings)
+    source = data if isinstance(data, DataSet) else None
+    task = {} if data is None else {"data": source.name if source is not None else data}
+    jobs = [
+        _job(method, {**task, **settings, "seed": seed}, Path(out) / label / f"seed-{seed}").replace(label=label)
+        for seed in seeds
+        for label, method in named.items()
+    ]
+    for job in jobs:  # the last one must not fail after hours of the others
+        check_job(job)
+    records: list[RunRecord] = []
+    for job in jobs:
+        reuse.prepare(job, [record.folder for record in records])
+        records.append(_shown(job, watcher, progress, data=source))
+    return records
+
+
+def _label(method: str | Method | type[Method]) -> str:
+    if isinstance(method, str):
+        return method.rpartition(":")[2]
+    return (method if isinstance(method, type) else type(method)).__name__
+
+
+@front_door
+def to_pandas(records: Sequence[RunRecord]) -> "DataFrame":
+    """A `pandas.DataFrame` of runs: a row for each method and its settings, numbers are means over seeds.
+
+    Args:
+        records: the runs, as of `compare` or `read_run`.
+
+    Raises:
+        InputError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ValueError("a frame needs pandas, which is not installed; pip install pandas") from error
+    return pd.DataFrame(tables.rows(records))
+
+
+@front_door
+def publish(run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False) -> dict[str, Any]:
+    """Write a run's model as files for plain PyTorch, with a model card, as ``fedstill publish``.
+
+    Args:
+        run: a finished run or its folder.
+        out: the folder to write.
+        onnx: whether to write a program for ONNX Runtime too.
+
+    Returns:
+        The model's facts and the names of its files.
+
+    Raises:
+        InputError: the run is not finished, or its model cannot be written.
+    """
+    folder = run.folder if isinstance(run, RunRecord) else Path(run)
+    return publishing.publish(folder, Path(out), onnx=onnx, attacks=attacks.stored(folder))

@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedstill import models
@@ -91,6 +93,36 @@ class Trained(nn.Module):
         pixels = images / 255 if images.dtype == torch.uint8 else images.float()
         logits: Tensor = self.network(self.normalisation.apply(pixels))
         return logits
+
+    @front_door
+    def predict_proba(self, records: Any) -> NDArray[np.float32]:
+        """Probabilities of the classes (softmax of the logits), ``(n, classes)``, in the order of ``class_names``.
+
+        Args:
+            records: what `forward` takes, or an array; or a pandas, polars or Arrow table, whose columns are found by
+                the model's `columns`; others are left out.
+
+        Raises:
+            InputError: as `forward`; or a column is missing, or a value is not finite.
+        """
+        if self.columns and (hasattr(records, "columns") or hasattr(records, "column_names")):
+            names = list(getattr(records, "column_names", None) or records.columns)
+            if lacking := next((name for name in self.columns if name not in names), None):
+                raise ValueError(f"the table lacks the column {lacking!r}; the model takes {', '.join(self.columns)}")
+            records = np.stack([np.asarray(records[name], np.float64) for name in self.columns], 1)
+        if not isinstance(records, Tensor | list | tuple):
+            records = torch.from_numpy(np.ascontiguousarray(records))
+        if isinstance(records, Tensor) and not bool(records.isfinite().all()):
+            row = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"record {row} has a value that is not finite; fill it or drop the record")
+        with torch.no_grad():
+            return np.asarray(self(records).softmax(1).numpy())
+
+    @front_door
+    def predict(self, records: Any) -> NDArray[np.str_]:
+        """Names of the most probable classes, ``(n,)``; arguments and errors as of `predict_proba`."""
+        names: NDArray[np.str_] = np.array(self.class_names)[self.predict_proba(records).argmax(1)]
+        return names
 
     def _vectors(self, records: Tensor | Sequence[str]) -> Float[Tensor, "n d"]:
         if isinstance(records, Tensor) and (records.dtype != torch.uint8 or records.ndim != 4):
