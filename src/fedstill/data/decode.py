@@ -106,7 +106,7 @@ def from_table(
 
     image_column = next((name for name in image if name in table.column_names), None)
     label_column = _label_column(table, label, where)
-    table, remarks = _without_index(plain_types(table), (image_column, label_column))
+    table, remarks = without_index(plain_types(table), (image_column, label_column))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
     labels, class_names, is_text = _classes(table, label_column, where)
@@ -152,7 +152,7 @@ def _refuse_second_label(features: Sequence[str], label: str, others: Sequence[s
         )
 
 
-def _without_index(table: "pa.Table", keep: Sequence[str | None]) -> "tuple[pa.Table, tuple[str, ...]]":
+def without_index(table: "pa.Table", keep: Sequence[str | None]) -> "tuple[pa.Table, tuple[str, ...]]":
     """The table without the columns of a pandas index, which number the records before a shuffle, and a remark."""
     stated = (table.schema.pandas_metadata or {}).get("index_columns", ())
     index = {name for name in table.column_names if re.fullmatch(r"__index_level_\d+__|Unnamed: \d+", name)}

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from fedstill.base.errors import first_line
 from fedstill.base.lookup import nfc
 from fedstill.data import image_folder, vectors, walk
-from fedstill.data.decode import Split, composed, from_table, no_classes, numbered, plain_types, with_all_names
+from fedstill.data.decode import (
+    Split,
+    composed,
+    from_table,
+    no_classes,
+    numbered,
+    plain_types,
+    with_all_names,
+    without_index,
+)
 from fedstill.data.names import Known
 from fedstill.data.pictures import Fit
 
@@ -86,6 +95,8 @@ def unified(root: Path, files: Sequence[tuple[Path, str]]) -> "pa.Table":
     tables: list[pa.Table] = []
     for file, folder in files:
         table = read_table(root / file)
+        if len(files) > 1:  # some hospital's file may have an index, another's none
+            table, _ = without_index(table, ())
         if several and image_folder.FOLDER not in table.column_names:
             table = table.append_column(image_folder.FOLDER, pa.array([nfc(folder)] * table.num_rows, pa.string()))
         if tables and (differing := {*table.column_names} ^ {*tables[0].column_names}):
