@@ -331,6 +331,8 @@ def load(
         fingerprint=fingerprint,
         measured=raw.measured,
         held_out=raw.held_out,
+        known=raw.known,
+        source=raw.fingerprint,
         group=raw.group,
         copies=raw.copies,
         origin=raw.origin,

@@ -17,6 +17,8 @@ class Known:
         test: split on the hub that is the test set.
         normalisation: per-channel mean and standard deviation; None computes them from the train split.
         class_names: class names, for files that have none.
+        content: `fedstill.data.sources.content` of the published records, by which a copy in a folder is known to be
+            these; empty if nobody computed it, so that copies count as somebody's own data.
     """
 
     hub: str | None
@@ -26,6 +28,7 @@ class Known:
     test: str = "test"
     normalisation: Normalisation | None = None
     class_names: tuple[str, ...] = ()
+    content: str = ""
 
 
 _TEN_DIGITS = tuple("0123456789")
@@ -44,6 +47,7 @@ KNOWN: dict[str, Known] = {
         hub="ylecun/mnist",
         normalisation=Normalisation((0.1307,), (0.3081,)),
         class_names=_TEN_DIGITS,
+        content="a433fa290aff9bb513ab0b30abd42d92fc9b8f429fafaf5f5c75afabec5fd46d",
     ),
     "fashion_mnist": Known(
         hub="zalando-datasets/fashion_mnist",
@@ -52,6 +56,7 @@ KNOWN: dict[str, Known] = {
             "T-shirt / top", "Trouser", "Pullover", "Dress", "Coat",
             "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
         ),
+        content="d062b818dfabe7e3d1073397cc191e70a4dd6fa0c5d554f88864f464656719c2",
     ),
     "cifar10": Known(
         hub="uoft-cs/cifar10",
@@ -60,6 +65,7 @@ KNOWN: dict[str, Known] = {
         class_names=(
             "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
         ),
+        content="899017f62287efb911aafb6bf72a0ae4bc222ecf91b59186b9431fe34eae20d1",
     ),
     "cifar100": Known(
         hub="uoft-cs/cifar100",

@@ -59,6 +59,8 @@ class Source:
     read: Callable[[], Splits]
     known: Known | None = None
     reading: Reading = AS_IT_IS
+    published: bool = False
+    """Whether the loader itself had the records from where the data set known by this name is published."""
 
     @property
     def folder(self) -> str:
@@ -109,7 +111,7 @@ def _found(name: str, fit: Fit | None, label: str | None) -> Source:
     if known is not None and label is not None:
         raise ValueError(f"--label-column is {label!r}, but the classes of {name!r} are known; leave it out")
     if name == "digits":
-        return Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known)
+        return Source(name, "scikit-learn", f"{known} {version('scikit-learn')}", read_digits, known, published=True)
     root = _root()
     is_path = name.startswith((".", "~", "/"))
     candidates = ([root / name] if root and not is_path else []) + ([] if known else [Path(name).expanduser()])
@@ -121,7 +123,8 @@ def _found(name: str, fit: Fit | None, label: str | None) -> Source:
     if hub is None or is_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
         raise UnknownData(name)
     read = partial(read_hub, hub, known, name, fit, label)
-    return Source(name, f"hub {hub}", f"{known} hub {hub} {_READERS}", read, known)
+    state = f"{known} hub {hub} {_READERS}"
+    return Source(name, f"hub {hub}", state, read, known, published=known is not None)
 
 
 def _reader(path: Path, known: Known | None, fit: Fit | None, label: str | None) -> Callable[[], Splits]:

@@ -1,5 +1,6 @@
 """Loading of data sets: known names, folders, NumPy files and the Hugging Face hub, through a cache of decoded data."""
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -76,12 +77,22 @@ def complete(
             "features": list(train.features),
             "group": group,
             "copies": copies,
+            "content": content(train, test) if known is not None and known.content else "",
             "origin": [
                 f"{what}: {len(s.labels):,} records, {s.origin or 'as given'}" for what, s in _both(train, test)
             ],
             "remarks": _remarks(train, test, class_names, group, copies),
         },
     )
+
+
+def content(train: Split, test: Split) -> str:
+    """A digest of records and labels of both splits, whatever their order and their other columns."""
+    total = 0
+    for what, split in _both(train, test):
+        for record, label in zip(split.images, split.labels, strict=True):
+            total += int.from_bytes(hashlib.sha256(what.encode() + record.tobytes() + str(label).encode()).digest())
+    return f"{total % 2**256:064x}"
 
 
 _UNIT = re.compile(
@@ -269,6 +280,9 @@ class DataSet:
             scale.
         features: names of the columns of a table's vectors, in their order.
         held_out: whether the test records were drawn from the train records, so that each of these had a part in it.
+        source: the fingerprint of the records from which a backbone made these; empty for records as they came.
+        known: whether the records are those that are published under the name of a known data set, by the loader's own
+            knowledge: a name that somebody gives makes no data public.
         group: the column whose values stay on one side of every split; empty for none.
         copies: number of test records that equal a train record; None where nobody counted.
         origin: a sentence for each split on the files that it took.
@@ -285,6 +299,8 @@ class DataSet:
     constant: str = ""
     features: tuple[str, ...] = ()
     held_out: bool = False
+    source: str = ""
+    known: bool = False
     group: str = ""
     copies: int | None = None
     origin: tuple[str, ...] = ()
@@ -340,7 +356,13 @@ def load(name_or_path: str, reading: Reading = AS_IT_IS, cache_dir: Path | None 
     source, entry, fingerprint = _cached(name_or_path, reading, cache_dir)
     if "mean" not in entry.facts:
         raise ValueError(f"the records of {name_or_path!r} are texts; turn them into vectors with --features")
-    return data_set(entry, fingerprint, source.name, source.known)
+    return replace(data_set(entry, fingerprint, source.name, source.known), known=_is_published(source, entry))
+
+
+def _is_published(source: Source, entry: cache.CacheEntry) -> bool:
+    """Whether the records are those published under a known name: from their place, or a copy with their content."""
+    stated = source.known.content if source.known is not None else ""
+    return source.published or bool(stated and entry.notes.get("content") == stated and source.reading.size is None)
 
 
 def fingerprint(name_or_path: str, reading: Reading = AS_IT_IS) -> str:
@@ -473,6 +495,7 @@ class Raw(NamedTuple):
         measured: what came from the labels (`DataSet.measured`).
         held_out: as `DataSet.held_out`.
         features: names of the columns of vectors, as `DataSet.features`.
+        known: as `DataSet.known`.
         group: as `DataSet.group`.
         copies: as `DataSet.copies`.
         origin: as `DataSet.origin`.
@@ -488,6 +511,7 @@ class Raw(NamedTuple):
     measured: tuple[str, ...]
     held_out: bool = False
     features: tuple[str, ...] = ()
+    known: bool = False
     group: str = ""
     copies: int | None = None
     origin: tuple[str, ...] = ()
@@ -514,7 +538,7 @@ def load_raw(data: "str | DataSet", reading: Reading = AS_IT_IS, *, cache_dir: P
     if isinstance(data, DataSet):
         train, test = ((records.images, records.labels) for records in (data.train, data.test))
         counted = tuple(fact for fact in data.measured if fact in CLASSES)
-        facts = data.group, data.copies, data.origin, data.remarks
+        facts = data.known, data.group, data.copies, data.origin, data.remarks
         own = data.class_names, data.columns, data.fingerprint, counted, data.held_out
         return Raw(data.name, train, test, *own, data.features, *facts)
     source, entry, fingerprint = _cached(data, reading, cache_dir)
@@ -548,6 +572,7 @@ def _raw(source: Source, entry: cache.CacheEntry, fingerprint: str) -> Raw:
         measured,
         bool(entry.notes.get(HELD_OUT)),
         tuple(entry.notes.get("features", ())),
+        known=_is_published(source, entry),
         **_also(entry),
     )
 

@@ -419,6 +419,8 @@ def _finish(
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,
         "copied_test_records": task.copies,
+        "known_data": task.known,
+        "records": task.records,
         "bytes_up": journal.bytes_up,
         "bytes_down": journal.bytes_down,
         "bytes_up_per_client": journal.bytes_up / experiment.clients,

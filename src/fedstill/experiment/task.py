@@ -15,7 +15,6 @@ from fedstill.base.lookup import nfc
 from fedstill.base.records import Normalisation, Records, check, twins
 from fedstill.data import features, partition, places, public, sources, vectors
 from fedstill.data.image_folder import FOLDER
-from fedstill.data.names import KNOWN
 from fedstill.experiment.config import Experiment
 
 
@@ -131,6 +130,10 @@ class Task(NamedTuple):
     """Number of test records that equal a training record; None where nobody counted."""
     origin: tuple[str, ...] = ()
     """Sentences on the files of each split."""
+    known: bool = False
+    """Whether the records are published ones (`DataSet.known`)."""
+    records: str = ""
+    """Fingerprint of the records before a backbone, by which runs on the same records are told."""
     remarks: tuple[str, ...] = ()
     """Sentences on what was left out of the records, and on what looks wrong."""
 
@@ -197,7 +200,7 @@ def share_out(
         test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
     values = partition.values_of(experiment.partition, loaded.columns, dealt)
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
-    task = Task(loaded.train, test, parts, *facts, _drawn(experiment, data, loaded, rows))
+    task = Task(loaded.train, test, parts, *facts, _drawn(experiment, loaded, rows))
     return _described(task, loaded, rows, validation)
 
 
@@ -216,17 +219,16 @@ def _described(
     columns = () if task.backbone else tuple(map(nfc, loaded.features))
     if columns:
         origin = (*origin, f"columns: {', '.join(columns[:_SHOWN])}{', ...' * (len(columns) > _SHOWN)}")
-    return task._replace(columns=columns, copies=copies, origin=origin, remarks=remarks)
+    told = task._replace(columns=columns, copies=copies, origin=origin, remarks=remarks)
+    return told._replace(known=loaded.known, records=loaded.source or loaded.fingerprint)
 
 
-def _drawn(
-    experiment: Experiment, given: sources.DataSet | None, loaded: sources.DataSet, rows: partition.Indices
-) -> tuple[str, ...]:
+def _drawn(experiment: Experiment, loaded: sources.DataSet, rows: partition.Indices) -> tuple[str, ...]:
     """Draws that decided which client has which records, and depend on all of them: with one more, many change places.
 
-    Nothing for data sets known by name, which are public.
+    Nothing for known data sets, which are public.
     """
-    if loaded.name in KNOWN if given is not None else not places.is_own(experiment.data):
+    if loaded.known:
         return ()
     rule, _, column = experiment.partition.partition(":")
     if rule == "by":

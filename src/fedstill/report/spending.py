@@ -9,7 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.data.names import KNOWN
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import Charge
 from fedstill.privacy.releases import UNITS, Pure, Unbounded, Unit
@@ -59,7 +58,7 @@ def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
         r for r in records if guarantees.is_finite(r.guarantee) and r.guarantee.epsilon and not r.guarantee.simulated
     ]
     yield from _together(real)
-    if any(record.counts is not None and record.config["experiment"]["data"] not in KNOWN for record in real):
+    if any(record.counts is not None and not record.get("known_data") for record in real):
         yield (
             "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
             "them: do not hand on this page or the run's folder (fedstill publish writes files without them)."
@@ -73,19 +72,43 @@ def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _together(real: Sequence[RunRecord]) -> Iterator[str]:
-    """The sum of the guarantees of runs with real noise on the same records: whoever sees all has learnt from each."""
-    alike: dict[object, list[guarantee.Guarantee]] = {}
+    """The sums of the guarantees of runs with real noise on the same records: whoever sees all has learnt from each.
+
+    A guarantee for a client counts for its records, and one for records for their labels.
+    """
+    for runs in _on_the_same_records(real):
+        for unit in (unit for unit in _WIDER if any(run.guarantee.unit == unit for run in runs)):
+            counted = [run.guarantee for run in runs if run.guarantee.unit in _WIDER[unit]]
+            if len(counted) > 1:
+                epsilon = sum(one.epsilon or 0.0 for one in counted)
+                delta = sum(one.delta or 0.0 for one in counted)
+                of_delta = f" at delta {guarantees.round_up(delta)}" if delta else ""
+                per = f" per {unit}" if len({run.guarantee.unit for run in runs}) > 1 else ""
+                yield (
+                    f"Each epsilon is that of one run. Whoever sees all {len(counted)} runs of these records has an "
+                    f"epsilon of up to {guarantees.round_up(epsilon)}{of_delta}{per}."
+                )
+
+
+_WIDER: dict[str, tuple[str, ...]] = {
+    "label": ("label", "record", "client"), "record": ("record", "client"), "client": ("client",),
+}  # fmt: skip
+"""Unit -> the units whose guarantees hold for it too."""
+
+
+def _on_the_same_records(real: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """The runs that may be on the same records: of one source, one fingerprint before any backbone, or real sites."""
+    found: list[tuple[set[object], list[RunRecord]]] = []
     for record in real:
-        alike.setdefault((record.config.get("fingerprint"), record.guarantee.unit), []).append(record.guarantee)
-    for each in alike.values():
-        if len(each) > 1:
-            epsilon = sum(one.epsilon or 0.0 for one in each)
-            delta = sum(one.delta or 0.0 for one in each)
-            of_delta = f" at delta {guarantees.round_up(delta)}" if delta else ""
-            yield (
-                f"Each epsilon is that of one run. Whoever sees all {len(each)} runs of these records has an epsilon "
-                f"of up to {guarantees.round_up(epsilon)}{of_delta}."
-            )
+        marks: set[object] = {record.get("records") or record.config.get("fingerprint")}
+        if record.counts is None:
+            marks = {"the records of real sites"}
+        else:
+            marks.add(("data", record.config["experiment"]["data"]))
+        same = [one for one in found if one[0] & marks]
+        found = [one for one in found if one not in same]
+        found.append((marks.union(*(one[0] for one in same)), [*(run for one in same for run in one[1]), record]))
+    return [runs for _, runs in found]
 
 
 def numbers(folder: Path) -> dict[str, Any]:
