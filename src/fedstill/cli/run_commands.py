@@ -204,13 +204,14 @@ def _in_folder(
 def make_and_show(job: "Job", output: "RunOutput", *, nobody: bool = False) -> None:
     """Run ``job``, write its report and print its results; ``nobody`` as for `fedstill.library.finish`."""
     from fedstill.report import tables
+    from fedstill.report.export import told
     from fedstill.report.page import write_report
     from fedstill.runs.folder import RunFolder
 
     record, page = _finish(job, output, nobody=nobody), RunFolder(job.out).report
     write_report([record], page)
     if output.json_:
-        print_json({**record.summary, "folder": str(job.out), "report": str(page)})
+        print_json({**record.summary, "remarks": told([record]), "folder": str(job.out), "report": str(page)})
         return
     console = terminal()
     print_wide(tables.terminal([record]))
@@ -322,7 +323,15 @@ def _show_runs(
         drawn = printed.write(records, out, form.figures, form.column_cm)
     if output.json_:
         more = {"pareto": pareto.lines(fronts)} if fronts else {}
-        print_json({"folder": str(out), "report": str(page), "rows": tables.rows(records), **more})
+        print_json(
+            {
+                "folder": str(out),
+                "report": str(page),
+                "rows": tables.rows(records),
+                "remarks": export.told(records),
+                **more,
+            }
+        )
         return
     console = terminal()
     print_wide(pareto.terminal(fronts) if fronts else tables.terminal(records))

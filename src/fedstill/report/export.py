@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstill.base import files
 from fedstill.privacy.guarantee import Guarantee
-from fedstill.report import groups, guarantees, pareto, tables
+from fedstill.report import groups, guarantees, pareto, spending, tables
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, group, task_settings
 from fedstill.report.record import RunRecord
@@ -102,7 +102,7 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
         markdown: whether to write ``table.md``.
     """
     rows = tables.rows(records)
-    files.write_json(out / "table.json", {"rows": rows})
+    files.write_json(out / "table.json", {"rows": rows, "remarks": told(records)})
     files.write_bytes(out / "table.csv", table_csv(rows).encode())
     files.write_bytes(out / "runs.csv", csv_text(runs(records)).encode())
     asked = [(out / "table.tex", latex_text)] if latex else []
@@ -110,6 +110,11 @@ def write_tables(records: Sequence[RunRecord], out: Path, *, latex: bool = False
     for file, text in asked:
         files.write_bytes(file, text(records).encode())
     return [file for file, _ in asked]
+
+
+def told(records: Sequence[RunRecord]) -> list[str]:
+    """All sentences that a reader of these runs' numbers must be told: on their accuracies, and on their guarantees."""
+    return [*(sentence for task in group(records) for sentence in tables.remarks(task)), *spending.remarks(records)]
 
 
 def table_csv(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -206,13 +211,15 @@ def _csv_cell(value: Any) -> Any:
 
 def markdown_text(records: Sequence[RunRecord]) -> str:
     """The tables in Markdown, each with its task and caption."""
-    tasks = group(records)
-    return "\n".join((f"**{_markdown(task.words)}**\n\n" if len(tasks) > 1 else "") + _one(task) for task in tasks)
+    tasks, said = group(records), spending.remarks(records)
+    return "\n".join(
+        (f"**{_markdown(task.words)}**\n\n" if len(tasks) > 1 else "") + _one(task, said) for task in tasks
+    )
 
 
-def _one(task: Group) -> str:
+def _one(task: Group, said: Sequence[str]) -> str:
     parts = [(f"*{heading}*\n\n" if heading else "") + _rows(part) for heading, part in tables.blocks(task)]
-    return "\n\n".join(parts) + f"\n\n{_markdown(_caption(task))}\n"
+    return "\n\n".join(parts) + f"\n\n{_markdown(_caption(task, said))}\n"
 
 
 def _rows(task: Group) -> str:
@@ -223,8 +230,9 @@ def _rows(task: Group) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _caption(task: Group) -> str:
-    return " ".join((tables.caption(task), *tables.remarks(task), source(task)))
+def _caption(task: Group, said: Sequence[str]) -> str:
+    """The caption of a table, with all that a reader must be told beside its numbers."""
+    return " ".join((tables.caption(task), *tables.remarks(task), *said, source(task)))
 
 
 def latex_text(records: Sequence[RunRecord]) -> str:
@@ -233,14 +241,13 @@ def latex_text(records: Sequence[RunRecord]) -> str:
     A table that is still wider is reduced to the page's width.
     """
     text = "% \\usepackage{booktabs, graphicx}\n% pdfLaTeX has Latin letters only; for names in others take LuaLaTeX\n"
+    said = spending.remarks(records)
     for number, task in enumerate(group(records), 1):
         words = tables.text_columns(task)
         top = tables.headings(task)
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
         lines = "\\midrule\n".join(_block(heading, part, len(top)) for heading, part in tables.blocks(task))
-        text += (
-            f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task))}}}\n\\label{{tab:{number}}}\n"
-        )
+        text += f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task, said))}}}\n\\label{{tab:{number}}}\n"
         text += f"{_FIT}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
         text += f"{lines}\\bottomrule\n\\end{{tabular}}}}\n\\end{{table*}}\n"
     return text

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedstill.report import export, figures, groups, guarantees, html, tables
+from fedstill.report import export, figures, groups, guarantees, html, spending, tables
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, Row, Series, setting_words
 from fedstill.report.markup import joined, part
@@ -341,6 +341,8 @@ def privacy(tasks: Sequence[Group]) -> Markup:
     for (holds, promise, sentences), rows in boxes.items():
         names = dict.fromkeys(row.name if places[row.name] == 1 else f"{row.name} on {row.task}" for row in rows)
         text += part("promise", holds, ", ".join(names), promise, [_FLAG.split(sentence) for sentence in sentences])
+    for sentence in spending.remarks([run for task in tasks for run in task.runs]):
+        text += part("paragraph", sentence, "note")
     return text
 
 

@@ -43,7 +43,7 @@ def show(folder: Path) -> Iterator[Table | Text]:
     yield from _sums(spent, record.config["experiment"], "" if promised.holds else ", of these releases alone")
 
 
-def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
+def remarks(records: Sequence[RunRecord]) -> list[str]:
     """What the table of these runs leaves open.
 
     Noise from a seed, the sum of several runs, exact numbers of private records, and why runs with private releases
@@ -52,6 +52,10 @@ def remarks(records: Sequence[RunRecord]) -> Iterator[str]:
     Raises:
         ValueError: a file of a run is damaged.
     """
+    return list(_remarks(records))
+
+
+def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
     if any(guarantees.is_simulated(record.guarantee) for record in records):
         yield "The privacy noise is simulated, drawn from the seed; real noise needs --noise entropy."
     real = [

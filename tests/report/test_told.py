@@ -1,0 +1,146 @@
+"""What a reader must be told beside an epsilon stands wherever the number stands; a name makes no data public."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import fedstill
+from fedstill import from_torch, methods
+from fedstill.data import sources
+from fedstill.data.places import Reading
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.task import share_out
+from fedstill.report import export, spending
+from fedstill.report.record import RunRecord
+
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.integers(0, 200, (120, 8, 8), dtype=np.uint8), np.arange(120) % 3
+SITE = np.repeat([0, 1], 60)
+STATED: dict[str, Any] = {"mean": (0.5,), "std": (0.25,), "num_classes": 3}
+
+
+def own(place: Path) -> str:
+    np.savez(place, x_train=IMAGES, y_train=LABELS, x_test=255 - IMAGES[:30], y_test=LABELS[:30], site=SITE)
+    return str(place)
+
+
+def private(data: Any, out: Path, method: str = "fedavg-p", **settings: Any) -> RunRecord:
+    task = {
+        "model": "convnet:width=4,depth=1",
+        "clients": 2,
+        "partition": "by:site",
+        "public": "noise=40",
+        "workers": 0,
+    }
+    more = {"extractor": {"pretrain": "none"}, "space": {"dims": 4}} if method == "fedavg-p" else {}
+    return fedstill.run(method, data=data, out=out, **{**task, **STATED, **more, **settings})
+
+
+# Published data are known by the loader -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "own"])
+def test_a_name_makes_no_data_public(name: str) -> None:
+    data = from_torch((torch.from_numpy(IMAGES), torch.from_numpy(LABELS)), name=name)
+    assert not data.known
+    task = share_out(Experiment(partition="dirichlet:1", clients=2, **STATED), data)
+    assert "test split" in task.drawn and "--partition dirichlet:1" in task.drawn
+
+
+@pytest.mark.parametrize("place", ["mnist", "fashion_mnist", "cifar10", "svhn", "stl10"])
+def test_own_records_at_a_known_place_stay_own(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = []
+    for pixels in IMAGES:
+        content = BytesIO()
+        Image.fromarray(pixels).convert("L" if "mnist" in place else "RGB").save(content, "PNG")
+        cells.append({"bytes": content.getvalue(), "path": None})
+    column = "img" if place == "cifar10" else "image"
+    (tmp_path / place).mkdir()
+    table = pa.table({column: cells, "label": np.arange(120) % 10})
+    pq.write_table(table, tmp_path / place / "train-00000-of-00001.parquet")
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    assert not sources.load(place).known
+    assert "--partition iid" in share_out(Experiment(data=place, partition="iid", clients=2), None).drawn
+
+
+def test_published_data_are_known(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sources.load("digits").known
+    monkeypatch.setenv("FEDSTILL_DATA", str(real_data))
+    data = sources.load("mnist", cache_dir=tmp_path)
+    assert data.known and share_out(Experiment(data="mnist", clients=3), None).drawn == ()
+    assert not sources.load("mnist", Reading(size=14), cache_dir=tmp_path).known
+
+
+def test_a_digest_of_content_knows_no_order_and_every_bit() -> None:
+    from fedstill.data.decode import Split
+
+    images = IMAGES[:, None]
+    train, test = Split(images[:100], LABELS[:100]), Split(images[100:], LABELS[100:])
+    order = np.random.default_rng(1).permutation(100)
+    known = sources.content(train, test)
+    assert sources.content(train.take(order), test) == known != sources.content(test, train)
+    changed = images.copy()
+    changed[3, 0, 0, 0] ^= 1
+    assert sources.content(Split(changed[:100], LABELS[:100]), test) != known
+
+
+# Sums ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    place = tmp_path_factory.mktemp("sums")
+    data, real = own(place / "own.npz"), {"noise": "entropy", "epsilon": 1.0}
+    found = {
+        "plain": private(data, place / "plain", **real),
+        "seed": private(data, place / "seed", seed=1, **real),
+        "size": private(data, place / "size", size=12, **real),
+        "features": fedstill.run(
+            "fedavg", data=data, out=place / "features", features="scattering", model="linear", clients=2, workers=0
+        ),
+        "simulated": private(data, place / "simulated", epsilon=1.0),
+        "client": private(data, place / "client", method="ldp-fedavg", epsilon=1.0, noise="entropy"),
+    }
+    for name in ("plain", "seed", "size", "client"):
+        assert found[name].guarantee.holds, (name, found[name].guarantee.reason)
+    return found
+
+
+@pytest.mark.parametrize("other", ["seed", "size", "client"])
+def test_runs_on_the_same_records_are_added_up(other: str, runs: dict[str, RunRecord]) -> None:
+    both = [runs["plain"], runs[other]]
+    total = sum(run.guarantee.epsilon or 0 for run in both)
+    sentences = [sentence for sentence in spending.remarks(both) if "Whoever sees all 2 runs" in sentence]
+    assert len(sentences) == 1 and f"up to {total:.1f}" in sentences[0]
+    assert ("per record" in sentences[0]) == (other == "client")
+    assert not any("Whoever sees" in sentence for sentence in spending.remarks([runs["plain"], runs["simulated"]]))
+
+
+def test_runs_with_features_are_on_the_records_before_them(runs: dict[str, RunRecord]) -> None:
+    assert runs["features"]["records"] == runs["plain"]["records"]
+    assert runs["features"].config["fingerprint"] != runs["plain"].config["fingerprint"]
+
+
+def test_the_sum_and_the_warning_stand_wherever_the_number_stands(runs: dict[str, RunRecord], tmp_path: Path) -> None:
+    both = [runs["plain"], runs["size"]]
+    fedstill.write_report(both, tmp_path / "report.html")
+    export.write_tables(both, tmp_path, latex=True, markdown=True)
+    for name in ("report.html", "table.tex", "table.md", "table.json"):
+        text = (tmp_path / name).read_text()
+        assert "Whoever sees all 2 runs of these records" in text, name
+        assert "are exact, and no guarantee covers" in text, name
+    assert json.loads((tmp_path / "table.json").read_text())["remarks"] == export.told(both)
+
+
+def test_every_private_method_says_its_unit() -> None:
+    units = {methods.find(name).protects for name in methods.TABLE} - {""}
+    assert units == {"record", "label", "client"}
