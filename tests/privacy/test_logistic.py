@@ -27,7 +27,7 @@ from fedstill.privacy.logistic import (
     logits,
 )
 from fedstill.privacy.releases import Gaussian, Unbounded
-from fedstill.privacy.solver import NotConverged, solve, solve_binary
+from fedstill.privacy.solver import RESIDUAL, NotConverged, solve, solve_binary
 
 
 def gradient(x: Tensor, labels: Tensor, beta: Tensor, penalty: float) -> Tensor:
@@ -151,6 +151,50 @@ def test_no_records_and_one_class_have_their_known_solutions() -> None:
     v = float(beta[1, 0]) / 2
     assert torch.allclose(beta, torch.tensor([[-v, 0.0], [2 * v, 0.0], [-v, 0.0]], dtype=torch.float64), atol=1e-8)
     assert abs(v - (1 - math.exp(2 * v) / (math.exp(2 * v) + 2 * math.exp(-v)))) < 1e-8
+
+
+def hostile(n: int, d: int, decades: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of length 1 whose columns fall over ``decades``, and labels that a plane almost separates."""
+    rng = stream(seed, "hostile")
+    scales = torch.logspace(0, -decades, d, dtype=torch.float64)
+    x = torch.randn(n, d, dtype=torch.float64, generator=rng).sign() * scales
+    x = x / x.norm(dim=1, keepdim=True)
+    labels = (x @ torch.randn(d, dtype=torch.float64, generator=rng) > 0).long()
+    labels[:3] = 1 - labels[:3]
+    return x, labels
+
+
+@pytest.mark.parametrize("steps", [1, 3, 40])
+@pytest.mark.parametrize("decades", [0.0, 3.0, 6.0])
+def test_a_head_ends_within_its_residual_after_any_number_of_steps(
+    steps: int, decades: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second search begins where the first one stops, and ends whatever the records are."""
+    monkeypatch.setattr(solver, "STEPS", steps)
+    x, labels = hostile(400, 24, decades)
+    for rows in (slice(None), slice(1, None), slice(0, 0), slice(0, 1)):
+        beta = solve(x[rows], labels[rows], 2, LEAST_PENALTY, limit=RESIDUAL)
+        assert gradient(x[rows], labels[rows], beta, LEAST_PENALTY).norm() <= RESIDUAL * (1 + 1e-9)
+    exact = newton(x, labels, 2, LEAST_PENALTY)
+    assert (solve(x, labels, 2, LEAST_PENALTY, limit=RESIDUAL) - exact).norm() <= RESIDUAL / LEAST_PENALTY + 1e-9
+    head = LogisticHead(num_classes=2, penalty=LEAST_PENALTY, radius=1.0, noise_multiplier=1.0)
+    assert head((x[:, :-1], labels), Simulated(stream(0, "noise"))).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_head_ends_at_the_size_of_a_site(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 records over three decades, from where the first search is far above its tolerance."""
+    monkeypatch.setattr(solver, "STEPS", 100)
+    x, labels = hostile(4_000, 96, 3.0)
+    beta = solve(x[first:], labels[first:], 2, LEAST_PENALTY, limit=RESIDUAL)
+    assert gradient(x[first:], labels[first:], beta, LEAST_PENALTY).norm() <= RESIDUAL * (1 + 1e-9)
+
+
+def test_the_sensitivity_includes_the_residual_that_no_record_can_exceed() -> None:
+    head = LogisticHead(num_classes=2, penalty=2.0, radius=1.0, noise_multiplier=1.0, tolerance=1e-9)
+    assert head.residual == RESIDUAL and head.sensitivity >= (math.sqrt(2) + 2 * RESIDUAL) / 2.0
+    assert head.sensitivity == pytest.approx((math.sqrt(2) + 2 * RESIDUAL) / 2.0, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -445,7 +489,10 @@ def test_events_and_theorems() -> None:
     head = class_head(25.0, 10)
     assert head.event == Gaussian(noise_multiplier=1.0) and "1.4142 by" not in head.theorem
     assert "lemma 7" in head.theorem and "25-strongly convex" in head.theorem and "0.05657" in head.theorem
-    assert head.sensitivity == pytest.approx(math.sqrt(2) / 25, rel=1e-8) and head.sensitivity > math.sqrt(2) / 25
+    assert (
+        head.sensitivity == pytest.approx((math.sqrt(2) + 2 * RESIDUAL) / 25, rel=1e-8)
+        and head.sensitivity > math.sqrt(2) / 25
+    )
     assert "0.04, the sensitivity" in binary_head(25.0, torch.zeros(1, 2)).theorem
     none = LogisticHead(num_classes=2, penalty=1.0, radius=1.0, noise_multiplier=0.0)
     assert isinstance(none.event, Unbounded)

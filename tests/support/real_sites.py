@@ -49,6 +49,8 @@ def spec_of(name: str, digits: DataSet, **facts: Any) -> RunSpec:
 class Direct:
     """The way to sites in this process."""
 
+    failure = None
+
     def __init__(self, sites: list[SitePolicy], spec: RunSpec) -> None:
         self.sites = sites
         self.spec = spec

@@ -28,11 +28,10 @@ from fedstill.privacy.mechanisms import (
     clipped,
 )
 from fedstill.privacy.releases import Event, Unbounded
-from fedstill.privacy.solver import check_labels, solve, solve_binary
+from fedstill.privacy.solver import RESIDUAL, check_labels, solve, solve_binary
 
 LEAST_PENALTY = 0.01
-"""Smallest penalty of a sound head, at which the solver reaches its tolerance whatever the records are. With less, one
-record may decide whether it does, and a failure is a release without noise."""
+"""Smallest penalty of a sound head: with less, the residual that its sensitivity includes may be within rounding."""
 
 Labelled = tuple[Float[Tensor, "n p"], Int64[Tensor, " n"]]
 
@@ -92,9 +91,15 @@ class _Head(GaussianMechanism[Rows, Value]):
         J' = J + CE_new, with minimisers beta and beta'. As grad J(beta') = -grad CE_new(beta'),
         |beta - beta'| <= |grad CE_new(beta')| / penalty. That gradient is (p - e_y) (x) x. For several classes
         |p - e_y|^2 <= 2; for one vector |sigmoid - y| <= 1; and |x| <= 1. Each of the solver's two solutions is within
-        tolerance / penalty of its minimiser.
+        residual / penalty of its minimiser, whatever the records are (`fedstill.privacy.solver`), so that no error
+        before the noise depends on one.
         """
-        return (self.steepness + 2 * self.tolerance) / self.penalty * ROUNDING
+        return (self.steepness + 2 * self.residual) / self.penalty * ROUNDING
+
+    @property
+    def residual(self) -> float:
+        """Largest norm of the gradient at the solver's solution, whatever the records are."""
+        return max(self.tolerance, RESIDUAL)
 
     def extended(self, h: Float[Tensor, "n p"]) -> Float64[Tensor, "n p+1"]:
         """The head's inputs: clipped features with the constant feature, of length at most 1."""
@@ -112,7 +117,8 @@ class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
         radius: largest length of a feature row; longer ones are scaled down. Positive, public.
         noise_multiplier: standard deviation of the noise divided by ``sensitivity``.
         bias: the constant feature, in ``[0, 1)``.
-        tolerance: largest norm of the gradient at the solver's solution.
+        tolerance: norm of the gradient to which the solver goes where `solver.STEPS` steps are enough; otherwise it
+            goes to ``residual``, which the sensitivity includes.
     """
 
     steepness: ClassVar[float] = math.sqrt(2)
@@ -125,7 +131,9 @@ class LogisticHead(_Head[Labelled, Float64[Tensor, "classes p+1"]]):
     def __call__(self, rows: Labelled, noise: Noise) -> Float64[Tensor, "classes p+1"]:
         """Coefficients ``(num_classes, p + 1)``, the constant's last, from features ``(n, p)`` and classes ``(n,)``."""
         x = self.extended(rows[0])
-        return self.noised(solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance), noise)
+        return self.noised(
+            solve(x, rows[1], self.num_classes, self.penalty, tolerance=self.tolerance, limit=self.residual), noise
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,7 +151,9 @@ class BinaryHead(_Head[Float[Tensor, "n p"], Float64[Tensor, " p+1"]]):
     def __call__(self, rows: Float[Tensor, "n p"], noise: Noise) -> Float64[Tensor, " p+1"]:
         """Coefficients ``(p + 1,)``, the constant's last, from private features ``(n, p)``."""
         x, labels = _against(rows, self.negatives)
-        return self.noised(solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance), noise)
+        return self.noised(
+            solve_binary(self.extended(x), labels, self.penalty, tolerance=self.tolerance, limit=self.residual), noise
+        )
 
 
 def _reasons(leaks: str) -> tuple[str, str]:

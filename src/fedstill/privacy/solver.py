@@ -15,6 +15,10 @@ from fedstill.base.seeds import stream
 from fedstill.privacy.mechanisms import check_positive
 
 RANK, MEMORY, STEPS = 32, 20, 2000  # rank of the preconditioner; number of stored steps; largest number of steps
+RESIDUAL = 1e-6
+"""Largest norm of the gradient at a result, whatever the records are (`_descend`), if it is asked for as the limit.
+
+Rounding in float64 moves the gradient of 60,000 records of length 1 at a penalty of 0.01 by less than 1e-7."""
 
 
 class NotConverged(FedstillError, ValueError):
@@ -113,6 +117,7 @@ def solve(
     penalty: float,
     *,
     tolerance: float = 1e-9,
+    limit: float | None = None,
 ) -> Float64[Tensor, "classes d"]:
     """The minimiser of ``sum_i CE(softmax(beta x_i), y_i) + penalty/2 |beta|^2``, with every coordinate penalised.
 
@@ -126,13 +131,15 @@ def solve(
         num_classes: number of rows of the result; absent classes have a row too.
         penalty: positive.
         tolerance: largest Euclidean norm of the gradient at the result.
+        limit: largest norm where the tolerance is not reached in `STEPS` steps: a second, slower search goes on to it
+            and ends whatever the records are. None raises the error instead.
 
     Returns:
-        ``(num_classes, d)``, at most ``tolerance / penalty`` from the exact minimiser.
+        ``(num_classes, d)``, at most ``tolerance / penalty``, or ``limit / penalty``, from the exact minimiser.
 
     Raises:
         ValueError: shapes differ, or a label or the penalty is out of range.
-        NotConverged: the tolerance is out of reach.
+        NotConverged: the tolerance is out of reach, and there is no limit.
     """
     check_labels(features, labels, num_classes)
     check_positive("penalty", penalty)
@@ -165,10 +172,40 @@ def solve(
         size = float(gradient.norm())
         if float((step * moved).sum()) > 0:
             pairs.add(step, moved)
+    if limit is not None:
+        return _descend(x, labels, penalty, beta if math.isfinite(size) else torch.zeros_like(beta), limit)
     raise NotConverged(
         f"the gradient's norm is {size:.3g} after {STEPS} steps, the limit is {tolerance:g}; raise the penalty "
         f"({penalty:g}) or scale the features down"
     )
+
+
+def _descend(
+    x: Float64[Tensor, "n d"],
+    labels: Int64[Tensor, " n"],
+    penalty: float,
+    beta: Float64[Tensor, "classes d"],
+    limit: float,
+) -> Float64[Tensor, "classes d"]:
+    """A point at which the gradient's norm is at most ``limit``, by Nesterov's method with constant momentum.
+
+    The objective is ``penalty``-strongly convex, and its gradient is L-Lipschitz for L = penalty + sum_i |x_i|^2 / 2,
+    since a softmax's Hessian is at most 1/2. So after k steps the objective is within
+    ``(1 - sqrt(penalty / L))^k (f(beta) - f* + penalty/2 |beta - beta*|^2)`` of its least value f* (Nesterov 2018,
+    "Lectures on Convex Optimization", theorem 2.2.3), and the squared norm of the gradient within 2 L times that: the
+    search ends for every ``limit`` above rounding, after at most about ``sqrt(L / penalty) log(L |beta - beta*| /
+    limit)`` steps, and no record decides whether it does. All is float64.
+    """
+    lipschitz = penalty + float(x.square().sum()) / 2
+    root = math.sqrt(penalty / lipschitz)
+    momentum, point = (1 - root) / (1 + root), beta
+    while True:
+        p = (point @ x.T).softmax(0)
+        gradient = p.scatter_add(0, labels[None], -torch.ones_like(p[:1])) @ x + penalty * point
+        if float(gradient.norm()) <= limit:
+            return point
+        after = point - gradient / lipschitz
+        point, beta = after + momentum * (after - beta), after
 
 
 def _line_search(
@@ -204,13 +241,15 @@ def solve_binary(
     penalty: float,
     *,
     tolerance: float = 1e-9,
+    limit: float | None = None,
 ) -> Float64[Tensor, " d"]:
     """The minimiser of ``sum_i log(1 + exp(-s_i beta x_i)) + penalty/2 |beta|^2``, ``s_i`` +1 for label 1, -1 for 0.
 
     It is the difference of the two rows of `solve` at twice the penalty; its gradient is half the difference of theirs,
-    so no longer than ``tolerance``. Arguments and errors are `solve`'s, with ``(d,)`` for ``(classes, d)``.
+    so no longer than ``tolerance``, or ``limit``. Arguments and errors are `solve`'s, with ``(d,)`` for
+    ``(classes, d)``.
     """
-    two = solve(features, labels.to(torch.int64), 2, 2 * penalty, tolerance=tolerance)
+    two = solve(features, labels.to(torch.int64), 2, 2 * penalty, tolerance=tolerance, limit=limit)
     return two[1] - two[0]
 
 

@@ -247,7 +247,8 @@ def latex_text(records: Sequence[RunRecord]) -> str:
         top = tables.headings(task)
         columns = "".join("l" if i in words else "r" for i in range(len(top)))
         lines = "\\midrule\n".join(_block(heading, part, len(top)) for heading, part in tables.blocks(task))
-        text += f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{latex(_caption(task, said))}}}\n\\label{{tab:{number}}}\n"
+        about = latex(_caption(task, said))
+        text += f"\n\\begin{{table*}}\n\\centering\\small\n\\caption{{{about}}}\n\\label{{tab:{number}}}\n"
         text += f"{_FIT}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{' & '.join(map(latex, top))} \\\\\n\\midrule\n"
         text += f"{lines}\\bottomrule\n\\end{{tabular}}}}\n\\end{{table*}}\n"
     return text
