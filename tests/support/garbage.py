@@ -227,6 +227,8 @@ VANDALS = (1, 2, 3)
 class Vandal:
     """Answers like a site, but for one client, which sends a kind of garbage after the other."""
 
+    failure = None
+
     def __init__(self, make_site: Callable[[], Site], kinds: Sequence[Kind] = ()) -> None:
         self._site = make_site()
         self._kinds = kinds or tuple(KINDS.values())

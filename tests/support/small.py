@@ -202,6 +202,8 @@ class SeveralSites:
 class Addressed:
     """Names the run to `SeveralSites`."""
 
+    failure = None
+
     def __init__(self, inner: Any, name: str) -> None:
         self.inner = inner
         self.name = name
