@@ -119,6 +119,17 @@ def test_no_row_is_longer_than_the_radius_after_rounding(radius: float, size: fl
     assert max(lengths) <= radius * ROUNDING
 
 
+@pytest.mark.parametrize("radius", [1e-20, 1e-3, 1.0, 1e20])
+@pytest.mark.parametrize("columns", [1, 2, 9])
+def test_no_length_is_clipped_to_more_than_the_radius(radius: float, columns: int) -> None:
+    """Up to the largest float64: a subnormal quotient made rows of one column twice as long."""
+    sizes = torch.logspace(-307, 308, 2000, dtype=torch.float64)
+    rows = sizes[:, None] * torch.ones(columns, dtype=torch.float64) * torch.tensor([1.0, -1.0]).repeat(1000)[:, None]
+    found = clipped(rows, radius)
+    assert found.isfinite().all() and float(found.norm(dim=1).max()) <= radius * (1 + 1e-14)
+    assert torch.equal(clipped(rows[7:9], radius), found[7:9])
+
+
 def test_a_subnormal_radius_is_refused_since_rows_would_be_twice_as_long() -> None:
     for radius in (6e-309, 5e-324):
         with pytest.raises(ValueError, match="it must be a positive number, from 1e-20 to 1e.20"):

@@ -62,6 +62,20 @@ def test_mapped_features_of_a_record_do_not_depend_on_others(spec: str, shape: t
         assert bits_stay(lambda some, f=features: f.rows(model, some), images(count, shape)), (columns, count)
 
 
+def test_the_layout_of_images_in_memory_changes_no_row() -> None:
+    """Images that lie channel by channel, as `permute` leaves them, were computed otherwise in full batches."""
+    shape = (3, 16, 16)
+    model, records = made("convnet:width=16,depth=2", shape), images(97, shape)
+    last = records.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    other = Records(last, records.labels, 5, records.normalisation)
+    assert not last.is_contiguous() and torch.equal(last, records.images)
+    width = models.feature_width(model, shape)
+    projection = torch.randn(width, 12, generator=stream(1))
+    features = PublicFeatures(state(model), torch.zeros(width), projection, 1.0)
+    assert bits_stay(lambda some: features.rows(model, some), other)
+    assert torch.equal(features.rows(model, other), features.rows(model, records))
+
+
 def test_a_network_with_batch_norm_is_used_with_its_fixed_statistics() -> None:
     model = made("resnet8", (3, 8, 8)).train()
     features = PublicFeatures(state(model), torch.zeros(512), torch.eye(512)[:, :32].contiguous(), 1.0)

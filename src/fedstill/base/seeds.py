@@ -105,7 +105,7 @@ class Entropy(Noise):
     rounded real Gaussian by a factor within ``exp(+-1e-10)``: a quantile is wrong by at most 1e-14 standard deviations
     and a uniform by 2^-52 of itself, where a cell of the grid is 2^-11 standard deviations wide or wider. Tails end at
     8.2 standard deviations, which have a probability of 2^-54. So d numbers add at most ``2e-10 d`` to epsilon and
-    ``2^-54 d`` to delta.
+    ``(1 + e^epsilon) 2^-54 d`` to delta: what one side cannot reach, the other may reach e^epsilon times as often.
     """
 
     @override

@@ -131,7 +131,8 @@ class GaussianMechanism(Mechanism[Rows, Value]):
 def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]:
     """Rows in float64; longer ones are scaled down to length ``radius``, up to rounding, which `ROUNDING` covers.
 
-    A row that is not finite, or whose length is not, becomes 0, so that it neither spoils a release nor shows in it.
+    A row that is not finite, or longer than `LONGEST`, becomes 0, so that it neither spoils a release nor shows in it:
+    the quotient of radius and length is a normal number, so that its rounding can't lengthen a row.
 
     Raises:
         ValueError: ``radius`` is out of its bounds; for subnormal ones, rounding would double a row's length.
@@ -139,13 +140,15 @@ def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]
     check_positive("radius", radius)
     wide = rows.to(torch.float64)
     lengths = wide.norm(dim=1, keepdim=True)
-    if not torch.isfinite(lengths).all():
-        wide = torch.where(torch.isfinite(wide).all(1, keepdim=True), wide, 0.0)
+    if not (lengths <= LONGEST).all():
+        wide = torch.where(torch.isfinite(wide).all(1, keepdim=True) & (lengths <= LONGEST), wide, 0.0)
         lengths = wide.norm(dim=1, keepdim=True)
     short: Tensor = wide * (radius / lengths.clamp_min(radius))
     return short
 
 
+LONGEST = 1e200
+"""Largest length of a row that is scaled down."""
 ROUNDING = 1 + 1e-9
 """Factor of sensitivities, so that rounding in float64 can't exceed them: that of a sum of n rows is at most
 ``n^2 2^-52`` of one row, and in the order of ``n 2^-52`` unless all roundings go the same way."""

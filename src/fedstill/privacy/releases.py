@@ -8,7 +8,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 LEAST_DELTA = 1e-10
-"""The least delta of real noise: each number, drawn from 53 bits, adds up to 2^-54 to it (`base.seeds.Entropy`)."""
+"""The least delta of real noise: each number, drawn from 53 bits, adds up to (1 + e^epsilon) 2^-54 to it
+(`base.seeds.Entropy`)."""
 
 Unit = Literal["record", "label"]
 """The difference between neighbouring data sets: one record added or removed, or one record's label replaced."""

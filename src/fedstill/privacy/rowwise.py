@@ -191,10 +191,10 @@ def batches(count: int, among: tuple[int, ...]) -> Iterator[tuple[slice, int]]:
 
 
 def padded(rows: Tensor, size: int) -> Tensor:
-    """``rows`` with rows of zeros up to ``size``, in memory of their own, since kernels may look at the alignment."""
+    """``rows`` with rows of zeros up to ``size``, in contiguous memory of their own: kernels may look at both."""
     if len(rows) == size:
-        return rows.clone()
-    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+        return rows.clone(memory_format=torch.contiguous_format)
+    return torch.cat([rows.contiguous(), rows.new_zeros(size - len(rows), *rows.shape[1:])])
 
 
 def features(compute: Callable[..., Tensor], nets: Sequence[nn.Module], records: Trainable, *maps: Tensor) -> Tensor:
