@@ -291,3 +291,25 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(finished: RunRecord, tmp
     assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1, done.stderr
     main(words)
     assert sorted(path.name for path in (tmp_path / "out").iterdir())[-1] == "model.safetensors"
+
+
+def test_a_refusal_leaves_no_folder(finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("torch cannot write it")
+
+    monkeypatch.setattr("fedstill.report.publish.write", refuse)
+    with pytest.raises(ValueError, match="torch cannot write it"):
+        publishing.publish(finished.folder, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ValueError, match="torch cannot write it"):
+        publishing.publish(finished.folder, tmp_path / "old")
+    assert (tmp_path / "old").is_dir()
+
+
+def test_torch_gets_no_path_that_a_locale_may_lack(
+    finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = torch.export.load
+    monkeypatch.setattr(torch.export, "load", lambda source: load(source) if not isinstance(source, Path) else 1 / 0)
+    assert publishing.publish(finished.folder, tmp_path / "weiter ü")["files"]

@@ -88,7 +88,7 @@ class StateFiles:
         """The request after which the newest state was written; -1 if there was none, or it is not kept apart."""
         if self._newest is None or not self._newest.exists():
             return -1
-        text = self._newest.read_text()
+        text = self._newest.read_text("utf-8")
         if not text.isdecimal():
             raise files.Damaged(f"{self._newest} is damaged; {self._remedy}")
         return int(text)

@@ -110,7 +110,8 @@ def write(model: Trained, shape: tuple[int, ...], path: Path, onnx: Path | None 
     except Exception as error:  # torch has no common class for what it cannot trace
         raise ValueError(f"torch.export cannot write {kind}: {first_line(_begun_by(error))}") from error
     files.write_bytes(path, content.getvalue())
-    _compare(model, shape, torch.export.load(path).module(), f"the exported {kind}")
+    content.seek(0)  # torch opens no path whose letters the locale lacks
+    _compare(model, shape, torch.export.load(content).module(), f"the exported {kind}")
     if onnx is not None:
         _compare(model, shape, _write_onnx(program, onnx, kind), f"the ONNX program of {kind}")
 
@@ -200,7 +201,7 @@ def publish(
     taken = _shape(record, model, shape)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
-    part = out / f".{os.getpid()}{files.PART}"
+    part, is_new = out / f".{os.getpid()}{files.PART}", not out.exists()
     part.mkdir(parents=True)
     try:
         write(model, taken, part / PROGRAM, part / ONNX if onnx else None)
@@ -213,6 +214,8 @@ def publish(
             os.replace(path, out / path.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
 
 

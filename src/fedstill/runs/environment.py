@@ -75,7 +75,7 @@ def _blas(build: str) -> str | None:
 
 def _cpu() -> str | None:
     try:
-        model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except OSError:
         model = None
     return model[1].strip() if model else platform.processor() or platform.machine() or None

@@ -283,7 +283,7 @@ class Journal:
         digest = hashlib.sha256(request).hexdigest()
         if not place.exists():
             files.write_bytes(place, digest.encode())
-        elif place.read_text() != digest:
+        elif place.read_text("utf-8") != digest:
             raise ValueError(
                 f"{self.folder} holds replies to another request than step '{step}' sends now (the method's code or "
                 "the data have changed since); start anew with another --out"
@@ -320,7 +320,7 @@ class Journal:
 
     def _read_refusal(self, place: Path) -> tuple[Refusal, int]:
         try:
-            fields = json.loads(place.read_text())
+            fields = json.loads(place.read_text("utf-8"))
             size = int(fields.pop("bytes"))
             return Refusal(**fields), size
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -93,7 +93,7 @@ class Certificates:
             ValueError: the file has something else.
         """
         try:
-            check_authority(text := self.authority.read_text())
+            check_authority(text := self.authority.read_text("utf-8"))
         except ValueError as error:
             raise ValueError(f"{self.authority} is damaged: {error}; bring it back from a copy") from error
         return text

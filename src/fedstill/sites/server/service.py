@@ -333,7 +333,7 @@ def stop(server: Server) -> bool:
     """
     if not is_running(server):
         return False
-    process = int(server.lock.with_suffix(".pid").read_text())
+    process = int(server.lock.with_suffix(".pid").read_text("utf-8"))
     try:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)

@@ -47,7 +47,7 @@ def foreign(content: bytes) -> str | None:
                 text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             return f"its pyproject.toml has more than {_LARGEST:,} bytes"
-        found, own = tomllib.loads(text.decode()), tomllib.loads(APP.read_text())
+        found, own = tomllib.loads(text.decode()), tomllib.loads(APP.read_text("utf-8"))
         if _code(found) != _code(own):
             return f"it asks for {schema.short(_code(found))}"
     except (

@@ -100,7 +100,10 @@ def read(place: Path) -> tuple[list[Gaussian], str, bytes]:
     except OSError as error:
         raise ValueError(f"{place} can't be read ({error.strerror or error}); check the path") from error
     except ValueError as error:
-        raise ValueError(f"{place} has no history ({error}); save accountant.state_dict() by torch or json") from error
+        raise ValueError(
+            f"{place} has no history ({error}); save accountant.state_dict() by torch or json, with plain numbers: "
+            "float() and int() of numpy's"
+        ) from error
     if isinstance(found, Mapping):
         found = found.get(_CHECKPOINT, found)
     state: Mapping[str, Any] = found if isinstance(found, Mapping) else {"history": found}

@@ -95,7 +95,7 @@ def rekey(folder: Path) -> str:
 
 def public_key(folder: Path) -> str:
     """A site's public key, as a line of OpenSSH."""
-    return (folder / f"{_KEY}.pub").read_text().strip()
+    return (folder / f"{_KEY}.pub").read_text("utf-8").strip()
 
 
 def connection(folder: Path) -> tuple[str, list[str]]:
@@ -106,7 +106,7 @@ def connection(folder: Path) -> tuple[str, list[str]]:
     """
     place, key, authority = (folder.resolve() / name for name in (_CONNECTION, _KEY, _AUTHORITY))
     try:
-        address = str(tomllib.loads(place.read_text())["address"])
+        address = str(tomllib.loads(place.read_text("utf-8"))["address"])
         mode = key.stat().st_mode
         authority.stat()
     except (OSError, ValueError, KeyError) as error:

@@ -162,7 +162,7 @@ class SiteData:
         fingerprint = self._part.fingerprint
         if not self._seen.exists():
             files.write_bytes(self._seen, fingerprint.encode())
-        elif self._seen.read_text() != fingerprint:
+        elif self._seen.read_text("utf-8") != fingerprint:
             raise ValueError(
                 "the records have changed since the run's first question; bring the former back, or let the server "
                 "start another run"
