@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.base import files, seeds
+from fedstill.base import files, lookup, seeds
 from fedstill.base.errors import FedstillError
 from fedstill.base.records import Records
 from fedstill.base.weights import load, state
@@ -68,11 +68,13 @@ def largest_epsilon(fed: Federation, releases: Releases, unit: Unit) -> float | 
 
 
 def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) -> guarantee.Guarantee:
-    """The guarantee for every reply to ``steps``."""
+    """The guarantee for every reply to ``steps``; of a method outside of fedstill it rests on that method's word."""
     unprotected = [
         f"field '{f.name}' of step '{s.name}'" for s in steps for f in s.reply.schema if f.protection == "unprotected"
     ]
-    return guarantee.derive(unprotected, releases, spec.delta, budget=spec.budget, simulated=spec.simulated_noise)
+    found = guarantee.derive(unprotected, releases, spec.delta, budget=spec.budget, simulated=spec.simulated_noise)
+    kind = type(spec.method)
+    return replace(found, unchecked=kind.__qualname__) if found.holds and lookup.is_own(kind) else found
 
 
 EPOCHS = "epochs"

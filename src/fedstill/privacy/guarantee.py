@@ -46,6 +46,8 @@ class Guarantee:
         simulated: whether the noise came from the run's seed; whoever knows the seed can remove such noise.
         exposed: number of the clients' records that the public or the test records hold too, which nothing protects;
             None where nobody counted them: in a run without a guarantee, or of real sites.
+        unchecked: a method outside of fedstill on whose word the guarantee rests: that each row which it releases
+            depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
     """
 
     holds: bool
@@ -58,6 +60,7 @@ class Guarantee:
     reason: str
     simulated: bool
     exposed: int | None = None
+    unchecked: str | None = None
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:

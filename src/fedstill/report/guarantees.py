@@ -24,7 +24,8 @@ def is_finite(guarantee: Guarantee) -> bool:
 def words(guarantee: Guarantee) -> str:
     """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down.
 
-    Records that nothing protects are named after it: ``", 3 exposed"``.
+    Records that nothing protects are named after it: ``", 3 exposed"``; and a method on whose word it rests:
+    ``", if Mine keeps records apart (unchecked)"``.
     """
     if not is_finite(guarantee):
         return "none"
@@ -32,7 +33,8 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
-    return text + exposed_words(guarantee.exposed)
+    trusted = f", if {guarantee.unchecked} keeps records apart (unchecked)" if guarantee.unchecked else ""
+    return text + exposed_words(guarantee.exposed) + trusted
 
 
 def exposed_words(exposed: int | None) -> str:
@@ -102,5 +104,9 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         "the time; random guesses are right 50 % of the time.",
         f"Holds against: {guarantee.adversary}." if guarantee.adversary else "",
         guarantee.reason,
+        f"It supposes that each row which {guarantee.unchecked} releases depends on its own record only; nobody "
+        "checked that, and a row that depends on others breaks it."
+        if guarantee.unchecked
+        else "",
     )
     return tuple(sentence for sentence in sentences if sentence)
