@@ -41,11 +41,12 @@ def test_json_of_runs_their_comparison_and_report(said: Any, tmp_path: Path) -> 
     summary = said("run", "fedavg", *QUICK, "--rounds", "1", "--out", run)
     written = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert written.pop("format") == 1  # of the file
-    assert summary == written | {"folder": run, "report": f"{run}/report.html"}
+    assert summary == written | {"folder": run, "report": f"{run}/report.html", "remarks": summary["remarks"]}
+    assert all(isinstance(sentence, str) for sentence in summary["remarks"])
     both = said(
         "compare", "fedavg", "real", *QUICK, "--fedavg.rounds", "1", "--real.training.epochs", "1", "--out", out
     )
-    assert {"rows": both["rows"]} == json.loads((tmp_path / "c" / "table.json").read_text())
+    assert {"rows": both["rows"], "remarks": both["remarks"]} == json.loads((tmp_path / "c" / "table.json").read_text())
     assert {row["method"] for row in both["rows"]} == {"fedavg", "real"}
     again = said("report", out, "--out", str(tmp_path / "again"))
     assert again["rows"] == both["rows"]
