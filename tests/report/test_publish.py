@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tiny_backbones
 import torch
@@ -291,6 +292,17 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(finished: RunRecord, tmp
     assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1, done.stderr
     main(words)
     assert sorted(path.name for path in (tmp_path / "out").iterdir())[-1] == "model.safetensors"
+
+
+def test_a_card_names_the_columns_of_a_table_and_how_pictures_are_turned(finished: RunRecord, tmp_path: Path) -> None:
+    table = pa.table({"age": np.arange(40.0) ** 2, "b_m_i": np.arange(40.0) % 7, "label": np.arange(40) % 2})
+    made = run("fedavg", data=table, model="linear", clients=2, rounds=1, workers=0, out=tmp_path / "table")
+    facts = publishing.publish(made.folder, tmp_path / "handed")
+    card = (tmp_path / "handed" / "README.md").read_text()
+    assert facts["columns"] == ["age", "b_m_i"] and "these columns, in this order: age, b\\_m\\_i." in card
+    assert json.loads((tmp_path / "handed" / "config.json").read_text())["columns"] == ["age", "b_m_i"]
+    publishing.publish(finished.folder, tmp_path / "pictures")
+    assert "Pictures were turned as their EXIF tag says" in (tmp_path / "pictures" / "README.md").read_text()
 
 
 def test_a_refusal_leaves_no_folder(finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,6 +271,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
         **behind,
         "num_parameters": sum(weight.numel() for weight in model.network.parameters()),
         "shape": list(shape),
+        **({"columns": list(model.columns)} if model.columns else {}),
         "class_names": list(model.class_names),
         "mean": list(model.normalisation.mean),
         "std": list(model.normalisation.std),
@@ -372,9 +373,15 @@ def _clients(summary: Mapping[str, Any]) -> str:
 
 
 def _pictures(facts: Mapping[str, Any]) -> str:
-    """The way from a picture to the program's input, for a run with ``--size``."""
-    if "preprocessing" not in facts:
+    """The way from a picture, or the row of a table, to the program's input."""
+    if "columns" in facts:
+        return (
+            f"The numbers of a vector are these columns, in this order: {', '.join(map(_plain, facts['columns']))}.\n\n"
+        )
+    if len(facts["shape"]) == 1:
         return ""
+    if "preprocessing" not in facts:
+        return "Pictures were turned as their EXIF tag says (Pillow's ImageOps.exif_transpose), in their own size.\n\n"
     channels, size = facts["shape"][0], facts["preprocessing"]["size"]
     mode = "L" if channels == 1 else "RGB"
     return f"""Pictures were turned as their EXIF tag says, laid over white where transparent, cut to the largest
