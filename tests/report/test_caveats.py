@@ -66,12 +66,15 @@ def test_wilsons_interval_is_that_of_the_textbook(right: int, number: int, low: 
     [
         (
             [[166, 0], [14, 0]],
-            ["never predicts sick, of which there are 14 test", "always saying well (92.2 %"],
+            ["never predicts the class sick, of which there are 14 test", "always saying well (92.2 %"],
         ),
         ([[90, 10], [10, 90]], []),
-        ([[97, 1], [1, 1]], ["always saying well (98.0 %", "fewer than 5 test records are of sick"]),
+        ([[97, 1], [1, 1]], ["always saying well (98.0 %", "fewer than 5 test records are of the class sick"]),
         ([[50, 50], [50, 50]], ["always saying well (50.0 %"]),
-        ([[50, 0, 1], [0, 50, 0], [0, 0, 0]], ["no test record is of rare, so nothing is known of its recall"]),
+        (
+            [[50, 0, 1], [0, 50, 0], [0, 0, 0]],
+            ["no test record is of the class rare, so nothing is known of its recall"],
+        ),
         ([[50, 1], [0, 0]], ["all test records are of one class, well, so accuracy is its recall"]),
         ([[10, 0], [0, 10]], []),
     ],
@@ -86,7 +89,7 @@ def test_what_an_accuracy_hides_is_said(confusion: list[list[int]], sentences: l
 
 def test_it_is_said_in_every_place_once(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [finished([[166, 0], [14, 0]], "a"), finished([[166, 0], [14, 0]], "b", method="fedprox")]
-    sentence = "fedavg, fedprox: never predicts sick, of which there are 14 test records."
+    sentence = "fedavg, fedprox: never predicts the class sick, of which there are 14 test records."
     (task,) = group(records)
     assert tables.remarks(task)[0] == sentence
     assert "balanced, %" in tables.headings(task) and "Balanced: mean recall" in tables.caption(task)
@@ -98,8 +101,9 @@ def test_it_is_said_in_every_place_once(finished: Any, tmp_path: Path, capsys: p
 
 def test_seeds_that_differ_are_counted(finished: Any) -> None:
     records = [finished([[166, 0], [14, 0]], "s0"), finished([[160, 6], [4, 10]], "s1", seed=1)]
-    assert "fedavg (1 of 2 seeds): never predicts sick, of which there are 14 test records." in tables.remarks(
-        group(records)[0]
+    assert (
+        "fedavg (1 of 2 seeds): never predicts the class sick, of which there are 14 test records."
+        in tables.remarks(group(records)[0])
     )
 
 

@@ -81,7 +81,8 @@ def copies(run: RunRecord) -> list[str]:
 
 def _classes(labels: Sequence[int], name: Callable[[int], str]) -> str:
     more = len(labels) - _SHOWN
-    return ", ".join(name(label) for label in labels[:_SHOWN]) + (f" and {more} more classes" if more > 0 else "")
+    noun = "the class " if len(labels) == 1 else "the classes "
+    return noun + ", ".join(name(label) for label in labels[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
