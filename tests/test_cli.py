@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
@@ -754,6 +754,38 @@ def test_a_name_that_is_not_utf8_is_refused_before_the_work(tmp_path: Path, caps
     out = f"{tmp_path}/bad\udcff"
     assert "is not UTF-8; rename it, or choose another name" in fails(capsys, "run", "fedavg", *QUICK, "--out", out)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_name_that_the_locale_cannot_read_is_not_called_wrong(tmp_path: Path) -> None:
+    """A folder with an umlaut is UTF-8; in an ASCII locale Python does not read it so."""
+    done = in_a_process(["data", "show", f"{tmp_path}/für"], LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.returncode == 2 and "cannot be read in this locale (ascii); set LC_ALL=C.UTF-8 before" in done.stderr
+    assert "rename" not in done.stderr
+
+
+def test_too_few_files_that_may_be_open_and_a_deleted_working_folder_have_their_remedies(tmp_path: Path) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (18, 18))"
+    words = ["run", "fedavg", *QUICK, "--clients", "20", "--workers", "2", "--out", str(tmp_path / "run")]
+    done = in_a_process(words, before=few)
+    assert done.returncode == 2 and done.stderr.strip().splitlines()[-1] == (
+        "fedstill: too many files are open at once; raise the limit (ulimit -n 1024), then repeat the command: it goes "
+        "on"
+    )
+    gone = (
+        f"import os; os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r}); os.rmdir(os.getcwd())"
+    )
+    done = in_a_process(["run", "fedavg", *QUICK, "--out", str(tmp_path / "other")], before=gone)
+    assert done.returncode == 2 and done.stderr.strip().splitlines()[-1] == (
+        "fedstill: the working folder was deleted; change to another (cd) and repeat the command"
+    )
+
+
+def in_a_process(words: Sequence[str], before: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The command line in a process of its own, after the line ``before``."""
+    code = f"{before}\nimport sys; from fedstill.cli import main; main(sys.argv[1:])"
+    given = {**os.environ, **environment}
+    call = [sys.executable, "-c", code, *words]
+    return subprocess.run(call, env=given, capture_output=True, text=True, encoding="utf-8", timeout=300)
 
 
 def test_a_reply_is_reused_from_the_working_folder(

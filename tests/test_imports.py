@@ -220,3 +220,18 @@ def is_text(node: ast.Constant | ast.JoinedStr) -> bool:
 def inner(texts: list[ast.Constant | ast.JoinedStr]) -> list[ast.AST]:
     """The texts that are part of another."""
     return [part for text in texts for part in ast.walk(text) if part is not text]
+
+
+def test_texts_are_read_and_written_as_utf_8() -> None:
+    """Not in the locale's encoding, in which a path with an umlaut is silently another; JSON of ASCII is the same."""
+    wrong = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr in ("read_text", "write_text"):
+                words = ast.unparse(node)
+                plain = "distribution(" in words or ".write_text(json.dumps(" in words and "ensure_ascii" not in words
+                if not plain and "utf-8" not in words:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {words}")
+    assert wrong == []

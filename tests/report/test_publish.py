@@ -280,6 +280,38 @@ def _refuse(*_: object, **__: object) -> None:
     raise OSError("no route")
 
 
+def test_a_refusal_leaves_no_folder(
+    finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the one for the files nor those above it; a folder that was there stays."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("ONNX rounds in another way; leave --onnx out")
+
+    monkeypatch.setattr(publishing, "write", refuse)
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "published" / "model", tmp_path / "empty"):
+        with pytest.raises(SystemExit):
+            main(["publish", str(finished.folder), "--out", str(out), "--onnx"])
+        assert "ONNX rounds in another way" in capsys.readouterr().err
+    assert [place.name for place in tmp_path.iterdir()] == ["empty"] and not any((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.slow
+def test_torch_and_onnx_runtime_are_given_no_name_of_a_file(
+    finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take it for UTF-8, which it is not in other locales."""
+    load = torch.export.load
+
+    def opened(file: Any, **more: Any) -> Any:
+        assert hasattr(file, "read"), file
+        return load(file, **more)
+
+    monkeypatch.setattr(torch.export, "load", opened)
+    publish.publish(finished.folder, tmp_path / "out")
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(finished: RunRecord, tmp_path: Path) -> None:
     """PyTorch's own writer ended the process (SIGABRT), and its half file stood in the way of the next try."""
@@ -303,25 +335,3 @@ def test_a_card_names_the_columns_of_a_table_and_how_pictures_are_turned(finishe
     assert json.loads((tmp_path / "handed" / "config.json").read_text())["columns"] == ["age", "b_m_i"]
     publishing.publish(finished.folder, tmp_path / "pictures")
     assert "Pictures were turned as their EXIF tag says" in (tmp_path / "pictures" / "README.md").read_text()
-
-
-def test_a_refusal_leaves_no_folder(finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise ValueError("torch cannot write it")
-
-    monkeypatch.setattr("fedstill.report.publish.write", refuse)
-    with pytest.raises(ValueError, match="torch cannot write it"):
-        publishing.publish(finished.folder, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "old").mkdir()
-    with pytest.raises(ValueError, match="torch cannot write it"):
-        publishing.publish(finished.folder, tmp_path / "old")
-    assert (tmp_path / "old").is_dir()
-
-
-def test_torch_gets_no_path_that_a_locale_may_lack(
-    finished: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = torch.export.load
-    monkeypatch.setattr(torch.export, "load", lambda source: load(source) if not isinstance(source, Path) else 1 / 0)
-    assert publishing.publish(finished.folder, tmp_path / "weiter ü")["files"]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,6 +61,19 @@ def without_format(
 def is_utf8(text: str) -> bool:
     """Whether a text, as the name of a file, can be written: a name with other bytes has lone surrogates for them."""
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def not_utf8(text: str) -> str:
+    """The sentence about a word of the command line that is no text, with the remedy.
+
+    In a locale without UTF-8, Python reads the bytes of a name that is UTF-8 as if they were of that locale.
+    """
+    try:
+        right = os.fsencode(text).decode()
+    except UnicodeError:
+        return f"{text!r} is not UTF-8; rename it, or choose another name"
+    locale = sys.getfilesystemencoding()
+    return f"{right!r} cannot be read in this locale ({locale}); set LC_ALL=C.UTF-8 before the command"
 
 
 def write_bytes(path: Path, *parts: bytes) -> None:

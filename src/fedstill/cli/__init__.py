@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a terminal of another encoding gets "?"
     try:
         if odd := next((word for word in words if not files.is_utf8(word)), None):
-            raise Bad(f"{odd!r} is not UTF-8; rename it, or choose another name")
+            raise Bad(files.not_utf8(odd))
         _dispatch(words)
     except Bad as error:
         _fail(str(error))
@@ -100,6 +100,10 @@ def _of_the_disk(error: OSError) -> str:
     place = error.filename or "a file"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return f"{place} is a file or lies below one, but a folder is needed; choose another folder"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open at once; raise the limit (ulimit -n 1024), then repeat the command: it goes on"
+    if error.errno == errno.ENOENT and not _has_working_folder():
+        return "the working folder was deleted; change to another (cd) and repeat the command"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{place} cannot be written: {error.strerror}; free space, then repeat the command: it goes on"
     if error.errno == errno.EFBIG:
@@ -110,6 +114,14 @@ def _of_the_disk(error: OSError) -> str:
     return (
         f"{place} cannot be read or written: {error.strerror or error}; check its permissions or choose another place"
     )
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _fail(sentence: str) -> None:

@@ -16,7 +16,7 @@ def install(words: list[str], tree: Mapping[str, Command]) -> None:
     shell = _shell(words)
     place = _place(shell)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(script(shell, tree))
+    place.write_text(script(shell, tree), "utf-8")
     print(f"written: {place}\n{_HINTS[shell]}")
 
 

@@ -53,7 +53,7 @@ def accept(words: list[str], given: "Acceptance") -> None:
     _, number, *key = words
     of, client, text = _running(words), _number(number), " ".join(key)
     if len(key) == 1 and Path(text).is_file():
-        text = Path(text).read_text(errors="replace")
+        text = Path(text).read_text("utf-8", errors="replace")
     member = roster.accept(of.roster, client, text, of.supernode, replace=given.replace)
     limit = "without a limit of records" if member.max_records is None else f"at most {member.max_records:,} records"
     print(f"client {client} is accepted, {limit}; its site may serve now")

@@ -8,6 +8,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def _write_onnx(program: ExportedProgram, path: Path, kind: str) -> Compute:
             written = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
             assert written is not None
             written.save(path)
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     except Exception as error:  # as above
         raise ValueError(f"ONNX cannot express {kind} ({first_line(_begun_by(error))}); leave --onnx out") from error
     finally:
@@ -201,7 +202,8 @@ def publish(
     taken = _shape(record, model, shape)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
-    part, is_new = out / f".{os.getpid()}{files.PART}", not out.exists()
+    part = out / f".{os.getpid()}{files.PART}"
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     part.mkdir(parents=True)
     try:
         write(model, taken, part / PROGRAM, part / ONNX if onnx else None)
@@ -214,8 +216,9 @@ def publish(
             os.replace(path, out / path.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        if is_new and not any(out.iterdir()):
-            out.rmdir()
+        for folder in missing:
+            with suppress(OSError):  # it has the model
+                folder.rmdir()
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **facts}
 
 

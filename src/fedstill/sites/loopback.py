@@ -74,7 +74,7 @@ class Loopback:
 
     def log(self, name: str) -> str:
         """Output of a program."""
-        return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+        return (self.folder / "logs" / f"{name}.log").read_text("utf-8", errors="replace")
 
     def start_server(self) -> None:
         """Start the server, and wait until it listens."""
@@ -116,7 +116,7 @@ class Loopback:
     def run(self, name: str, content: Mapping[str, Any], wait: float = 120.0, at_a_time: int | None = None) -> str:
         """Submit a run and return Flower's id of it; the run's folder is ``runs/NAME``."""
         file = self.folder / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(dict(content)))
+        file.write_text(yaml.safe_dump(dict(content)), "utf-8")
         return self._submit(file, SubmitFlags(out=self.folder / "runs" / name, wait=wait, at_a_time=at_a_time))
 
     def extend(self, finished: str, name: str, wait: float = 120.0) -> str:

@@ -224,7 +224,7 @@ def start(server: Server, say: Callable[[str], None]) -> int:
         _check_port(HOST, server.settings.inner_port, "inner_port")
         if server.settings.proxy == "fedstill":
             _check_port(str(server.settings.bind), server.settings.port, "port")
-        server.lock.with_suffix(".pid").write_text(f"{os.getpid()}\n")
+        server.lock.with_suffix(".pid").write_text(f"{os.getpid()}\n", "utf-8")
         return _run(server, say)
     finally:
         lock.release()
