@@ -226,8 +226,12 @@ def test_another_method_takes_the_replies_of_a_run(tmp_path: Path) -> None:
         second = run("dense", replies=replies, **small, out=out)
         assert second.config["method"]["local"]["epochs"] == 1 and second.config["answers"] == str(tmp_path / "first")
         assert second["bytes_up"] == first["bytes_up"]
+    free = run("dense", replies=first, **small, workers=0, evaluate_every=2, out=tmp_path / "free")
+    assert free["accuracy"] == second["accuracy"] and free.config["experiment"]["evaluate_every"] == 2
+    with pytest.raises(ValueError, match="^workers is -1; it must be greater than or equal to 0$"):
+        run("dense", replies=first, workers=-1)
     with pytest.raises(ValueError, match="the task is that of .*; leave clients out"):
-        run("dense", replies=first, clients=3)
+        run("dense", replies=first, clients=3, workers=0)
     with pytest.raises(ValueError, match="do other work than those of"):
         run("dense", replies=first, local={"epochs": 2})
     with pytest.raises(ValueError, match="its replies suit feddf, dense"):

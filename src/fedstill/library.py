@@ -24,7 +24,7 @@ from fedstill.engines.transport import Watcher, Watchers
 from fedstill.experiment import reuse
 from fedstill.experiment import run as engine
 from fedstill.experiment.checks import check_job
-from fedstill.experiment.config import Experiment, TrackerName
+from fedstill.experiment.config import FREE, Experiment, TrackerName
 from fedstill.experiment.job import Job
 from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
@@ -66,7 +66,8 @@ def run(
             (`fedstill.data.own.given`).
         out: the run's folder. Without it, the files of the run are deleted together with the returned object.
         replies: a finished run, whose replies to its first request serve this method too; no client is asked for them
-            again. The task and the clients' settings are those of that run, the server's may be given.
+            again. The task and the clients' settings are those of that run; the server's may be given, and those that
+            change no result (``workers``, ``timeout``, ...).
         watcher: observes the progress. An exception that one of its methods raises ends the run; with ``out``, the
             same call resumes it.
         progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
@@ -197,8 +198,10 @@ def _shown(job: Job, watcher: Watcher | None, progress: bool | None, **settings:
 def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
     """The job of a method with ``settings`` of the server on the replies of a finished run."""
     before = read_job(run, out, "")
-    if unknown := [key for key in settings if key in Experiment.model_fields]:
+    if unknown := [key for key in settings if key in Experiment.model_fields and key not in FREE]:
         raise ValueError(f"the task is that of {run}, as its replies are; leave {', '.join(unknown)} out")
+    free = {key: settings[key] for key in settings if key in FREE}
+    settings = {key: value for key, value in settings.items() if key not in FREE}
     if not isinstance(method, Method):
         kind = methods.find(method) if isinstance(method, str) else method
         start = before.method if kind is type(before.method) else kind()
@@ -206,7 +209,11 @@ def _job_on(run: Path, method: str | Method | type[Method], settings: Mapping[st
         made = _job(method, {**clients, **settings}, out)
     else:
         made = _job(method, settings, out)
-    return reuse.repeat(run, made.replace(experiment=before.experiment))
+    try:
+        experiment = Experiment(**{**dict(before.experiment), **free})
+    except ValidationError as error:
+        raise ValueError(sentence(error)) from error
+    return reuse.repeat(run, made.replace(experiment=experiment))
 
 
 def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: Path) -> Job:
