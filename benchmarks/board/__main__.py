@@ -5,6 +5,7 @@
     python benchmarks/board take                    # copy the rows of finished jobs into benchmarks/board/results
     python benchmarks/board page                    # docs/board.md and its pictures from these rows
     python benchmarks/board add LABEL METHOD FLAGS TRY TRY TRY   # a new row: into methods.json, and its jobs are run
+    python benchmarks/board remove LABEL            # a row and its results, here only: its runs stay where they are
 
 Stopped at any moment and started again, ``run`` goes on with the job it was at. ``run --part 0 --parts 2`` beside
 ``run --part 1 --parts 2`` are two processes that share the rows.
@@ -19,6 +20,8 @@ from typing import Any
 
 import plan
 from plan import Job
+
+from fedstill.base.errors import FedstillError
 
 RESULTS = Path(__file__).parent / "results"
 TRIES = "tries.jsonl"
@@ -191,12 +194,34 @@ def write_page() -> None:
 
 
 def add(label: str, method: str, shared: str, tries: list[str]) -> None:
-    """Add a row to ``methods.json``."""
+    """Add a row to ``methods.json``, if all its commands can be run."""
+    import work
+
     content = json.loads(plan.METHODS.read_text())
     if label in content["rows"]:
-        raise ValueError(f"{plan.METHODS.name} has a row {label} already; choose another label")
-    content["rows"][label] = {"method": method, "seconds": 30, "flags": shared, "tries": tries}
+        raise ValueError(f"{plan.METHODS.name} has a row {label} already; choose another label, or remove it")
+    if not label.replace("-", "_").isidentifier():
+        raise ValueError(f"{label!r} is not a label; use letters, digits, - and _")
+    row = {"method": method, "seconds": 30, "flags": shared, "tries": tries}
+    work.check(label, row)
+    content["rows"][label] = row
     plan.METHODS.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def remove(label: str) -> int:
+    """Remove a row from ``methods.json``, and its results, whose number is returned."""
+    content = json.loads(plan.METHODS.read_text())
+    if label not in content["rows"]:
+        raise ValueError(f"{plan.METHODS.name} has no row {label}; its rows are {', '.join(content['rows'])}")
+    del content["rows"][label]
+    number = 0
+    for file in sorted(RESULTS.glob("*.jsonl")):
+        every = read(file.name)
+        others = [row for row in every if row["label"] != label]
+        number += len(every) - len(others)
+        file.write_text("".join(json.dumps(row) + "\n" for row in others))
+    plan.METHODS.write_text(json.dumps(content, indent=1) + "\n")
+    return number
 
 
 def main() -> None:
@@ -209,6 +234,7 @@ def main() -> None:
     for name in ("label", "method", "flags"):
         adding.add_argument(name)
     adding.add_argument("tries", nargs=plan.TRIES)
+    commands.add_parser("remove").add_argument("label")
     for one in (running, adding):
         one.add_argument("--part", type=int, default=0)
         one.add_argument("--parts", type=int, default=1)
@@ -218,7 +244,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         do(given)
-    except ValueError as error:  # a damaged run too
+    except (ValueError, FedstillError) as error:  # a damaged run too
         parser.exit(2, f"board: {error}\n")
 
 
@@ -229,6 +255,8 @@ def do(given: argparse.Namespace) -> None:
     if given.command in ("run", "add"):
         labels = [given.label] if given.command == "add" else given.labels
         run(given.runs, given.part, given.parts, time.time() + 3600 * given.hours, labels)
+    elif given.command == "remove":
+        print(f"{remove(given.label)} results of {given.label} removed; write the page again")
     elif given.command == "left":
         print(left())
     elif given.command == "take":

@@ -329,5 +329,6 @@ python benchmarks/board run                 # go on, the most valuable cells fir
 python benchmarks/board take                # copy finished rows into benchmarks/board/results
 python benchmarks/board page                # this page and its pictures
 python benchmarks/board add LABEL METHOD FLAGS TRY TRY TRY      # a new row, and all its runs
+python benchmarks/board remove LABEL        # a row and its results
 ```
 """

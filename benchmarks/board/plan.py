@@ -28,6 +28,10 @@ FOLDER = "runs/board"
 """The board's folder in the commands of rows, wherever they were run."""
 
 
+Row = dict[str, Any]
+"""An entry of ``methods.json``."""
+
+
 class Cell(NamedTuple):
     """One column of a table, with one seed."""
 
@@ -134,15 +138,16 @@ def best(label: str, data: str, tries: Sequence[dict[str, Any]]) -> int:
     return max(sorted(own), key=lambda number: own[number])
 
 
-def words(job: Job, chosen: int, place: str) -> list[str]:
+def words(job: Job, chosen: int, place: str, row: Row | None = None) -> list[str]:
     """The words of a job's command after ``fedstill``.
 
     Args:
         job: the job.
         chosen: the number of the row's best try on the data set; a try has its own.
         place: the board's folder.
+        row: a row that ``methods.json`` does not have yet.
     """
-    row = methods()[job.label]
+    row = row or methods()[job.label]
     data, split, clients, seed = job.cell
     out = f"{place}/{job.name}"
     if job.kind == "attack":

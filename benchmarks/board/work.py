@@ -19,6 +19,7 @@ from fedstill.cli import flags
 from fedstill.cli.output import line_of
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
+from fedstill.experiment.checks import check_job
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job as Run
 from fedstill.experiment.run import run
@@ -79,6 +80,24 @@ def is_done(job: Job, place: Path) -> bool:
     return (place / job.name / (ATTACKED if job.kind == "attack" else ROW)).exists()
 
 
+def parse(line: list[str]) -> flags.RunFlags:
+    """The settings of a command of `plan.words`.
+
+    Raises:
+        ValueError, FedstillError: there is no such method or flag, or a value is out of its range.
+    """
+    return flags.parse_run(f"fedstill run {line[1]}", line[2:], Experiment(), flags.method_of(line[1], []))
+
+
+def check(label: str, row: plan.Row) -> None:
+    """Refuse a row that no command of the board could run: as `parse`, or settings that its method does not support."""
+    for data in plan.DATA:
+        for number in range(plan.TRIES):
+            line = words(Job("try", label, plan.tuning(data), number), 0, plan.FOLDER, row)
+            parsed = parse(line)
+            check_job(Run(parsed.experiment, parsed.method, Path(plan.FOLDER), name=line[1], label=label))
+
+
 def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
     """Do the job in its folder below ``place``, anew if it was interrupted, and return its entry."""
     if job.kind == "attack":
@@ -86,8 +105,7 @@ def do(job: Job, chosen: int, place: Path) -> dict[str, Any]:
     folder = place / job.name
     shutil.rmtree(folder, ignore_errors=True)
     line = words(job, chosen, str(place))
-    experiment, method = Experiment(), flags.method_of(line[1], [])
-    parsed = flags.parse_run(f"fedstill run {line[1]}", line[2:], experiment, method)
+    parsed = parse(line)
     clock, start = Clock(), time.process_time()
     entry: dict[str, Any] = {"command": line_of(words(job, chosen, plan.FOLDER))}
     try:

@@ -169,6 +169,44 @@ def refused(board: ModuleType, capsys: pytest.CaptureFixture[str], sentence: str
     assert stopped.value.code == 2 and sentence in said and said.count("\n") == 1
 
 
+NO_ROWS = [
+    (["typo", "nofile.py:Nobody", "", "", "", ""], "cannot be loaded"),
+    (["typo", "fedavg", "{net} --ronds 2", "", "", ""], "did you mean --rounds"),
+    (["typo", "fedavg", "{net}", "--local.lr 0.1", "--local.lr x", ""], "local.lr is"),
+    (["typo", "fedavg", "{net} 'open", "", "", ""], "No closing quotation"),
+    (["typo", "fedproto", "{net}", "", "", ""], "give clients test records with --local-test 0.2"),
+    (["a/b", "fedavg", "{net}", "", "", ""], "'a/b' is not a label"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), NO_ROWS)
+def test_a_row_that_cannot_run_is_refused_before_it_is_written(
+    words: list[str], sentence: str, board: ModuleType, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    content = json.dumps({"shared": {"net": "--model convnet:width=4,depth=2"}, "rows": {}})
+    (tmp_path / "methods.json").write_text(content)
+    monkeypatch.setattr(board.plan, "METHODS", tmp_path / "methods.json")
+    monkeypatch.setattr(sys, "argv", ["board", "add", *words])
+    refused(board, capsys, sentence)
+    assert (tmp_path / "methods.json").read_text() == content
+
+
+def test_a_row_is_removed_with_its_results(
+    board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in (BOARD / "methods.json", BOARD / "results"):
+        (shutil.copytree if place.is_dir() else shutil.copy)(place, tmp_path / place.name)
+    monkeypatch.setattr(board.plan, "METHODS", tmp_path / "methods.json")
+    monkeypatch.setattr(board, "RESULTS", tmp_path / "results")
+    others = [row for row in board.rows() if row["label"] != "dense"]
+    monkeypatch.setattr(sys, "argv", ["board", "remove", "dense"])
+    board.main()
+    assert "dense" not in board.plan.methods() and board.rows() == others
+    assert "results of dense removed; write the page again" in capsys.readouterr().out
+    refused(board, capsys, "has no row dense; its rows are")
+
+
 @pytest.mark.slow
 def test_a_row_is_made_resumed_and_repeated_to_the_bit(
     board: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
