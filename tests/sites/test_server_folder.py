@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,9 @@ def test_the_state_of_a_server_that_does_not_run(made: Server, capsys: pytest.Ca
     assert state["certificate_days"] in (364, 365)
     main(["server", "status", str(made.folder)])
     assert "client 1: invited, its key has not been accepted yet" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["server", "status", str(made.folder), "--check"])
+    assert stopped.value.code == 1 and "not running" in capsys.readouterr().out
     main(["server", "stop", str(made.folder)])
     assert "does not run" in capsys.readouterr().out
 
@@ -199,6 +203,19 @@ def test_a_certificate_that_has_expired_is_shown(made: Server, capsys: pytest.Ca
     made.certificates.sign(["fl.example.org"], -1)
     main(["server", "status", str(made.folder)])
     assert "certificate: EXPIRED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("days", "code"), [(7, None), (-1, 1)])
+def test_a_server_that_runs_is_well_until_its_certificate_expires(
+    days: float, code: int | None, made: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.certificates.sign(["fl.example.org"], days)
+    monkeypatch.setattr(service, "is_running", lambda _: True)
+    monkeypatch.setattr(service, "listens", lambda _: True)
+    monkeypatch.setattr(service, "_listed", lambda *_: [])
+    with pytest.raises(SystemExit) if code else nullcontext() as stopped:
+        main(["server", "status", str(made.folder), "--check"])
+    assert code is None or stopped.value.code == code
 
 
 FLWR = """#!{python}

@@ -256,7 +256,12 @@ def test_the_status_says_what_was_spent_and_by_whom(
     for line in metrics.splitlines():
         assert re.fullmatch(r'# (HELP|TYPE) fedstill_site_\w+ .+|fedstill_site_\w+(\{\w+="\w+"\})? [-+.eInf\d]+', line)
     assert 'fedstill_site_questions{what="answered"} 2.0' in metrics
+    shown(capsys, "status", folder, "--check")
     (site.ledger / "ledger.head").unlink()
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["site", "status", str(folder), "--check", *more])
+        assert stopped.value.code == 1 and "ledger.head can't be read" in capsys.readouterr().out
     found = as_json(capsys, "status", folder)
     assert found["health"]["is_well"] is False and "ledger.head can't be read" in found["health"]["ledger"]
 

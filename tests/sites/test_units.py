@@ -1,13 +1,16 @@
 """The files for the programs that run a server or a site for years: units of systemd, containers."""
 
+import io
 import os
 import shutil
 import subprocess
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fedstill.cli import main
 from fedstill.sites import units
 from fedstill.sites.server import service
 from fedstill.sites.server.service import Server
@@ -69,6 +72,48 @@ def test_one_address_can_not_take_all_connections_of_nginx(made: Server) -> None
     lines = list(map(str.strip, block.splitlines()))
     assert "limit_conn fedstill_9443 64;" in lines
     assert "client_header_timeout 15s;" in lines  # nginx counts no connection without a request
+
+
+def test_a_unit_that_hides_what_an_edited_policy_needs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The policy may be edited at any time; the unit is written by `site join`."""
+    folder, installed = tmp_path / "site", tmp_path / "systemd"
+    folder.mkdir()
+    installed.mkdir()
+
+    def told(state: Path, *, on_cpu: bool) -> list[str]:
+        return list(units.disagreements(folder, state, on_cpu=on_cpu, installed=installed))
+
+    assert told(folder / "state", on_cpu=False) == []  # it runs without systemd
+    (folder / units.SITE).write_text(units.site(folder, folder / "state", on_cpu=True))
+    assert told(folder / "state", on_cpu=True) == []
+    (sentence,) = told(folder / "state", on_cpu=False)
+    assert sentence.startswith(
+        f"{folder / units.SITE} has PrivateDevices=yes, which hides the GPU from the site; write"
+    )
+    (sentence,) = told(tmp_path / "elsewhere", on_cpu=True)
+    assert sentence.endswith(f'add "{tmp_path / "elsewhere"}" to ReadWritePaths there (state)')
+    (folder / units.SITE).write_text(units.site(folder, tmp_path / "elsewhere", on_cpu=False))
+    assert told(tmp_path / "elsewhere", on_cpu=False) == []
+    (installed / units.SITE).write_text(units.site(folder, folder / "state", on_cpu=True))
+    assert len(told(folder / "state", on_cpu=False)) == 1  # the copy that systemd reads is the old one
+    (installed / units.SITE).write_text(units.site(tmp_path / "other", tmp_path / "other", on_cpu=True))
+    assert told(folder / "state", on_cpu=False) == []
+
+
+def test_containers_have_health_checks_that_are_commands() -> None:
+    for name, each in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
+        how, program, part, *words = each["healthcheck"]["test"]
+        assert (how, program, part) == ("CMD", "fedstill", name)
+        assert words == ["status", each["command"][-1], "--check"]
+        assert "--check" in help_of(name, "status")
+
+
+def help_of(*words: str) -> str:
+    with pytest.raises(SystemExit), redirect_stdout(io.StringIO()) as text:
+        main([*words, "--help"])
+    return text.getvalue()
 
 
 def test_containers_run_as_a_plain_user_on_a_file_system_that_is_read_only() -> None:

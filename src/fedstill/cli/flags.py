@@ -161,7 +161,14 @@ class Renewal(Settings):
     """Make a new authority first."""
 
 
-class Status(Format):
+class Probed(Format):
+    """The form of a status, and its use as a probe."""
+
+    check: bool = False
+    """Exit with 1 if not all is well, for a monitor or a container's health check."""
+
+
+class Status(Probed):
     """The form of ``fedstill site status``."""
 
     prometheus: bool = False

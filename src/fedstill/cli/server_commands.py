@@ -10,7 +10,7 @@ from fedstill.cli.command import FORM, Command, Part
 from fedstill.cli.output import Bad, print_json, terminal
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from fedstill.cli.flags import Acceptance, Format, Invitation, Renewal
+    from fedstill.cli.flags import Acceptance, Format, Invitation, Probed, Renewal
     from fedstill.sites.server.service import Server, ServerSettings
     from fedstill.sites.server.submit import SubmitFlags
 
@@ -87,7 +87,7 @@ def run(words: list[str], settings: "SubmitFlags", form: "Format") -> None:
     print(f"show them: fedstill report {out}")
 
 
-def status(words: list[str], form: "Format") -> None:
+def status(words: list[str], form: "Probed") -> None:
     """``fedstill server status``."""
     from fedstill.sites.server import service
 
@@ -96,6 +96,8 @@ def status(words: list[str], form: "Format") -> None:
         print_json(state)
     else:
         print("\n".join(service.sentences(state)))
+    if form.check and not (state["running"] and state["certificate_days"] >= 0):
+        raise SystemExit(1)
 
 
 def renew(words: list[str], given: "Renewal") -> None:
@@ -155,7 +157,7 @@ COMMANDS: dict[str, Command] = {
     "accept": Command(accept, "FOLDER CLIENT KEY ...", "Register a client's public key.", ("Acceptance",), _KEY),
     "remove": Command(remove, "FOLDER CLIENT", "Remove a client and its key."),
     "run": Command(run, "FOLDER [FILE.yaml]", _RUN, ("fedstill.sites.server.submit:SubmitFlags", FORM)),
-    "status": Command(status, "FOLDER", "Show certificate, sites and runs.", (FORM,)),
+    "status": Command(status, "FOLDER", "Show certificate, sites and runs.", ("Probed",)),
     "renew": Command(renew, "FOLDER", "Make a new certificate, or first a new authority.", ("Renewal",)),
     "stop": Command(stop, "FOLDER", "Stop the server."),
 }

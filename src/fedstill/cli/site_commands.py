@@ -64,13 +64,15 @@ def _changes(parsed: "SitePolicy") -> dict[str, Any]:
 
 def check(words: list[str], form: "Format") -> None:
     """``fedstill site check``."""
+    from fedstill.sites import units
     from fedstill.sites.site import log
     from fedstill.sites.site import policy as policies
 
     policy = _policy(words)
     for problem in log.verify(policy.state).problems[:1]:
         raise Bad(problem)
-    warnings = list(policies.check(policy))
+    place, on_cpu = Path(words[0]).resolve(), policy.device == "cpu"
+    warnings = [*policies.check(policy), *units.disagreements(place, policy.state.resolve(), on_cpu=on_cpu)]
     if form.json_:
         print_json({"client": policy.client, "leaves": list(policies.words(policy)), "warnings": warnings})
     else:
@@ -142,6 +144,8 @@ def status(words: list[str], form: "Status") -> None:
         print_json(found)
     else:
         _print_status(found)
+    if form.check and not found["health"]["is_well"]:
+        raise SystemExit(1)
 
 
 def _print_status(found: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import getpass
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedstill.sites.certificates import HOST
@@ -12,6 +12,8 @@ SERVER = "fedstill-server.service"
 """Name of a server's unit."""
 SITE = "fedstill-site.service"
 """Name of a site's unit."""
+INSTALLED = Path("/etc/systemd/system")
+"""The folder of units that an administrator installs."""
 LARGEST_MB = 64
 """Size in MiB of the largest request that reaches the SuperLink; Flower cuts messages into smaller pieces."""
 CONNECTIONS = 64
@@ -113,6 +115,29 @@ def site(folder: Path, state: Path, *, on_cpu: bool) -> str:
     check_folder(state)
     writable = [folder] if state.is_relative_to(folder) else [folder, state]
     return _unit(folder, SITE, "site of a federation", "site serve", writable, private_devices=on_cpu)
+
+
+def disagreements(folder: Path, state: Path, *, on_cpu: bool, installed: Path = INSTALLED) -> Iterator[str]:
+    """Sentences on a site's unit that hides what its policy, which can be edited at any time, needs now.
+
+    Args:
+        folder: the site's.
+        state: the folder of its state.
+        on_cpu: whether its steps need no GPU.
+        installed: the folder of the units that systemd reads; one there of another site is passed over.
+    """
+    for place in (folder / SITE, installed / SITE):
+        try:
+            lines = place.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if f"WorkingDirectory={folder}" not in lines:
+            continue
+        if not on_cpu and "PrivateDevices=yes" in lines:
+            yield f"{place} has PrivateDevices=yes, which hides the GPU from the site; write no there (device)"
+        writable = next((line for line in lines if line.startswith("ReadWritePaths=")), "")
+        if not (state.is_relative_to(folder) or f'"{state}"' in writable):
+            yield f'{place} does not let the site write its state; add "{state}" to ReadWritePaths there (state)'
 
 
 def _unit(folder: Path, name: str, what: str, command: str, writable: Sequence[Path], *, private_devices: bool) -> str:
