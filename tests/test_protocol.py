@@ -220,3 +220,12 @@ def test_a_network_that_is_made_again_is_declared() -> None:
         class Mine(Whole):
             def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
                 return network
+
+    class Mix:
+        def rebuild(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+            return network
+
+    with pytest.raises(TypeError, match="Both has a method rebuild, but rebuilds is False; set it to True"):
+
+        class Both(Mix, Whole):  # type: ignore[misc]
+            pass

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -122,6 +123,34 @@ def test_the_area_of_a_bubble_is_the_number_of_records(records: list[RunRecord])
     assert held[1, 0] / held[0, 0] == pytest.approx(counts[1, 0] / counts[0, 0])
     many = RunRecord(Path(), "", {}, {}, class_names=("a",), counts=np.ones((51, 1), np.int64))
     assert figures.bubbles(many) is None and figures.records_per_client(many) is not None
+
+
+def plot_of(name: str) -> drawing.Plot:
+    """A line, with the name wherever a figure has words."""
+    axis = drawing.Axis(name, ticks=[(1.0, name)])
+    lines = [drawing.Line(f"{name}{i}", [1.0, 2.0], [1.0, 2.0], "#0072B2", "o", tips=[name, name]) for i in range(2)]
+    return drawing.Plot(axis, [axis], lines, title=name, names=[(1.0, 1.0, name)])
+
+
+@pytest.mark.parametrize("letter", ["\x01", "\x1b", "\x0b", "\ufffe"])
+def test_a_letter_that_an_svg_cannot_hold_is_marked(letter: str) -> None:
+    """Classes have the names of folders, in which an operating system allows any letter."""
+    plot = plot_of(f"do{letter}g")
+    for drawn in (
+        drawing.page_svg(plot, "lines", f"a{letter}"),
+        drawing.themed_svg(plot, "lines", f"a{letter}"),
+        drawing.printed(plot, "svg", 200.0, "lines", f"a{letter}").decode(),
+    ):
+        assert "do\N{REPLACEMENT CHARACTER}g" in "".join(ElementTree.fromstring(drawn).itertext())
+        assert letter not in drawn
+
+
+def test_a_figure_is_the_same_whatever_the_user_has_set_for_figures() -> None:
+    plot, own = plot_of("a"), {"text.usetex": True, "savefig.bbox": "tight", "axes.xmargin": 0.5, "font.weight": "bold"}
+    plain = drawing.page_svg(plot, "lines", "")
+    with mpl.rc_context(own):
+        assert drawing.page_svg(plot, "lines", "") == plain
+        assert mpl.rcParams["text.usetex"]
 
 
 @pytest.mark.slow

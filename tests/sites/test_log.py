@@ -47,6 +47,14 @@ def test_it_begins_by_itself_and_goes_on(state: Path) -> None:
     assert (state / "log.key").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_head_alone_is_no_empty_log(sample: Path) -> None:
+    """Somebody who deletes the lines, the key and the format leaves what says that there were some."""
+    for name in ("log.key", "log.jsonl", "format.json"):
+        (sample / name).unlink()
+    with pytest.raises(files.Damaged, match="the site replies to nothing until"):
+        log.read(sample)
+
+
 def test_every_changed_byte_is_noticed(sample: Path) -> None:
     whole = {name: (sample / name).read_bytes() for name in PARTS}
     for name, data in whole.items():

@@ -112,7 +112,8 @@ class Method(Settings, ABC):
     @override
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        if "rebuild" in vars(cls) and not cls.rebuilds:
+        first = next(kind for kind in cls.__mro__ if {"rebuild", "rebuilds"} & vars(kind).keys())
+        if "rebuild" in vars(first) and not cls.rebuilds and first is not Method:  # a subclass may say that it does not
             raise TypeError(f"{cls.__name__} has a method rebuild, but rebuilds is False; set it to True")
         for own in client_steps(cls).values():
             own.check(cls.__name__)

@@ -40,6 +40,8 @@ _SMALLEST = 115.0
 """Least height of a figure without its legend, in points."""
 _MOST_CELLS = 600
 """Number of cells up to which each is an element with a title; more are one image."""
+_FOREIGN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML, and so an SVG, can't hold."""
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 
 
@@ -170,13 +172,18 @@ def printed(plot: Plot, kind: Kind, width: float, name: str, caption: str) -> by
 
 
 def _saved(plot: Plot, kind: Kind, width: float, font: float, ink: str, name: str, facts: dict[str, Any]) -> bytes:
-    import matplotlib as mpl
+    from matplotlib import style as styles
 
-    target = io.BytesIO()
-    with mpl.rc_context(style(font, ink, name)), warnings.catch_warnings():
+    target, own = io.BytesIO(), style(font, ink, name)
+    with styles.context(["default", own]), warnings.catch_warnings():  # whatever the user has set for figures
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # pages have the reader's fonts
         arranged(plot, width, font, ink).savefig(target, format=kind, transparent=True, metadata=facts)
-    return target.getvalue()
+    return _visible(target.getvalue().decode()).encode() if kind == "svg" else target.getvalue()
+
+
+def _visible(text: str) -> str:
+    """The text with a mark in place of each character that an SVG can't hold."""
+    return _FOREIGN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def style(font: float, ink: str, salt: str) -> dict[str, Any]:
@@ -383,7 +390,7 @@ def _svg(plot: Plot, name: str, caption: str) -> ElementTree.Element:
     _flatten(root, used)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
-    root.attrib |= {"role": "img", "aria-label": caption, "font-family": "system-ui, sans-serif"}
+    root.attrib |= {"role": "img", "aria-label": _visible(caption), "font-family": "system-ui, sans-serif"}
     root.attrib |= {"font-size": f"{_FONT:g}", "fill": "currentColor"}
     return root
 
@@ -399,7 +406,7 @@ def _add_tips(root: ElementTree.Element, plot: Plot) -> None:
             for element, text in zip(_marks(group), words, strict=True):
                 _make_circle(element)
                 element.set("pointer-events", "all")
-                ElementTree.SubElement(element, "title").text = text
+                ElementTree.SubElement(element, "title").text = _visible(text)
 
 
 def _make_circle(element: ElementTree.Element) -> None:

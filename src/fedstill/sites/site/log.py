@@ -145,7 +145,7 @@ def read(state: Path) -> list[dict[str, Any]]:
     """
     if is_chained(state):
         _check_there(state)
-    elif not _has_lines(state) and not (state / "log.key").exists():
+    elif not any((_has_lines(state), (state / HEAD).exists(), (state / "log.key").exists())):
         return []
     return [json.loads(line.text) for line in _chain(state).read()]
 
