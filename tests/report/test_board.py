@@ -174,7 +174,7 @@ NO_ROWS = [
     (["typo", "fedavg", "{net} --ronds 2", "", "", ""], "did you mean --rounds"),
     (["typo", "fedavg", "{net}", "--local.lr 0.1", "--local.lr x", ""], "local.lr is"),
     (["typo", "fedavg", "{net} 'open", "", "", ""], "No closing quotation"),
-    (["typo", "fedproto", "{net}", "", "", ""], "give clients test records with --local-test 0.2"),
+    (["typo", "fedrep", "{net}", "", "", ""], "give clients test records with --local-test 0.2"),
     (["a/b", "fedavg", "{net}", "", "", ""], "'a/b' is not a label"),
 ]
 
