@@ -4,9 +4,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedstill.base.records import Records, Trainable
@@ -61,6 +64,39 @@ def confusion(model: nn.Module, records: Records, batch_size: int = 256) -> Int6
     predicted = predictions(model, records, batch_size)
     cells = records.labels.to(predicted.device) * records.num_classes + predicted
     return torch.bincount(cells, minlength=records.num_classes**2).view(records.num_classes, records.num_classes)
+
+
+Cells = list[list[int]]
+"""The cells above 0 of a confusion matrix, each as true class, predicted class and count, in order."""
+
+
+def cells_of(table: Int64[Tensor, "classes classes"]) -> Cells:
+    """The cells above 0 of a confusion matrix: no more than it has records, however many classes there are."""
+    places = table.nonzero()
+    cells: Cells = torch.cat((places, table[places[:, 0], places[:, 1], None]), 1).tolist()
+    return cells
+
+
+MOST_VALUES = 200
+"""Number of values of a column whose records are told apart: more of them are patients rather than hospitals."""
+
+
+def confusion_by_value(
+    model: nn.Module, records: Records, column: str, values: NDArray[np.str_]
+) -> dict[str, Any] | None:
+    """Cells of the confusion matrix (`Cells`) of the records of each value of a column, ``(n,)``, and its name.
+
+    None for a column with more than `MOST_VALUES` values.
+    """
+    names, which = np.unique(values, return_inverse=True)
+    if len(names) > MOST_VALUES:
+        return None
+    pairs = np.stack((which, records.labels.numpy(), predictions(model, records).cpu().numpy()), 1)
+    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    cells: dict[str, Cells] = {str(name): [] for name in names}
+    for (value, true, predicted), count in zip(found.tolist(), counts.tolist(), strict=True):
+        cells[str(names[value])].append([true, predicted, count])
+    return {"column": column, "cells": cells}
 
 
 class LastConfusion:

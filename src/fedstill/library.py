@@ -62,8 +62,8 @@ def run(
             own that has a field by the name of another argument or of a setting of the task gets it in an object:
             ``run(Mine(limit=3), limit=500)``.
         data: a data set by name or path, "mnist" by default; or an object: a `DataSet`, a pair ``(X, y)``, a pandas,
-            polars or Arrow table, a data set of torch or of Hugging Face, or a list of these, one for each client
-            (`fedstill.data.own.given`).
+            polars or Arrow table, ``(table, "column of classes")``, a data set of torch or of Hugging Face, or a list
+            of these, one for each client (`fedstill.data.own.given`).
         out: the run's folder. Without it, the files of the run are deleted together with the returned object.
         replies: a finished run, whose replies to its first request serve this method too; no client is asked for them
             again. The task and the clients' settings are those of that run; the server's may be given, and those that

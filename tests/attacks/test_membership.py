@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from doubles import Killed
@@ -16,6 +18,8 @@ from fedstill.attacks import results as attack_report
 from fedstill.attacks.membership import Membership, membership, membership_design, place_of
 from fedstill.base import files
 from fedstill.cli import main
+from fedstill.data import own
+from fedstill.data.places import Reading
 from fedstill.engines import server
 from fedstill.engines.transport import Watcher
 from fedstill.experiment.config import Experiment
@@ -24,6 +28,7 @@ from fedstill.experiment.reuse import leave_out, read_job
 from fedstill.experiment.run import run
 from fedstill.experiment.task import share_out
 from fedstill.methods import find
+from fedstill.privacy.guarantee import Guarantee
 from fedstill.protocol import wire
 from fedstill.report.record import find_runs
 from fedstill.runs.folder import RunFolder
@@ -396,3 +401,49 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(SystemExit) as stop:
         main(["attack", str(folder), "--shadows", "4"])
     assert stop.value.code == 130
+
+
+def test_all_records_of_a_patient_are_members_or_none(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    patients = np.repeat(np.arange(40), 6)
+    frame = pd.DataFrame(rng.normal(size=(240, 4)) + rng.normal(size=(40, 4))[patients], columns=list("abcd"))
+    frame["label"], frame["patient"] = patients % 2, [f"P{number}" for number in patients]
+    data = own.given((frame, "label"), Reading())[0]
+    job = Job(
+        Experiment(data=data.name, clients=1, model="linear", workers=0, public="noise=100", noise="entropy"),
+        find("ldp-fedavg")(epsilon=1.0, clip=3.0, local={"lr": 0.05, "epochs": 2}),
+        tmp_path / "run",
+        name="ldp-fedavg",
+    )
+    run(job, data=data)
+    found = membership(tmp_path / "run", FOUR, data=data)
+    task = share_out(job.experiment, data)
+    assert task.groups is not None and found["group"] == {"column": "patient", "largest": 6}
+    own_patients = task.groups[1][task.parts[0][0]]
+    assert found["records"] == len(set(own_patients)) == 32
+    with np.load(place_of(tmp_path / "run", 0) / "scores.npz") as arrays:
+        for world in arrays["member"]:
+            for patient in set(own_patients):
+                assert len(set(world[own_patients == patient])) == 1
+    words = " ".join(str(part) for part in attack_report.show(found))
+    assert "32 groups ('patient', of up to 6 records)" in words
+
+
+def test_a_bound_for_a_group_is_that_of_all_its_records(tmp_path: Path) -> None:
+    promise = Guarantee(True, "record", "", 0.5, 1e-6, "", "", "", simulated=False)
+    one, six = attack_report.allowed(promise), attack_report.allowed(promise, 6)
+    assert one is not None and six is not None
+    assert one(0.01) == pytest.approx(0.01 * np.exp(0.5) + 1e-6)
+    assert six(0.01) == pytest.approx(0.01 * np.exp(3.0) + sum(np.exp(0.5 * i) for i in range(6)) * 1e-6)
+    client = replace(promise, unit="client")
+    assert attack_report.allowed(client, 6)(0.01) == pytest.approx(one(0.01))  # type: ignore[misc]
+    huge = attack_report.allowed(replace(promise, epsilon=200.0), 6)
+    assert huge is not None and huge(0.01) == 1.0
+
+
+def test_with_few_patients_members_are_drawn_by_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    task = share_out(Experiment(data="digits", clients=1, limit=120), None)
+    task = task._replace(groups=("writer", np.arange(len(task.train)) % 5))
+    column, groups = attack._together(task, torch.from_numpy(task.parts[0][0]))
+    assert column == "" and torch.equal(groups, torch.arange(120))
+    assert "records of 5 values of 'writer'; members are drawn by record" in caplog.text

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import small
 import torch
@@ -14,11 +15,13 @@ from small import holding, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import fedstill
+from fedstill.base.records import Normalisation, Records
 from fedstill.data.sources import DataSet
 from fedstill.engines import client_evaluation
 from fedstill.engines.client import last_state
 from fedstill.engines.client_evaluation import EvaluationResult
-from fedstill.evaluate import confusion, evaluate
+from fedstill.evaluate import confusion, confusion_by_value, evaluate
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -33,7 +36,7 @@ from fedstill.protocol import Client, Method, Reply, Shared, client_steps, load,
 from fedstill.protocol.wire import unpack
 from fedstill.report.groups import group
 from fedstill.report.record import read_run
-from fedstill.report.sections import clients
+from fedstill.report.sections import by_value, clients
 from fedstill.train.sgd import SGD, Adam
 
 TASK: dict[str, Any] = {"data": "digits", "clients": 4, "model": "convnet:width=8,depth=2", "workers": 0}
@@ -336,3 +339,58 @@ def test_clients_without_test_records_are_left_out() -> None:
     assert torch.equal(again.confusion, judgement.confusion)
     with pytest.raises(ValueError, match="no client has a test record"):
         _ = EvaluationResult.of_clients({1: tables[1]}, 2).accuracy
+
+
+def test_each_clients_confusion_adds_up_to_the_whole(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    record = read_run(tmp_path / "run")
+    total = np.zeros((10, 10), int)
+    for entry in record.clients:
+        cells = entry["confusion"]
+        right = sum(count for true, predicted, count in cells if true == predicted)
+        assert sum(count for *_, count in cells) == entry["test_records"]
+        assert entry["accuracy"] == pytest.approx(right / entry["test_records"])
+        for true, predicted, count in cells:
+            total[true, predicted] += count
+    assert record.confusion is not None and (total == record.confusion).all()
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.25])
+def test_the_test_records_of_each_hospital_are_told_apart(validation: float, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=["age", "lactate", "creatinine"])
+    frame["died"] = (frame["age"] > 0).astype(int)
+    frame["hospital"] = rng.choice(["Nord", "St. Mary", "Süd"], 600)
+    frame.loc[frame["hospital"] == "Süd", "died"] ^= 1  # a hospital that the model of all cannot serve
+    record = fedstill.run(
+        "fedavg",
+        data=(frame, "died"),
+        partition="by:hospital",
+        clients=3,
+        rounds=3,
+        local={"lr": 0.5},
+        model="linear",
+        out=tmp_path / "run",
+        validation=validation,
+        public="noise=500",
+        workers=0,
+    )
+    found = record.by_value
+    assert found is not None and list(found) == ["Nord", "St. Mary", "Süd"]
+    total, shares = np.zeros((2, 2), int), {}
+    for name, cells in found.items():
+        for true, predicted, count in cells:
+            total[true, predicted] += count
+        shares[name] = sum(n for t, p, n in cells if t == p) / sum(n for *_, n in cells)
+    assert record.confusion is not None and (total == record.confusion).all()
+    assert shares["Süd"] < 0.2 and shares["Nord"] > 0.8
+    page = by_value(group([record])[0])
+    assert "St. Mary" in page and f">{100 * shares['Süd']:.1f}</td>" in page
+
+
+def test_a_column_of_patients_is_not_told_apart() -> None:
+    records = Records(torch.zeros(300, 1), torch.zeros(300, dtype=torch.int64), 2, Normalisation((0.0,), (1.0,)))
+    model = torch.nn.Linear(1, 2)
+    assert confusion_by_value(model, records, "patient", np.arange(300).astype(str)) is None
+    found = confusion_by_value(model, records, "ward", np.array(["a", "b", "b"] * 100))
+    assert found is not None and {w: sum(n for *_, n in c) for w, c in found["cells"].items()} == {"a": 100, "b": 200}

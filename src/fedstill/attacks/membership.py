@@ -19,6 +19,7 @@ The attack is on the run's model or, if clients have models of their own, on the
 """
 
 import io
+import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float32, Float64, Int64
 from pydantic import NonNegativeInt, ValidationInfo, field_validator
 from rich.console import Console, RenderableType
 from torch import Tensor, nn
@@ -56,6 +57,7 @@ from fedstill.privacy.guarantee import Guarantee
 from fedstill.protocol import shared_part, wire
 from fedstill.runs.folder import RunFolder
 
+_log = logging.getLogger("fedstill")
 FPRS = (0.001, 0.01)
 """False positive rates at which true positive rates are reported."""
 _ROWS = 5_000
@@ -63,13 +65,31 @@ _ROWS = 5_000
 
 
 class Victim(NamedTuple):
-    """``own`` are all its records; ``member[w]`` is True for the records it has in world w; ``others`` nobody has."""
+    """A client that is attacked.
+
+    Attributes:
+        client: its number.
+        own: all its records.
+        indices: their places in the task.
+        member: True for the records that it has in world w.
+        others: records that nobody has.
+        column: the column whose values stay together (``--group``); empty if each record is drawn by itself.
+        groups: for each record, the number of its value of ``column``, or of the record itself.
+    """
 
     client: int
     own: Records
     indices: Tensor
     member: Bool[Tensor, "worlds n"]
     others: Records
+    column: str
+    groups: Int64[Tensor, " n"]
+
+    def mean(self, scores: Float64[Tensor, " n"]) -> Float64[Tensor, " g"]:
+        """The mean score of the records of each group."""
+        number = int(self.groups.max()) + 1
+        sums = torch.zeros(number, dtype=scores.dtype).index_add_(0, self.groups, scores)
+        return sums / self.groups.bincount(minlength=number)
 
 
 class Outputs(NamedTuple):
@@ -113,9 +133,11 @@ def _store(place: Path, victim: Victim, arrays: dict[str, Tensor]) -> None:
         files.write_bytes(place, file.getvalue())
 
 
-def accuracy(ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: Guarantee) -> dict[str, Any]:
-    """True positive rates of the scores, and whether they refute the guarantee."""
-    limit = allowed(guarantee)
+def accuracy(
+    ratio: Float64[Tensor, " n"], member: Bool[Tensor, " n"], guarantee: Guarantee, size: int = 1
+) -> dict[str, Any]:
+    """True positive rates of the scores, and whether they refute the guarantee for ``size`` records together."""
+    limit = allowed(guarantee, size)
     rates = []
     for fpr in FPRS:
         rate = lira.tpr_at(fpr, ratio, member)
@@ -220,15 +242,19 @@ def membership(
         ratios = by_lira(worlds, victim, settings.flip, place)
     else:
         ratios, facts["rmia"] = by_rmia(worlds, victim, settings.flip, place, settings.rmia)
+    first = torch.zeros(int(victim.groups.max()) + 1, dtype=torch.bool)
+    first[victim.groups] = victim.member[0]  # all records of a group are members, or none
+    ratios, largest = {form: victim.mean(ratio) for form, ratio in ratios.items()}, int(victim.groups.bincount().max())
     results: dict[str, Any] = {
         "client": victim.client,
-        "records": len(victim.own),
-        "members": int(victim.member[0].sum()),
+        "records": len(first),
+        "members": int(first.sum()),
+        **({"group": {"column": victim.column, "largest": largest}} if victim.column else {}),
         "shadows": settings.number,
         "flip": settings.flip,
         **facts,
         "guarantee": asdict(guarantee),
-        "likelihood_ratio": {form: accuracy(ratio, victim.member[0], guarantee) for form, ratio in ratios.items()},
+        "likelihood_ratio": {form: accuracy(ratio, first, guarantee, largest) for form, ratio in ratios.items()},
     }
     if settings.score == "lira":
         logits = [world.own for world in worlds]
@@ -239,7 +265,7 @@ def membership(
     name = "membership" if settings.score == "lira" else "membership-rmia"
     earlier = attacked.read_json(place / "attack.json") if (place / "attack.json").exists() else {}
     files.write_json(place / "attack.json", {**earlier, name: results})
-    curves = {form: lira.roc(ratio, victim.member[0]) for form, ratio in ratios.items()}
+    curves = {form: lira.roc(ratio, first) for form, ratio in ratios.items()}
     files.write_bytes(place / _PAGES[settings.score], page(job, results, curves).encode())
     return results
 
@@ -258,9 +284,29 @@ def _victim(job: Job, task: Task, settings: Membership) -> Victim:
     if sizes[client] < _FEWEST:
         raise ValueError(f"client {client} has {sizes[client]} records; an attack needs {_FEWEST} at least")
     indices = torch.from_numpy(task.parts[client][0])
-    member = membership_design(job.experiment.seed, client, len(indices), settings.number)
+    column, groups = _together(task, indices)
+    member = membership_design(job.experiment.seed, client, int(groups.max()) + 1, settings.number)[:, groups]
     order = torch.randperm(len(task.test), generator=seeds.stream(job.experiment.seed, "attack", "population"))
-    return Victim(client, task.train[indices], indices, member, task.test[order[:POPULATION]])
+    return Victim(client, task.train[indices], indices, member, task.test[order[:POPULATION]], column, groups)
+
+
+def _together(task: Task, indices: Tensor) -> tuple[str, Int64[Tensor, " n"]]:
+    """The column by whose values the victim's records are in a world or not, and the number of each record's value.
+
+    A picture of a patient whose others are in is no honest non-member. With few values, each record is by itself.
+    """
+    if task.groups is not None:
+        column, values = task.groups
+        found, which = np.unique(values[indices.numpy()], return_inverse=True)
+        if len(found) >= _FEWEST:
+            return column, torch.from_numpy(which)
+        _log.warning(
+            "client has records of %d values of '%s'; members are drawn by record, as %d values are needed at least",
+            len(found),
+            column,
+            _FEWEST,
+        )
+    return "", torch.arange(len(indices))
 
 
 def _check_took_part(run: RunFolder, client: int) -> None:
@@ -278,7 +324,7 @@ def _check_took_part(run: RunFolder, client: int) -> None:
 
 
 def membership_design(seed: int, client: int, n: int, shadows: int) -> Bool[Tensor, "worlds n"]:
-    """Membership of ``n`` records: random for the target, then pairs of a random half and its complement.
+    """Membership of ``n`` records, or groups: random for the target, then pairs of a random half and its complement.
 
     Each record is in exactly half of the shadow runs; a larger number of runs does not change the first ones.
     """

@@ -17,19 +17,23 @@ from torch import Tensor
 from fedstill.attacks import lira
 from fedstill.base.files import Damaged
 from fedstill.experiment.job import Job
-from fedstill.privacy.guarantee import Guarantee
+from fedstill.privacy.guarantee import Guarantee, of_group
 from fedstill.report import figures, guarantees, html
 from fedstill.report.drawing import Axis, Line, Plot
 from fedstill.report.markup import joined, part
 from fedstill.runs.folder import RunFolder
 
 
-def allowed(guarantee: Guarantee) -> Callable[[float], float] | None:
-    """The maximum TPR at an FPR under the guarantee; None if it does not protect records."""
+def allowed(guarantee: Guarantee, size: int = 1) -> Callable[[float], float] | None:
+    """The maximum TPR at an FPR under the guarantee, for ``size`` records together; None if it protects no records."""
     if not guarantee.holds or guarantee.unit == "label":
         return None
     assert guarantee.epsilon is not None and guarantee.delta is not None
-    return partial(lira.bound, epsilon=guarantee.epsilon, delta=guarantee.delta)
+    if guarantee.unit == "client":
+        size = 1
+    if (found := of_group(guarantee.epsilon, guarantee.delta, size)) is None:
+        return lambda _: 1.0
+    return partial(lira.bound, epsilon=found[0], delta=found[1])
 
 
 def show(results: dict[str, Any]) -> Iterator[Table | Text]:
@@ -73,9 +77,17 @@ def _finding(results: dict[str, Any]) -> str:
     rate = forms[best]["rates"][-1]
     return (
         f"True positive rate {100 * rate['tpr']:.1f} % at a false positive rate of {100 * rate['fpr']:g} % ({best} "
-        f"form), AUC {forms[widest]['auc']:.3f} ({widest} form; guessing has 0.5), on the {results['records']} records "
+        f"form), AUC {forms[widest]['auc']:.3f} ({widest} form; guessing has 0.5), on the {_units(results)} "
         f"of client {results['client']} ({results['shadows']} shadow runs{_rmia(results)})"
     )
+
+
+def _units(results: dict[str, Any]) -> str:
+    """What was inferred of, and how many: records, or whole groups of them."""
+    group = results.get("group")
+    if group is None:
+        return f"{results['records']} records"
+    return f"{results['records']} groups ({group['column']!r}, of up to {group['largest']} records)"
 
 
 def _rmia(results: dict[str, Any]) -> str:
@@ -104,11 +116,13 @@ def _verdict(results: dict[str, Any]) -> str:
     rates = [rate for form in results["likelihood_ratio"].values() for rate in form["rates"]]
     others = results["records"] - results["members"]
     least = rates[0]["fpr"]
-    note = f" {100 * least:g} % of the {others} non-members is less than one record." if others * least < 1 else ""
+    note = f" {100 * least:g} % of the {others} non-members is less than one." if others * least < 1 else ""
     if rates[0]["bound"] is None:
         reason = guarantee.reason if not guarantee.holds else "the guarantee is about labels, not about records"
         return f"There is no bound to compare with: {reason}.{note}"
     words = guarantees.words(guarantee)
+    if group := results.get("group"):
+        words += f" for {group['largest']} records together"
     if any(rate["refuted"] for rate in rates):
         return f"REFUTED: a true positive rate exceeds the bound of {words}, including its interval.{note}"
     return f"Not refuted: the true positive rates are within the bound of {words}.{note}"
@@ -165,7 +179,8 @@ def _figure(results: dict[str, Any], curves: dict[str, tuple[Tensor, Tensor]]) -
         lines.append(_rates(form, false, true, colour, steps=True))
     xs = np.geomspace(low, 1, 200).tolist()
     lines.append(_rates("guessing", xs, xs, figures.PALETTE[-1], ":"))
-    if limit := allowed(Guarantee(**results["guarantee"])):
+    largest = 1 if results.get("group") is None else results["group"]["largest"]
+    if limit := allowed(Guarantee(**results["guarantee"]), largest):
         lines.append(_rates("allowed by the guarantee", xs, [limit(x) for x in xs], figures.PALETTE[2], "--"))
     ticks = [(10.0**d, f"{10.0**d:g}") for d in range(math.ceil(math.log10(low)), 1)]
     axes = [Axis(f"{kind} positive rate", log=True, range=(low, 1.05), ticks=ticks) for kind in ("false", "true")]

@@ -38,7 +38,7 @@ def unpacked(arrays: Mapping[str, np.ndarray], name: str) -> list[str]:
     return [content[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format; entries of another version are rebuilt."""
 
 _log = logging.getLogger(__name__)

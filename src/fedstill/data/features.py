@@ -328,6 +328,7 @@ def load(
         test=test,
         class_names=raw.class_names,
         columns=raw.columns,
+        test_columns=dict(raw.test_columns),
         fingerprint=fingerprint,
         measured=raw.measured,
         held_out=raw.held_out,

@@ -180,8 +180,8 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
 
     Args:
         data: a pair of records and labels (arrays, tensors or lists); a pandas, polars or Arrow table with a column of
-            classes; a ``datasets.Dataset`` or ``DatasetDict``; a ``torch.utils.data.Dataset``; or a list or tuple of
-            these, or of paths: the records of each client.
+            classes, or a pair of it and that column's name; a ``datasets.Dataset`` or ``DatasetDict``; a
+            ``torch.utils.data.Dataset``; or a list or tuple of these, or of paths: the records of each client.
         reading: the column of classes of tables, and that of groups.
 
     Raises:
@@ -205,6 +205,8 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
 
 def _is_pair(data: Sequence[Any]) -> bool:
     """Whether a sequence of two is records and their labels, not two clients' data sets."""
+    if len(data) == 2 and _is_frame(data[0]) and isinstance(data[1], str):
+        return data[1] in _table(data[0]).column_names  # else the path of another client's data
     if len(data) == 2 and _is_frame(data[0]) and not hasattr(data[1], "columns"):
         return np.ndim(data[1]) == 1  # a frame of features and a column of classes
     if len(data) != 2 or any(_is_frame(part) or isinstance(part, Dataset | str | Path) for part in data):
@@ -228,6 +230,8 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
         saved = data if isinstance(data, Mapping) else {"train": data}
         return read_datasets(lambda: saved, where, reading.label)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_frame(data[0]):
+        if isinstance(data[1], str):
+            return read_frame(_table(data[0]), where, data[1]), None
         label = reading.label or "label"
         table = _table(data[0]).append_column(label, [np.asarray(data[1])])
         return read_frame(table, where, label), None

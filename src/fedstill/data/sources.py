@@ -2,9 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,8 @@ def complete(
     else:
         scaled = asdict((known and known.normalisation) or _normalisation(train.images))
     arrays = {f"column-{i}": column for i, column in enumerate(train.columns.values())}
+    shared = [column for column in train.columns if column in test.columns]
+    arrays |= {f"test-column-{i}": test.columns[column] for i, column in enumerate(shared)}
     copies = 0 if train.texts else int(twins(*(torch.from_numpy(split.images) for split in (test, train))).sum())
     return cache.CacheEntry(
         arrays=arrays_of(train, test) | arrays,
@@ -75,6 +78,7 @@ def complete(
             FOUND: train.is_text and known is None,
             HELD_OUT: held_out,
             "features": list(train.features),
+            "test_columns": shared,
             "group": group,
             "copies": copies,
             "content": content(train, test) if known is not None and known.content else "",
@@ -272,6 +276,7 @@ class DataSet:
         test: records to test on, with the same classes, shape and normalisation.
         class_names: one for each class.
         columns: other integer and text columns of ``train``, each ``(len(train),)``, for the rule ``by:COLUMN``.
+        test_columns: those of them that ``test`` has too, each ``(len(test),)``.
         fingerprint: SHA-256 of the content; equal data from any source have an equal fingerprint.
         measured: the facts that were computed from the train records and so are not public, each of which ends a run's
             guarantee unless its settings state it: ``"normalisation"`` of images, ``"scale"`` of vectors, ``"list of
@@ -294,6 +299,7 @@ class DataSet:
     test: Records
     class_names: tuple[str, ...]
     columns: dict[str, np.ndarray] = field(default_factory=dict)
+    test_columns: dict[str, np.ndarray] = field(default_factory=dict)
     fingerprint: str
     measured: tuple[str, ...]
     constant: str = ""
@@ -427,7 +433,9 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
 
 def _also(entry: cache.CacheEntry) -> dict[str, Any]:
     """The facts of an entry that data sets and `Raw` records have alike."""
+    columns = entry.notes.get("test_columns", ())
     return {
+        "test_columns": {column: entry.arrays[f"test-column-{i}"] for i, column in enumerate(columns)},
         "group": str(entry.notes.get("group", "")),
         "copies": entry.notes.get("copies"),
         "origin": tuple(entry.notes.get("origin", ())),
@@ -500,6 +508,7 @@ class Raw(NamedTuple):
         copies: as `DataSet.copies`.
         origin: as `DataSet.origin`.
         remarks: as `DataSet.remarks`.
+        test_columns: as `DataSet.test_columns`.
     """
 
     name: str
@@ -516,6 +525,7 @@ class Raw(NamedTuple):
     copies: int | None = None
     origin: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    test_columns: Mapping[str, np.ndarray] = MappingProxyType({})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -540,7 +550,7 @@ def load_raw(data: "str | DataSet", reading: Reading = AS_IT_IS, *, cache_dir: P
         counted = tuple(fact for fact in data.measured if fact in CLASSES)
         facts = data.known, data.group, data.copies, data.origin, data.remarks
         own = data.class_names, data.columns, data.fingerprint, counted, data.held_out
-        return Raw(data.name, train, test, *own, data.features, *facts)
+        return Raw(data.name, train, test, *own, data.features, *facts, data.test_columns)
     source, entry, fingerprint = _cached(data, reading, cache_dir)
     return _raw(source, entry, fingerprint)
 

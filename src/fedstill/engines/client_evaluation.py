@@ -1,6 +1,6 @@
 """Evaluation of models by clients that have their own test records."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedstill.evaluate import confusion
+from fedstill.evaluate import Cells, cells_of, confusion
 from fedstill.protocol import Client, Method, Reply, Shared, Step, client_steps
 from fedstill.schema import Below
 
@@ -41,29 +41,37 @@ class EvaluationResult:
 
     Attributes:
         confusion: counts of test records by true and predicted class, int64 ``(C, C)``; the sum over clients.
-        clients: accuracy in [0, 1] of each client that has test records; None if the server evaluated.
+        cells: the confusion matrix of each client that has test records (`cells_of`); None if the server evaluated.
     """
 
     confusion: Int64[Tensor, "classes classes"]
-    clients: Mapping[int, float] | None = None
+    cells: Mapping[int, Cells] | None = None
 
     @classmethod
-    def of_clients(cls, tables: Mapping[int, Int64[Tensor, "classes classes"]], num_classes: int) -> Self:
-        """The result from the clients' confusion matrices."""
+    def of_clients(cls, tables: Iterable[tuple[int, Int64[Tensor, "classes classes"]]], num_classes: int) -> Self:
+        """The result from clients and their confusion matrices."""
         total = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-        for table in tables.values():
+        cells: dict[int, Cells] = {}
+        for client, table in tables:
             total += table
-        return cls(total, {client: _share(table) for client, table in tables.items() if int(table.sum())})
+            if found := cells_of(table):
+                cells[client] = found
+        return cls(total, cells)
 
     def described(self) -> dict[str, Any]:
         """The result as JSON, for `read`."""
-        return {"confusion": self.confusion.tolist(), "clients": self.clients}
+        return {"confusion": self.confusion.tolist(), "cells": self.cells}
 
     @classmethod
     def read(cls, json: Mapping[str, Any]) -> Self:
         """The inverse of `described`."""
-        clients = None if json["clients"] is None else {int(c): float(share) for c, share in json["clients"].items()}
-        return cls(torch.tensor(json["confusion"], dtype=torch.int64), clients)
+        cells = None if json["cells"] is None else {int(client): cells for client, cells in json["cells"].items()}
+        return cls(torch.tensor(json["confusion"], dtype=torch.int64), cells)
+
+    @property
+    def clients(self) -> dict[int, float] | None:
+        """Accuracy in [0, 1] of each client that has test records; None if the server evaluated."""
+        return None if self.cells is None else {client: _share(cells) for client, cells in self.cells.items()}
 
     @property
     def accuracy(self) -> float:
@@ -73,7 +81,7 @@ class EvaluationResult:
             ValueError: no client has test records.
         """
         if self.clients is None:
-            return _share(self.confusion)
+            return _share(cells_of(self.confusion))
         if not self.clients:
             raise ValueError("no client has a test record; raise --local-test, or lower --clients")
         return sum(self.clients.values()) / len(self.clients)
@@ -86,5 +94,5 @@ class EvaluationResult:
         return float(torch.tensor(list(self.clients.values()), dtype=torch.float64).std())
 
 
-def _share(table: Tensor) -> float:
-    return int(table.diag().sum()) / int(table.sum())
+def _share(cells: Cells) -> float:
+    return sum(count for true, predicted, count in cells if true == predicted) / sum(count for *_, count in cells)

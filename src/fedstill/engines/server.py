@@ -477,7 +477,7 @@ class ServerFederation(Federation):
         if result is None or last_digest != digest or last % EVALUATIONS != self._exchange:
             number = EVALUATIONS + (last if last and last % EVALUATIONS == self._exchange else self._exchange)
             replies = self._ask(number, EVALUATE, None, {"shared": shared})
-            tables = {client: reply.confusion for client, reply in zip(replies.clients, replies, strict=True)}
+            tables = zip(replies.clients, (reply.confusion for reply in replies), strict=True)
             result = EvaluationResult.of_clients(tables, self.num_classes)
             self._last_evaluation = number, digest, result
         return result

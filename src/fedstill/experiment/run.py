@@ -4,7 +4,7 @@ import importlib
 import logging
 import multiprocessing
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -25,9 +25,11 @@ from fedstill.base.weights import state
 from fedstill.data import places, public, sources
 from fedstill.engines import reply_checks, transport
 from fedstill.engines.client import Site, forget_state
+from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Losing, Transport, Watcher, Watchers
+from fedstill.evaluate import confusion_by_value
 from fedstill.experiment import config, overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
@@ -125,7 +127,7 @@ def _flower() -> ModuleType:
 
 
 def results(
-    folder: RunFolder, task: Task, clients: int, accuracies: Mapping[int, float] | None, refused: Sequence[Refusal]
+    folder: RunFolder, task: Task, clients: int, evaluation: EvaluationResult, refused: Sequence[Refusal]
 ) -> list[dict[str, Any]]:
     """A row for each client.
 
@@ -133,13 +135,15 @@ def results(
         folder: the run's folder, whose journal has the messages.
         task: the task; without parts if real sites have the records.
         clients: number of clients.
-        accuracies: accuracy in [0, 1] of the clients that evaluated the final model on their own test records.
+        evaluation: of the final model; perhaps by clients on their own test records.
         refused: the replies that were not used.
     """
+    accuracies, cells = evaluation.clients or {}, evaluation.cells or {}
     rows: list[dict[str, Any]] = [
         {
             "client": client,
-            "accuracy": None if accuracies is None else accuracies.get(client),
+            "accuracy": accuracies.get(client),
+            "confusion": cells.get(client),
             "records": len(task.parts[client][0]) if task.parts else None,
             "test_records": len(task.parts[client][1]) if task.parts else None,
             "bytes_up": 0,
@@ -402,7 +406,10 @@ def _finish(
     seconds = journal.seconds
     folder.write_model(state(model), federation.spec.task)
     evaluation = federation.last(model)
-    folder.write_evaluation(evaluation.confusion)
+    by_value = None
+    if task.test_values is not None:
+        by_value = confusion_by_value(model, task.test, *task.test_values)
+    folder.write_evaluation(evaluation.confusion, by_value)
     if not task.test.are_vectors:
         first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
         folder.write_images("real", task.test[torch.cat(first)])
@@ -420,6 +427,7 @@ def _finish(
         "accuracy": evaluation.accuracy,
         "copied_test_records": task.copies,
         "known_data": task.known,
+        "largest_group": task.largest_group(),
         "records": task.records,
         "bytes_up": journal.bytes_up,
         "bytes_down": journal.bytes_down,
@@ -434,7 +442,7 @@ def _finish(
     }
     if evaluation.clients is not None:
         summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}
-    own = results(folder, task, experiment.clients, evaluation.clients, journal.refusals())
+    own = results(folder, task, experiment.clients, evaluation, journal.refusals())
     folder.write_clients(own)
     folder.write_summary(summary)
     _forget_states(folder, journal)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -136,11 +136,25 @@ class Task(NamedTuple):
     """Fingerprint of the records before a backbone, by which runs on the same records are told."""
     remarks: tuple[str, ...] = ()
     """Sentences on what was left out of the records, and on what looks wrong."""
+    groups: tuple[str, np.ndarray] | None = None
+    """The column whose values stay on one side of every split, and its value for each record of ``train``."""
+    test_values: tuple[str, NDArray[np.str_]] | None = None
+    """The column of the partition by:COLUMN and its value for each test record; None where these have none."""
 
     @property
     def held(self) -> int:
         """Number of the task's own records that are public in place of a client's."""
         return 0 if self.public is None else len(self.public)
+
+    def largest_group(self) -> dict[str, Any] | None:
+        """The most training records, and the most clients, of one value of the column that stays together, if any."""
+        if self.groups is None or not self.parts:
+            return None
+        column, values = self.groups
+        own = [values[indices] for indices, _ in self.parts]
+        sizes = np.unique(np.concatenate(own), return_counts=True)[1]
+        places = np.unique(np.concatenate([np.unique(each) for each in own]), return_counts=True)[1]
+        return {"column": column, "records": int(sizes.max()), "clients": int(places.max())}
 
     def counts(self) -> NDArray[np.int64]:
         """Number of training records of each client and class, ``(K, C)``."""
@@ -201,11 +215,15 @@ def share_out(
     values = partition.values_of(experiment.partition, loaded.columns, dealt)
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
     task = Task(loaded.train, test, parts, *facts, _drawn(experiment, loaded, rows))
-    return _described(task, loaded, rows, validation)
+    return _described(experiment, task, loaded, rows, validation)
 
 
 def _described(
-    task: Task, loaded: sources.DataSet, rows: partition.Indices, validation: partition.Indices | None
+    experiment: Experiment,
+    task: Task,
+    loaded: sources.DataSet,
+    rows: partition.Indices,
+    validation: partition.Indices | None,
 ) -> Task:
     """The task with words on its records, and the number of test records that the clients have too."""
     origin, remarks, copies = loaded.origin, loaded.remarks, loaded.copies
@@ -214,12 +232,18 @@ def _described(
     elif any(len(judged) for _, judged in task.parts):
         trained, judged = (torch.from_numpy(np.concatenate(some)) for some in zip(*task.parts, strict=True))
         copies = int(twins(loaded.train.images[judged], loaded.train.images[trained]).sum())
+    groups = (loaded.group, loaded.columns[loaded.group]) if loaded.group in loaded.columns else None
     if loaded.group:
         origin = (*origin, f"splits keep all records of a {loaded.group!r} on one side (--group)")
     columns = () if task.backbone else tuple(map(nfc, loaded.features))
     if columns:
         origin = (*origin, f"columns: {', '.join(columns[:_SHOWN])}{', ...' * (len(columns) > _SHOWN)}")
-    told = task._replace(columns=columns, copies=copies, origin=origin, remarks=remarks)
+    told = task._replace(columns=columns, copies=copies, origin=origin, remarks=remarks, groups=groups)
+    by, _, column = experiment.partition.partition(":")
+    test = {} if by != "by" else loaded.test_columns if validation is None else loaded.columns
+    if column in test and not experiment.local_test:
+        found = test[column] if validation is None else test[column][validation]
+        told = told._replace(test_values=(column, found.astype(str)))
     return told._replace(known=loaded.known, records=loaded.source or loaded.fingerprint)
 
 

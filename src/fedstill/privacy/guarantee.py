@@ -68,6 +68,19 @@ def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
     return Guarantee(False, None, None, None, None, None, None, reason, simulated)
 
 
+def of_group(epsilon: float, delta: float, size: int) -> tuple[float, float] | None:
+    """The guarantee of ``size`` records together, where (epsilon, delta) is that of one; None if it promises nothing.
+
+    Vadhan, The Complexity of Differential Privacy (2017), Lemma 2.2: along a chain of ``size`` neighbours epsilons add
+    up, and delta is multiplied by 1 + e^epsilon + ... + e^((size - 1) epsilon).
+    """
+    total = size * epsilon
+    if total > 700 or not math.isfinite(total):
+        return None
+    grown = delta * (math.expm1(total) / math.expm1(epsilon) if epsilon else size)
+    return (total, grown) if grown < 1 else None
+
+
 def telling(measured: Sequence[str], unit: str | None) -> list[str]:
     """The facts among ``measured`` that end a guarantee of this unit; with public images, only labels tell anything."""
     return [fact for fact in measured if unit != "label" or fact not in _SCALES]

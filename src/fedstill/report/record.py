@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,8 +68,11 @@ class RunRecord:
         class_names: C names; empty without ``partition.json``.
         counts: records of each class at each client, int64 ``(K, C)``, or None.
         confusion: test records by true (rows) and predicted class, int64 ``(C, C)``, or None.
-        clients: each client's ``accuracy`` on its own test records or None, ``records``, ``test_records``,
-            ``bytes_up``, ``bytes_down`` and number of ``refused`` replies.
+        clients: each client's ``accuracy`` and ``confusion`` on its own test records or None (triples: true class,
+            predicted class, count), ``records``, ``test_records``, ``bytes_up``, ``bytes_down`` and number of
+            ``refused`` replies.
+        by_value: after a partition by:COLUMN, such triples of the test records of each value of the column, as of
+            each hospital; None otherwise.
         images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` are test images.
         finished: whether the run has finished; if not, ``summary`` has the numbers of the last logged round, and the
             guarantee is unknown.
@@ -88,6 +91,7 @@ class RunRecord:
     counts: NDArray[np.int64] | None = None
     confusion: NDArray[np.int64] | None = None
     clients: tuple[dict[str, Any], ...] = ()
+    by_value: Mapping[str, Sequence[Sequence[int]]] | None = None
     images: dict[str, Images] | None = None
     finished: bool = True
     date: str = ""
@@ -221,6 +225,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         counts=counts,
         confusion=run.read_evaluation(None if counts is None else len(class_names)),
         clients=run.read_clients(),
+        by_value=None if (found := run.read_by_value()) is None else found.cells,
         images=run.read_images(),
         date=_day(run.summary),
     )

@@ -381,6 +381,34 @@ def clients(task: Group) -> Markup:
     return text + html.folded("Each client", table)
 
 
+def by_value(task: Group) -> Markup:
+    """The accuracy on the test records of each value of the partition's column, as of each hospital."""
+    found = {row.name: [run.by_value for run in row.runs if run.by_value is not None] for row in task.ranked}
+    columns = {name: runs for name, runs in found.items() if runs}
+    if not columns:
+        return Markup()
+
+    def share(cells: Sequence[Sequence[int]]) -> float:
+        right = sum(count for true, predicted, count in cells if true == predicted)
+        return right / sum(count for *_, count in cells)
+
+    sizes = {value: sum(count for *_, count in cells) for runs in columns.values() for value, cells in runs[0].items()}
+    lines = [
+        (
+            value,
+            f"{size:,}",
+            *(
+                _percent(float(np.mean([share(run[value]) for run in runs if value in run] or [np.nan])))
+                for runs in columns.values()
+            ),
+        )
+        for value, size in sizes.items()
+    ]
+    name = task.rows[0].runs[0].summary["partition"].partition(":")[2]
+    caption = f"Accuracy in percent on the test records of each {name}, mean over seeds."
+    return html.data_table((name, "test records", *columns), lines, range(1, len(columns) + 2), caption=caption)
+
+
 def refusals(task: Group) -> Markup:
     """The replies that were not used."""
     lines = [

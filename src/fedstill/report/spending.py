@@ -62,6 +62,7 @@ def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
         r for r in records if guarantees.is_finite(r.guarantee) and r.guarantee.epsilon and not r.guarantee.simulated
     ]
     yield from _together(real)
+    yield from dict.fromkeys(words for record in records if (words := _of_person(record)))
     if any(record.counts is not None and not record.get("known_data") for record in real):
         yield (
             "The records of each class at each client and the data's fingerprint are exact, and no guarantee covers "
@@ -73,6 +74,22 @@ def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
             if Journal(RunFolder(record.folder).journal).releases():
                 broken[record.label] = f"{record.label} has no guarantee: {record.guarantee.reason}."
     yield from broken.values()
+
+
+def _of_person(record: RunRecord) -> str:
+    """What a guarantee promises to the largest group of records that belong together, as a patient's."""
+    group, promised = record.get("largest_group"), record.guarantee
+    if group is None or not guarantees.is_finite(promised) or not promised.epsilon:
+        return ""
+    size = group["clients"] if promised.unit == "client" else group["records"]
+    if size < 2:
+        return ""
+    found = guarantee.of_group(promised.epsilon, promised.delta or 0.0, size)
+    several = f"One {group['column']!r} has up to {size} {promised.unit}s: for all of them together"
+    if found is None:
+        return f"{several} this epsilon promises nothing."
+    delta = f" at delta {guarantees.round_up(found[1])}" if found[1] else ""
+    return f"{several} epsilon is up to {guarantees.round_up(found[0])}{delta}."
 
 
 def _together(real: Sequence[RunRecord]) -> Iterator[str]:

@@ -144,11 +144,19 @@ class Environment(Piece):
     started: Time
 
 
+Cells = tuple[tuple[Count, Count, Annotated[int, Field(gt=0, lt=2**53)]], ...]
+"""Cells above 0 of a confusion matrix: true class, predicted class and count."""
+
+
 class ClientResult(Piece):
-    """An entry of ``clients.json``: a client's results and bytes; the accuracy is on its own test records."""
+    """An entry of ``clients.json``: a client's results and bytes.
+
+    Accuracy and cells of the confusion matrix (`fedstill.evaluate.Cells`) are on its own test records.
+    """
 
     client: Count
     accuracy: Share | None = None
+    confusion: Cells | None = None
     records: Count | None = None
     test_records: Count | None = None
     bytes_up: Count = 0
@@ -185,10 +193,21 @@ class Partition(Piece):
     origin: tuple[str, ...] = ()
 
 
+class ByValue(Piece):
+    """Cells of the confusion matrix of the test records of each value of a column (`fedstill.evaluate.Cells`)."""
+
+    column: str
+    cells: dict[str, Cells]
+
+
 class Evaluation(Piece):
-    """``evaluation.json``: test records by true and predicted class, ``(C, C)``."""
+    """``evaluation.json``: test records by true and predicted class, ``(C, C)``.
+
+    After the partition by:COLUMN, ``by_value`` has the same of the test records of each value of the column.
+    """
 
     confusion: tuple[tuple[Count, ...], ...]
+    by_value: ByValue | None = None
 
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -501,9 +520,14 @@ class RunFolder:
         """Sentences on where the records are from; none for real sites."""
         return () if self.asked_sites or not self.partition.exists() else self._read(self.partition, Partition).origin
 
-    def write_evaluation(self, confusion: "Tensor") -> None:
-        """Write ``evaluation.json``; ``confusion`` counts test records by true and predicted class, ``(C, C)``."""
-        files.write_json(self.evaluation, {"confusion": confusion.tolist()})
+    def write_evaluation(self, confusion: "Tensor", by_value: Mapping[str, Any] | None) -> None:
+        """Write ``evaluation.json``.
+
+        Args:
+            confusion: test records by true and predicted class, ``(C, C)``.
+            by_value: those of each value of a column, as `Evaluation.by_value`.
+        """
+        files.write_json(self.evaluation, {"confusion": confusion.tolist(), "by_value": by_value})
 
     def read_evaluation(self, classes: int | None) -> Counts | None:
         """The confusion matrix; None if the file is absent."""
@@ -512,6 +536,10 @@ class RunFolder:
         rows = self._read(self.evaluation, Evaluation).confusion
         size = len(rows) if classes is None else classes
         return self._matrix(rows, (size, size), self.evaluation)
+
+    def read_by_value(self) -> ByValue | None:
+        """The test records of each value of the partition's column; None without a column, or an evaluation."""
+        return self._read(self.evaluation, Evaluation).by_value if self.evaluation.exists() else None
 
     def write_clients(self, results: Sequence[Mapping[str, Any]]) -> None:
         """Write ``clients.json``, an entry for each client."""
