@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedstill.audit import lower_bounds as audit
-from fedstill.audit.lower_bounds import AuditResult, Canaries, ManyRunsResult
+from fedstill.audits import lower_bounds as audit
+from fedstill.audits.lower_bounds import AuditResult, Canaries, ManyRunsResult
 from fedstill.base.seeds import Noise, Simulated, stream
 from fedstill.privacy.accounting import epsilon, gaussian_noise
 from fedstill.privacy.logistic import BinaryHead, Labelled, LogisticHead, PublishedLogisticHead, extend

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 from typing_extensions import override
 
-from fedstill.audit.lower_bounds import Canaries
+from fedstill.audits.lower_bounds import Canaries
 from fedstill.base.seeds import Noise
 from fedstill.privacy.logistic import Labelled
 

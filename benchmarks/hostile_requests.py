@@ -31,9 +31,9 @@ from method_settings import SMALL
 from torch import Tensor
 
 from fedstill import methods
-from fedstill.audit import neighbours
-from fedstill.audit.play import Copies, Game, play
-from fedstill.audit.scenes import LIKE, joined, random_images
+from fedstill.audits import neighbours
+from fedstill.audits.play import Copies, Game, play
+from fedstill.audits.scenes import LIKE, joined, random_images
 from fedstill.base import seeds
 from fedstill.base.records import Records
 from fedstill.distill.public_map import PublicFeatures, split_public

@@ -26,7 +26,7 @@ from fedstill.data import sources
 from fedstill.engines.flower import apps
 from fedstill.engines.flower.messages import content, take_bytes
 from fedstill.engines.server import ServerFederation
-from fedstill.evaluate import evaluate
+from fedstill.evaluation import evaluate
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol import wire
 from fedstill.sites.server.serve import LimitedRecords

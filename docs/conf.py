@@ -44,9 +44,10 @@ nitpicky = False
 def _api() -> str:
     """The page of public names, which `fedstill._PLACES` lists."""
     reading = "run", "RunRecord", "Guarantee", "Refusal", "read_run", "find_runs", "compare", "to_pandas"
-    models = "load_model", "Trained", "publish"
+    models = "load_model", "Trained", "evaluate", "Evaluation", "publish"
     groups = {
         "Run and read": (*reading, *models, "write_report", "Watcher"),
+        "Tune, attack and plan": ("sweep", "attack", "audit", "plan"),
         "Tasks": ("Experiment", "Job", "DataSet", "Records", "Normalisation", "load_data", "from_torch"),
         "Errors": ("FedstillError", "InputError", "TooFewReplies"),
         "Methods of your own": ("Method", "Federation", "Round", "Client", "Reply", "step", "Examples", "Released"),

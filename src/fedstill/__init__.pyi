@@ -20,9 +20,15 @@ from fedstill.experiment.trained import load_model as load_model
 from fedstill.protocol.sides import Round as Round
 from fedstill.runs.journal import Refusal as Refusal
 from fedstill.library import compare as compare
-from fedstill.library import publish as publish
 from fedstill.library import run as run
-from fedstill.library import to_pandas as to_pandas
+from fedstill.studies import Evaluation as Evaluation
+from fedstill.studies import attack as attack
+from fedstill.studies import audit as audit
+from fedstill.studies import evaluate as evaluate
+from fedstill.studies import plan as plan
+from fedstill.studies import publish as publish
+from fedstill.studies import sweep as sweep
+from fedstill.studies import to_pandas as to_pandas
 from fedstill.privacy.guarantee import Guarantee as Guarantee
 from fedstill.privacy.releases import Released as Released
 from fedstill.protocol import Client as Client

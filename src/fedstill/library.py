@@ -1,4 +1,4 @@
-"""The front door of the library: `run`, from a method and its settings to the results."""
+"""The front door of the library: `run` and `compare`, from methods and their settings to the results."""
 
 import sys
 import weakref
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedstill import methods
-from fedstill.attacks import results as attacks
 from fedstill.base.errors import FedstillError, front_door
 from fedstill.base.lookup import suggestion
 from fedstill.base.settings import sentence
@@ -29,14 +28,14 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.progress import watch
 from fedstill.experiment.reuse import Nobody, read_job
 from fedstill.protocol import Method
-from fedstill.report import publish as publishing
-from fedstill.report import tables
 from fedstill.report.record import RunRecord, read_run
 from fedstill.runs.folder import RunFolder
 from fedstill.tracking import followed
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from typing_extensions import Unpack
+
+    from fedstill.typed import RunSettings, SharedSettings
 
 
 @front_door
@@ -49,7 +48,7 @@ def run(
     watcher: Watcher | None = None,
     progress: bool | None = None,
     track: TrackerName | Sequence[TrackerName] = (),
-    **settings: Any,
+    **settings: "Unpack[RunSettings]",
 ) -> RunRecord:
     """Run a method, or resume the run in ``out``, and return its results.
 
@@ -81,28 +80,28 @@ def run(
         TooFewReplies: too few clients gave a usable reply. With ``workers=0`` the error of a client's step is its
             ``__cause__``; one that is no ``ValueError``, as of a bug in the step, is raised itself.
     """
-    data, settings = _given(data, settings)
+    data, chosen = _given(data, dict(settings))
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
     if isinstance(method, Job):
         if replies is not None:
             raise ValueError("a Job has its own task and clients' settings; give the method's name in its place")
         named = {"data": data} if isinstance(data, str) else {}
-        if given := {**settings, **({} if out is None else {"out": out}), **named}:
+        if given := {**chosen, **({} if out is None else {"out": out}), **named}:
             raise ValueError(f"a Job has its own task, method and folder; leave {', '.join(given)} out")
         return _shown(method, watcher, progress, data=source, track=names)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
     arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress, "track": track}
-    _check_meant(method, settings, [key for key, value in arguments.items() if value not in (None, ())])
+    _check_meant(method, chosen, [key for key, value in arguments.items() if value not in (None, ())])
     nobody = False
     if replies is None:
         task = {"data": source.name if source is not None else data} if data is not None else {}
-        make = partial(_job, method, {**task, **settings})
+        make = partial(_job, method, {**task, **chosen})
     else:
         earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
         nobody = RunFolder(earlier).asked_sites
-        make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **settings})
+        make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **chosen})
     done = partial(_shown, watcher=watcher, progress=progress, data=source, track=names, nobody=nobody)
     if out is not None:
         return done(make(Path(out)))
@@ -233,7 +232,7 @@ def _job(method: str | Method | type[Method], settings: Mapping[str, Any], out: 
     return Job(experiment, made, out, name=method if isinstance(method, str) else "")
 
 
-# Several runs, and what is made of them ------------------------------------------------------------------------------
+# Several runs --------------------------------------------------------------------------------------------------------
 
 
 @front_door
@@ -245,7 +244,7 @@ def compare(
     data: Any = None,
     watcher: Watcher | None = None,
     progress: bool | None = None,
-    **settings: Any,
+    **settings: "Unpack[SharedSettings]",
 ) -> list[RunRecord]:
     """Run several methods on the same clients and seeds, as ``fedstill compare``; the same call resumes them.
 
@@ -276,11 +275,11 @@ def compare(
             f"{unknown[0]} is no setting of the task that all runs share; a method's own are those of its object, as "
             "FedAvg(rounds=1), and seeds=(0, 1) gives seeds"
         )
-    data, settings = _given(data, settings)
+    data, chosen = _given(data, dict(settings))
     source = data if isinstance(data, DataSet) else None
     task = {} if data is None else {"data": source.name if source is not None else data}
     jobs = [
-        _job(method, {**task, **settings, "seed": seed}, Path(out) / label / f"seed-{seed}").replace(label=label)
+        _job(method, {**task, **chosen, "seed": seed}, Path(out) / label / f"seed-{seed}").replace(label=label)
         for seed in seeds
         for label, method in named.items()
     ]
@@ -297,39 +296,3 @@ def _label(method: str | Method | type[Method]) -> str:
     if isinstance(method, str):
         return method.rpartition(":")[2]
     return (method if isinstance(method, type) else type(method)).__name__
-
-
-@front_door
-def to_pandas(records: Sequence[RunRecord]) -> "DataFrame":
-    """A `pandas.DataFrame` of runs: a row for each method and its settings, numbers are means over seeds.
-
-    Args:
-        records: the runs, as of `compare` or `read_run`.
-
-    Raises:
-        InputError: pandas is not installed.
-    """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ValueError("a frame needs pandas, which is not installed; pip install pandas") from error
-    return pd.DataFrame(tables.rows(records))
-
-
-@front_door
-def publish(run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False) -> dict[str, Any]:
-    """Write a run's model as files for plain PyTorch, with a model card, as ``fedstill publish``.
-
-    Args:
-        run: a finished run or its folder.
-        out: the folder to write.
-        onnx: whether to write a program for ONNX Runtime too.
-
-    Returns:
-        The model's facts and the names of its files.
-
-    Raises:
-        InputError: the run is not finished, or its model cannot be written.
-    """
-    folder = run.folder if isinstance(run, RunRecord) else Path(run)
-    return publishing.publish(folder, Path(out), onnx=onnx, attacks=attacks.stored(folder))

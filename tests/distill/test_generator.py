@@ -25,7 +25,7 @@ from fedstill.distill.generation import (
 )
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Teachers
-from fedstill.evaluate import evaluate
+from fedstill.evaluation import evaluate
 from fedstill.models.generator import DAFLGenerator, Generator, UpsampledConv
 from fedstill.protocol import load
 from fedstill.train.sgd import SGD, Diverged

@@ -12,7 +12,7 @@ from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated, stream
 from fedstill.distill import teachers as module
 from fedstill.distill.teachers import Teachers
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 
 SHAPE, CLASSES = (1, 8, 8), 4
 SPECS = [

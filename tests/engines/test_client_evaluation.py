@@ -21,7 +21,7 @@ from fedstill.data.sources import DataSet
 from fedstill.engines import client_evaluation
 from fedstill.engines.client import last_state
 from fedstill.engines.client_evaluation import EvaluationResult
-from fedstill.evaluate import confusion, confusion_by_value, evaluate
+from fedstill.evaluation import confusion, confusion_by_value, evaluate
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run

@@ -17,7 +17,7 @@ from neighbours import compare, hear
 from small import noise_images
 
 from fedstill import methods
-from fedstill.audit.neighbours import Heard
+from fedstill.audits.neighbours import Heard
 from fedstill.base import seeds
 from fedstill.base.records import Records
 from fedstill.privacy import mechanisms

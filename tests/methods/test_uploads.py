@@ -35,7 +35,7 @@ from fedstill.distill.generation import Generation
 from fedstill.distill.pool import Pool
 from fedstill.engines import server
 from fedstill.engines.transport import Inline
-from fedstill.evaluate import evaluate, outputs
+from fedstill.evaluation import evaluate, outputs
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.base.seeds import isolated
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 
 CIFAR, MNIST, DIGITS = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 SPECS = ["resnet8:width=8", "mobilenetv2s", "shufflenet"]

@@ -40,7 +40,7 @@ def test_every_planted_fault_is_caught_twice_by_what_the_page_names() -> None:
     """Cells name cases of the comparison of neighbours and of the audit's tests, or other tests; none is left out."""
     page = (ROOT / "docs" / "privacy.md").read_text()
     table = page[page.index("| fault | caught by a test of the gate |") :].partition("\n\n")[0].splitlines()[2:]
-    audits = "tests/audit/test_whole_runs.py"
+    audits = "tests/audits/test_whole_runs.py"
     cases = (
         keys_of("tests/methods/test_neighbours.py", "FAULTS"),
         keys_of(audits, "FAULTS") | keys_of(audits, "DIFFERENCES"),

@@ -15,8 +15,8 @@ from scipy.stats import binomtest, chi2
 from torch import Tensor, nn
 
 from fedstill import models
-from fedstill.audit.canaries import directional_derivatives, gradient_canaries
-from fedstill.audit.lower_bounds import Canaries, one_run
+from fedstill.audits.canaries import directional_derivatives, gradient_canaries
+from fedstill.audits.lower_bounds import Canaries, one_run
 from fedstill.base.records import Examples, Trainable
 from fedstill.base.seeds import Entropy, Noise, Simulated, isolated, stream
 from fedstill.models.cnn import ConvNet

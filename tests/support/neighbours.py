@@ -7,7 +7,7 @@ from typing import Any
 import small
 from small import world
 
-from fedstill.audit.neighbours import Heard, difference, listening
+from fedstill.audits.neighbours import Heard, difference, listening
 from fedstill.engines.transport import Arrival, Inline
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import isolated
-from fedstill.evaluate import accuracies, confusion, evaluate, predictions
+from fedstill.evaluation import accuracies, confusion, evaluate, predictions
 from fedstill.train import sgd
 from fedstill.train.sgd import SGD, Adam, Diverged, ball_constraint, control_variates, proximal
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedstill.attacks.lira import interval
 from fedstill.base.records import Records
-from fedstill.evaluate import outputs, predictions
+from fedstill.evaluation import outputs, predictions
 from fedstill.models import features
 
 _CHUNK = 1024

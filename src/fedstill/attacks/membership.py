@@ -47,7 +47,7 @@ from fedstill.base.records import Records
 from fedstill.data import sources
 from fedstill.engines.client import Site
 from fedstill.engines.transport import Watcher
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.experiment import progress
 from fedstill.experiment.job import Job
 from fedstill.experiment.reuse import check_unchanged, lay_out, read_simulated
@@ -196,8 +196,16 @@ class Membership(Attack):
         return self.shadows or (4 if self.score == "rmia" else 16)
 
     @override
-    def attack(self, folder: Path, console: Console, command: str) -> tuple[dict[str, Any], Iterable[RenderableType]]:
-        results = membership(folder, self, watch=lambda world: progress.watch(console, world), command=command)
+    def attack(
+        self, folder: Path, console: Console, command: str, data: sources.DataSet | None = None
+    ) -> tuple[dict[str, Any], Iterable[RenderableType]]:
+        results = membership(
+            folder,
+            self,
+            data=data,
+            watch=lambda world: progress.watch(console, world, quiet=console.quiet),
+            command=command,
+        )
         page_of = place_of(folder, results["client"]) / _PAGES[self.score]
         return {**results, "report": str(page_of)}, [*show(results), f"report: {page_of}"]
 

@@ -26,7 +26,7 @@ from fedstill.base.records import Records
 from fedstill.base.settings import Settings
 from fedstill.distill.inversion import total_variation
 from fedstill.distill.pool import adam_step, to_bytes
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.train.sgd import Diverged, adam_of
 
 

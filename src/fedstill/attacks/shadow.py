@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedstill.base.records import Examples
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Settings
-from fedstill.evaluate import predictions
+from fedstill.evaluation import predictions
 from fedstill.train.sgd import Adam
 
 KINDS = ("others", "members")

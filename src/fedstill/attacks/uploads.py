@@ -61,9 +61,13 @@ class Uploads(Attack):
     """Training of the network that classifies the synthetic images, on records of no client."""
 
     @override
-    def attack(self, folder: Path, console: Console, command: str) -> tuple[dict[str, Any], Iterable[RenderableType]]:
+    def attack(
+        self, folder: Path, console: Console, command: str, data: sources.DataSet | None = None
+    ) -> tuple[dict[str, Any], Iterable[RenderableType]]:
         with console.status("attacking uploads") as status:
-            results = uploads(folder, self, progress=lambda label: status.update(f"attacking uploads: {label}"))
+            results = uploads(
+                folder, self, data=data, progress=lambda label: status.update(f"attacking uploads: {label}")
+            )
         place = RunFolder(folder).attack / _NUMBERS
         return {**results, "numbers": str(place)}, [*show(results), f"numbers: {place}"]
 

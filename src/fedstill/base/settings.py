@@ -3,10 +3,10 @@
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar, get_args
+from typing import Annotated, ClassVar, TypeVar, get_args, get_origin
 
 from annotated_types import Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, ValidationInfo, field_validator
 
 from fedstill.base import files
 from fedstill.base.lookup import suggestion
@@ -27,6 +27,14 @@ class Settings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_number_for_several(cls, value: object, info: ValidationInfo) -> object:
+        """A number where any number of them may stand, as ``mean=0.3``."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        alone = isinstance(value, int | float) and not isinstance(value, bool)
+        return (value,) if alone and get_origin(kind) is tuple and ... in get_args(kind) else value
 
 
 def sentence(

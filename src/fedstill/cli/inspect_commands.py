@@ -10,8 +10,8 @@ from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.table import Table
 
-    from fedstill.audit.lower_bounds import Finding
-    from fedstill.audit.whole_runs import AuditSettings
+    from fedstill.audits.lower_bounds import Finding
+    from fedstill.audits.whole_runs import AuditSettings
     from fedstill.cli.flags import Format, Output
     from fedstill.experiment.config import Experiment
     from fedstill.report.plan import Plan
@@ -23,8 +23,8 @@ def audit(names: list[str], settings: "AuditSettings", form: "Format") -> None:
     from fedstill.base.lookup import add_working_folder
 
     add_working_folder()
-    from fedstill.audit import whole_runs
-    from fedstill.audit.scenes import SCENES
+    from fedstill.audits import whole_runs
+    from fedstill.audits.scenes import SCENES
     from fedstill.experiment.progress import watch
 
     names = list(SCENES) if names == ["all"] else names
@@ -226,6 +226,6 @@ AUDIT = Command(
     "METHOD ...",
     "Prove lower bounds on the epsilon of private methods. METHOD is a private method, a class derived from one "
     "(mine.py:Class), or all. Exit code 1: a claim is refuted.\n\nExample: fedstill audit fedavg-p",
-    ("fedstill.audit.whole_runs:AuditSettings", FORM),
+    ("fedstill.audits.whole_runs:AuditSettings", FORM),
     choices=(*methods.TABLE, "all"),
 )

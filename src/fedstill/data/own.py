@@ -203,6 +203,20 @@ def given(data: Any, reading: Reading = AS_IT_IS) -> tuple[sources.DataSet, int 
     return sources.data_set(entry, cache.fingerprint(entry), "own"), len(parts)
 
 
+def records_of(data: Any, reading: Reading = AS_IT_IS) -> Split:
+    """Labelled records to judge a model by: the test split of a source that has one, else all of them.
+
+    Args:
+        data: as for `given`, but one data set.
+        reading: the column of classes of tables, and the size of images.
+
+    Raises:
+        ValueError: as `given`.
+    """
+    train, test = _splits(data, "the data", reading)
+    return train if test is None else test
+
+
 def _is_pair(data: Sequence[Any]) -> bool:
     """Whether a sequence of two is records and their labels, not two clients' data sets."""
     if len(data) == 2 and _is_frame(data[0]) and isinstance(data[1], str):
@@ -225,7 +239,12 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
     """The decoded splits of one object."""
     kind = type(data).__module__.partition(".")[0]
     if isinstance(data, str | Path):
-        return find(sources.place_of(data), replace(reading, group=None, clients=None)).read()
+        source = find(sources.place_of(data), replace(reading, group=None, clients=None))
+        train, test = source.read()
+        if source.known is not None and not train.class_names:
+            names = source.known.class_names
+            return replace(train, class_names=names), test and replace(test, class_names=names)
+        return train, test
     if kind == "datasets":
         saved = data if isinstance(data, Mapping) else {"train": data}
         return read_datasets(lambda: saved, where, reading.label)

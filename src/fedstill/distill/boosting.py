@@ -18,7 +18,7 @@ from fedstill.distill.ensemble import Temperature
 from fedstill.distill.generation import Generation
 from fedstill.distill.pool import Pool
 from fedstill.distill.teachers import Average, Teachers, weighted
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.sgd import Correction, Tensors
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss, one_hot
 
 from fedstill.base.records import Examples, Normalisation, Records
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.models.autoencoders import CVAE, Decoder
 from fedstill.train.sgd import Adam, Epochs
 

@@ -19,7 +19,7 @@ from fedstill import models
 from fedstill.base.records import Examples, Normalisation, Records
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Settings
-from fedstill.evaluate import mode_of, outputs
+from fedstill.evaluation import mode_of, outputs
 from fedstill.models.autoencoders import Autoencoder
 from fedstill.train.augment import Views
 from fedstill.train.sgd import Adam, Epochs

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedstill import models
 from fedstill.base.records import Examples, Records
 from fedstill.base.settings import Settings
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.ticks import tick
 from fedstill.train.augment import DSA, FULL_STRATEGY, Strategy
 

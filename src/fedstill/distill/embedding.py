@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstill import models
 from fedstill.base.records import Examples, Records
 from fedstill.base.settings import Settings
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.privacy import rowwise
 from fedstill.train.augment import DSA, Strategy
 

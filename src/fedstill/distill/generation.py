@@ -22,7 +22,7 @@ from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Settings
 from fedstill.distill.pool import adam_step, live_tensors, to_bytes
 from fedstill.distill.teachers import TeacherOutputs, Teachers
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.models.generator import DAFLGenerator, Generator
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.sgd import adam_of

@@ -16,7 +16,7 @@ from fedstill.base.settings import Settings
 from fedstill.distill.ensemble import Temperature
 from fedstill.distill.pool import adam_step, to_bytes
 from fedstill.distill.teachers import Teachers
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.train.sgd import adam_of
 
 

@@ -19,7 +19,7 @@ from fedstill.base import seeds
 from fedstill.base.records import Records
 from fedstill.base.settings import Settings
 from fedstill.base.weights import state
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.privacy import rowwise
 from fedstill.schema import State
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedstill.evaluate import Cells, cells_of, confusion
+from fedstill.evaluation import Cells, cells_of, confusion
 from fedstill.protocol import Client, Method, Reply, Shared, Step, client_steps
 from fedstill.schema import Below
 

@@ -26,7 +26,7 @@ from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport, Watcher
-from fedstill.evaluate import LastConfusion, accuracies
+from fedstill.evaluation import LastConfusion, accuracies
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge, covers, total_epsilon

@@ -29,7 +29,7 @@ from fedstill.engines.client_evaluation import EvaluationResult
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Losing, Transport, Watcher, Watchers
-from fedstill.evaluate import confusion_by_value
+from fedstill.evaluation import confusion_by_value
 from fedstill.experiment import config, overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment

@@ -226,7 +226,16 @@ def read_sweep(path: Path) -> Sweep:
         ValueError: the file is missing or is not YAML, a setting is invalid, or methods would get unequal budgets
             unasked.
     """
-    content = read_mapping(path, "a sweep's file")
+    return checked(str(path), read_mapping(path, "a sweep's file"))
+
+
+def checked(where: str, content: dict[str, Any]) -> Sweep:
+    """The sweep of a file's content; ``where`` begins the sentence of an error.
+
+    Raises:
+        ValueError: as `read_sweep`.
+    """
+    given: Any = None
     try:
         if "method" in content:
             raise ValueError("it has 'method', as a run's file does; try fedstill run, or name it under 'methods'")
@@ -240,9 +249,9 @@ def read_sweep(path: Path) -> Sweep:
     except ValidationError as error:
         more = [*SweepPlan.model_fields, "methods"]
         words = sentence(error, kind=Experiment, also=more, owners=_kinds(given))
-        raise ValueError(f"{path}: {words}") from error
+        raise ValueError(f"{where}: {words}") from error
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _kinds(given: Mapping[Any, Any]) -> dict[str, type[Method]]:

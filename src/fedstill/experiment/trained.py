@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _ROUNDING = 1e-3
 """Largest distance from [0, 1] of a pixel that rounding explains, in half precision too."""
 
+_BATCH = 256
+"""Records of which predictions are computed at a time."""
+
 
 class Trained(nn.Module):
     """A run's network with the normalisation of its data; in eval mode, on the CPU.
@@ -116,7 +119,8 @@ class Trained(nn.Module):
             row = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"record {row} has a value that is not finite; fill it or drop the record")
         with torch.no_grad():
-            return np.asarray(self(records).softmax(1).numpy())
+            parts = [self(records[at : at + _BATCH]).softmax(1) for at in range(0, max(len(records), 1), _BATCH)]
+        return np.asarray(torch.cat(parts).numpy())
 
     @front_door
     def predict(self, records: Any) -> NDArray[np.str_]:

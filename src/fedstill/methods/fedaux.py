@@ -21,7 +21,7 @@ from typing_extensions import override
 from fedstill.base.weights import load, state
 from fedstill.distill.ensemble import Ensemble
 from fedstill.distill.public_map import PublicFeatures, split_public
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.parts.distillation import FLOOR, HeadDistillation, ScoreTraining, negative_rows
 from fedstill.methods.parts.on_features import public_features

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fedstill.distill.ensemble import Distillation, Ensemble
 from fedstill.distill.teachers import Teachers
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.parts import model_uploads
 from fedstill.methods.parts.model_uploads import Upload, UploadSettings
 from fedstill.protocol import Client, Federation, Method, State, public_images, state, step

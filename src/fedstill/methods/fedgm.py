@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from fedstill.distill.pool import check_divides, unfolded
 from fedstill.distill.synthesis import GradientMatching, synthesise
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.parts.surrogate import (
     ImageSet,
     SoftImageSet,

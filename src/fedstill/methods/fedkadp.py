@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.methods.averaging import sample, weighted_mean
 from fedstill.methods.parts.private_rounds import (
     PrivateRounds,

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from fedstill.base.records import Examples, Records
 from fedstill.base.seeds import draw_seed, stream
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.protocol import (
     Client,
     Count,

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
 from fedstill import models
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.averaging import Participation, Weighting, sample
 from fedstill.protocol import Client, Federation, Method, Reply, load, own_part, state, step
 from fedstill.schema import Below

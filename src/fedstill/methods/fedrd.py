@@ -23,7 +23,7 @@ from typing_extensions import override
 from fedstill import schema
 from fedstill.base.records import Examples
 from fedstill.distill.distribution_matching import DistributionMatching, fit_representations
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.methods.parts.surrogate import concatenate
 from fedstill.models.projected import Projected
 from fedstill.protocol import (

@@ -25,7 +25,7 @@ from fedstill.distill.boosting import cosine
 from fedstill.distill.distillates import Autoencoding, CoreSet, LatentDescent, amplitude_mixed, decoded
 from fedstill.distill.ensemble import distillation_loss
 from fedstill.distill.pool import to_bytes
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.protocol import Client, Federation, Method, Reply, public_images, step
 from fedstill.train.augment import VIEWS, View
 from fedstill.train.sgd import SGD

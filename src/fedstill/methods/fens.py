@@ -24,7 +24,7 @@ from fedstill.base.settings import Share
 from fedstill.base.weights import flattened, load_flat
 from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.distill.teachers import Teachers
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.averaging import weighted_mean
 from fedstill.methods.parts.model_uploads import ensemble_accuracies
 from fedstill.protocol import Client, Count, Federation, Method, Public, Reply, State, load, state, step

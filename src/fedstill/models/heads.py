@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill.base.settings import Settings
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 
 
 def features(model: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:

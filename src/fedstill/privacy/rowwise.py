@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from fedstill.base.records import Trainable
 from fedstill.base.seeds import stream
-from fedstill.evaluate import device_of, mode_of
+from fedstill.evaluation import device_of, mode_of
 
 Compute = Callable[[Tensor], Sequence[Tensor]]
 """Function of inputs ``(n, ...)`` that returns tensors ``(n, ...)`` with one row for each record."""

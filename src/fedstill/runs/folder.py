@@ -151,7 +151,7 @@ Cells = tuple[tuple[Count, Count, Annotated[int, Field(gt=0, lt=2**53)]], ...]
 class ClientResult(Piece):
     """An entry of ``clients.json``: a client's results and bytes.
 
-    Accuracy and cells of the confusion matrix (`fedstill.evaluate.Cells`) are on its own test records.
+    Accuracy and cells of the confusion matrix (`fedstill.evaluation.Cells`) are on its own test records.
     """
 
     client: Count
@@ -194,7 +194,7 @@ class Partition(Piece):
 
 
 class ByValue(Piece):
-    """Cells of the confusion matrix of the test records of each value of a column (`fedstill.evaluate.Cells`)."""
+    """Cells of the confusion matrix of the test records of each value of a column (`fedstill.evaluation.Cells`)."""
 
     column: str
     cells: dict[str, Cells]

@@ -31,7 +31,7 @@ from fedstill.base.records import Records
 from fedstill.base.seeds import derive, draw_seed, isolated, stream
 from fedstill.base.settings import Settings
 from fedstill.base.weights import load, state
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.protocol import wire
 from fedstill.ticks import tick
 from fedstill.train.augment import Views

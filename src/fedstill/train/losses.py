@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstill.base.records import Examples, Records
 from fedstill.base.settings import Settings
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.train.sgd import Adam
 
 

@@ -17,7 +17,7 @@ from fedstill.base.records import Trainable
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Rate, Settings
 from fedstill.base.weights import load
-from fedstill.evaluate import mode_of
+from fedstill.evaluation import mode_of
 from fedstill.ticks import tick
 
 Epochs = Callable[..., Iterator[int]]

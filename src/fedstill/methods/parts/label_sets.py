@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedstill import schema
 from fedstill.base.records import Records
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.parts.surrogate import ImageSet
 from fedstill.privacy.mechanisms import UnprotectedLabels
 from fedstill.privacy.randomized_response import RRWithPrior, probabilities, top_k

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstill.evaluate import outputs
+from fedstill.evaluation import outputs
 from fedstill.methods.averaging import Participation
 from fedstill.privacy.fedkadp_claim import claimed_epsilon
 from fedstill.privacy.releases import Event, Unbounded

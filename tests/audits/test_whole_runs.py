@@ -12,10 +12,10 @@ import pytest
 from scipy.stats import binom
 
 from fedstill import methods
-from fedstill.audit import scenes, whole_runs
-from fedstill.audit.lower_bounds import EXCEEDED, Finding, fitted, from_scores
-from fedstill.audit.scenes import SCENES
-from fedstill.audit.whole_runs import AuditSettings, audit
+from fedstill.audits import scenes, whole_runs
+from fedstill.audits.lower_bounds import EXCEEDED, Finding, fitted, from_scores
+from fedstill.audits.scenes import SCENES
+from fedstill.audits.whole_runs import AuditSettings, audit
 from fedstill.base import lookup
 from fedstill.base.seeds import numpy_stream
 from fedstill.cli import main

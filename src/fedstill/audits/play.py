@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from typing_extensions import override
 
-from fedstill.audit.neighbours import Heard, listening
+from fedstill.audits.neighbours import Heard, listening
 from fedstill.base import seeds
 from fedstill.base.records import Records
 from fedstill.engines.client import Site

@@ -8,7 +8,7 @@ import torch
 from benchmark import load
 from scipy.stats import binom
 
-from fedstill.audit.lower_bounds import Canaries, lower_bound, many_runs, one_run, p_value
+from fedstill.audits.lower_bounds import Canaries, lower_bound, many_runs, one_run, p_value
 from fedstill.base.seeds import Simulated, numpy_stream, stream
 from fedstill.privacy.accounting import gaussian_epsilon
 from fedstill.privacy.logistic import BinaryHead, LogisticHead

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedstill.evaluate import LastConfusion, confusion
+from fedstill.evaluation import LastConfusion, confusion
 
 
 class Counting(nn.Module):

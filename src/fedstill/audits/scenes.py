@@ -1,7 +1,7 @@
 """The scene of each private method: records that move its releases most, found by gradient ascent on their pixels.
 
 An auditor chooses all that an adversary may choose: settings, model, public images, all other records and the canaries.
-What moves most is then chosen among several by runs without noise (see `fedstill.audit.whole_runs`).
+What moves most is then chosen among several by runs without noise (see `fedstill.audits.whole_runs`).
 """
 
 import itertools
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstill import methods, models
-from fedstill.audit.canaries import NORMALISATION, ascend, climb
-from fedstill.audit.neighbours import Heard, difference
-from fedstill.audit.play import Copies, Game, Played, play
+from fedstill.audits.canaries import NORMALISATION, ascend, climb
+from fedstill.audits.neighbours import Heard, difference
+from fedstill.audits.play import Copies, Game, Played, play
 from fedstill.base.records import Records
 from fedstill.base.seeds import stream
 from fedstill.distill.embedding import unit_features

@@ -21,9 +21,9 @@ from scipy.special import ndtri
 from torch import Tensor
 
 import fedstill
-from fedstill.audit.lower_bounds import Finding, Floats, fitted, from_scores
-from fedstill.audit.play import Played
-from fedstill.audit.scenes import Masks, Scene, scene
+from fedstill.audits.lower_bounds import Finding, Floats, fitted, from_scores
+from fedstill.audits.play import Played
+from fedstill.audits.scenes import Masks, Scene, scene
 from fedstill.base import files, lookup
 from fedstill.base.seeds import stream
 from fedstill.base.settings import Settings
@@ -87,7 +87,7 @@ def audit(names: Sequence[str], settings: AuditSettings, progress: Progress) -> 
     """Audit methods at each epsilon; the probability that a bound is too high is at most the sum of their ``risk``.
 
     Args:
-        names: methods, as `fedstill.audit.scenes.scene` takes them.
+        names: methods, as `fedstill.audits.scenes.scene` takes them.
         settings: see `AuditSettings`.
         progress: called with a label and the numbers of clients done and of all clients.
 

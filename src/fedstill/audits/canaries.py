@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedstill.audit.lower_bounds import Canaries
+from fedstill.audits.lower_bounds import Canaries
 from fedstill.base.records import Examples, Normalisation, Records, Trainable
 from fedstill.privacy.per_record import PerRecordLoss
 

@@ -1,0 +1,321 @@
+"""The front door to what is made of runs and methods: evaluations, sweeps, attacks, audits, plans, tables and files."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from rich.console import Console
+
+from fedstill import attacks
+from fedstill.attacks import results as findings
+from fedstill.audits import whole_runs
+from fedstill.audits.lower_bounds import Finding
+from fedstill.base.errors import front_door
+from fedstill.base.settings import Settings, sentence
+from fedstill.data import own
+from fedstill.data.names import KNOWN
+from fedstill.data.places import Reading
+from fedstill.data.sources import DataSet, Raw, load_raw, place_of
+from fedstill.engines.transport import Watcher
+from fedstill.experiment import sweep as sweeps
+from fedstill.experiment.config import Experiment
+from fedstill.experiment.progress import watch
+from fedstill.experiment.trained import Trained, load_model
+from fedstill.methods import find
+from fedstill.protocol import Method
+from fedstill.report import caveats, tables, tuning
+from fedstill.report import plan as planning
+from fedstill.report import publish as publishing
+from fedstill.report.record import RunRecord, read_run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from typing_extensions import Unpack
+
+    from fedstill.typed import AttackSettings, AuditSettings, PlanSettings
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A model's predictions on labelled records, counted (C classes).
+
+    Attributes:
+        class_names: the model's classes.
+        confusion: records by true (rows) and predicted class, int64 ``(C, C)``.
+    """
+
+    class_names: tuple[str, ...]
+    confusion: NDArray[np.int64]
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the records whose class was predicted, in [0, 1]."""
+        return float(np.trace(self.confusion) / self.records)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the accuracy (Wilson 1927), for records drawn independently."""
+        return caveats.interval(int(np.trace(self.confusion)), self.records)
+
+    @property
+    def recalls(self) -> dict[str, float]:
+        """Share of the records of each class that were found, in [0, 1], by the class's name; without empty classes."""
+        counts, right = self.confusion.sum(1), np.diag(self.confusion)
+        return {self.class_names[c]: float(right[c] / counts[c]) for c in np.flatnonzero(counts)}
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean of `recalls`."""
+        return float(np.mean([*self.recalls.values()]))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the accuracy does not say: classes that are never predicted, one class that explains it, few records."""
+        return caveats.of_model(self.confusion, lambda label: self.class_names[label])
+
+
+@front_door
+def evaluate(model: Trained | RunRecord | str | Path, data: Any, *, label_column: str | None = None) -> Evaluation:
+    """Count a model's predictions on labelled records, which it finds by the names of classes and columns.
+
+    Args:
+        model: the model of `load_model`, or a finished run or its folder.
+        data: as for `run`, one data set: the records of a pair ``(X, y)`` or a table; the test records of a `DataSet`
+            and of data by name, also of the path that the run trained on, where a fifth was held out; the test split of
+            any other path, or all its records if it has none.
+        label_column: the column of the classes of a table; by default one with a usual name.
+
+    Raises:
+        InputError: a class is not the model's, a column is missing, records have another shape, or there are none.
+    """
+    folder = model.folder if isinstance(model, RunRecord) else model
+    found = folder if isinstance(folder, Trained) else load_model(folder)
+    size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
+    run = None if isinstance(folder, Trained) else Experiment(**read_run(folder).config["experiment"])
+    records, labels, names, columns = _judged(data, run, label_column, size)
+    if not len(labels):
+        raise ValueError("the data have 0 records; accuracy needs at least 1")
+    if not names:
+        names = tuple(map(str, range(int(labels.max()) + 1)))
+    places = np.array([found.class_names.index(name) if name in found.class_names else -1 for name in names])
+    true = places[labels]
+    if (true < 0).any():
+        unknown = names[int(labels[true < 0][0])]
+        raise ValueError(
+            f"the data have records of the class {unknown!r}, but the model's classes are "
+            f"{', '.join(found.class_names[:20])}; name the classes as the model does"
+        )
+    if columns and found.columns:
+        if lacking := next((name for name in found.columns if name not in columns), None):
+            raise ValueError(f"the data lack the column {lacking!r}; the model takes {', '.join(found.columns)}")
+        records = records[:, [columns.index(name) for name in found.columns]]
+    predicted = found.predict_proba(records).argmax(1)
+    classes = len(found.class_names)
+    counts = np.bincount(true * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    return Evaluation(found.class_names, counts)
+
+
+@front_door
+def sweep(
+    plan: Mapping[str, Any] | str | Path,
+    *,
+    out: str | Path,
+    final: bool = False,
+    parallel: int | None = None,
+    watcher: Watcher | None = None,
+    progress: bool | None = None,
+) -> list[dict[str, Any]]:
+    """Tune several methods on validation records, as ``fedstill sweep``; the same call resumes it.
+
+    Args:
+        plan: the content of a sweep's file, or its path: settings of the task, of the search, and ``methods``, as
+            ``{"data": "digits", "methods": {"fedavg": {"try": {"local.lr": [0.03, 0.1]}}}}``.
+        out: its folder, which gets ``sweep.csv`` and ``report.html`` too.
+        final: whether to run the best settings of each method on the test set, once.
+        parallel: number of runs at a time; one per core by default.
+        watcher: observes the progress.
+        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+
+    Returns:
+        A dictionary for each method, the best first: ``label``, ``best`` (the settings), ``validation`` and ``test``
+        accuracy in [0, 1] or None, ``tries``, ``failed``, ``folder`` ...; a list for `pandas.DataFrame`.
+
+    Raises:
+        InputError: the plan is invalid, no run worked, or the test set was opened after other tries.
+    """
+    read = sweeps.read_sweep(Path(plan)) if isinstance(plan, str | Path) else sweeps.checked("the plan", dict(plan))
+    with _watched("sweep", progress) as bars:
+        outcome = sweeps.run_sweep(read, Path(out), final=final, parallel=parallel, watcher=watcher or bars)
+    tuning.write(outcome, Path(out), "fedstill.sweep(...)")
+    return tuning.rows(outcome)
+
+
+@front_door
+def attack(
+    run: RunRecord | str | Path,
+    name: str = "membership",
+    *,
+    data: DataSet | None = None,
+    progress: bool | None = None,
+    **settings: "Unpack[AttackSettings]",
+) -> dict[str, Any]:
+    """Infer training records from a finished run, as ``fedstill attack``; the same call resumes it.
+
+    Args:
+        run: the run, or its folder, which gets the results.
+        name: "membership" or "uploads" (`fedstill.attacks.ATTACKS`).
+        data: the data set, if the run was given one as an object.
+        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+        settings: those of the attack, as ``shadows=16``.
+
+    Returns:
+        The results, as in the run's folder ``attack``.
+
+    Raises:
+        InputError: the run is not finished or cannot be attacked, or a setting is invalid.
+    """
+    folder = run.folder if isinstance(run, RunRecord) else Path(run)
+    chosen = _made(attacks.find(name), settings)
+    console = Console(file=sys.stderr, quiet=not _shows(progress))
+    return chosen.attack(folder, console, "", data)[0]
+
+
+@front_door
+def audit(
+    methods: str | type[Method] | Sequence[str | type[Method]],
+    *,
+    progress: bool | None = None,
+    **settings: "Unpack[AuditSettings]",
+) -> list[Finding]:
+    """Prove lower bounds on the epsilon of private methods, as ``fedstill audit``.
+
+    Args:
+        methods: names of private methods, or classes derived from one (``"mine.py:Class"``).
+        progress: whether to print the progress to stderr: by default, on a terminal and in a notebook.
+        settings: as ``epsilon=(1.0,)``, ``clients=2000`` (`fedstill.audits.whole_runs.AuditSettings`).
+
+    Returns:
+        For each method and epsilon the claim, the bounds and whether they refute it (`Finding.refuted`).
+
+    Raises:
+        InputError: a method has no audit, or a setting is invalid.
+    """
+    given = [methods] if isinstance(methods, str | type) else [*methods]
+    names = [one if isinstance(one, str) else _place(one) for one in given]
+    with _watched("audit", progress) as bars:
+        return list(whole_runs.audit(names, _made(whole_runs.AuditSettings, settings), bars.progressed))
+
+
+@front_door
+def plan(**settings: "Unpack[PlanSettings]") -> dict[str, Any]:
+    """The noise of each epsilon, and the accuracy to expect, as ``fedstill privacy plan``.
+
+    Args:
+        settings: as ``epsilon=(1.0, 4.0)``, ``records=2500`` (`fedstill.report.plan.Plan`).
+
+    Returns:
+        ``budgets``, a dictionary for each epsilon, and with one epsilon alone ``releases``, one for each kind of
+        release (`fedstill.report.plan.plan`).
+
+    Raises:
+        InputError: a setting is invalid, or the data cannot be used.
+    """
+    return planning.plan(_made(planning.Plan, settings))[0]
+
+
+@front_door
+def to_pandas(records: Sequence[RunRecord]) -> "DataFrame":
+    """A `pandas.DataFrame` of runs: a row for each method and its settings, numbers are means over seeds.
+
+    Args:
+        records: the runs, as of `compare` or `read_run`.
+
+    Raises:
+        InputError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ValueError("a frame needs pandas, which is not installed; pip install pandas") from error
+    return pd.DataFrame(tables.rows(records))
+
+
+@front_door
+def publish(run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False) -> dict[str, Any]:
+    """Write a run's model as files for plain PyTorch, with a model card, as ``fedstill publish``.
+
+    Args:
+        run: a finished run or its folder.
+        out: the folder to write.
+        onnx: whether to write a program for ONNX Runtime too.
+
+    Returns:
+        The model's facts and the names of its files.
+
+    Raises:
+        InputError: the run is not finished, or its model cannot be written.
+    """
+    folder = run.folder if isinstance(run, RunRecord) else Path(run)
+    return publishing.publish(folder, Path(out), onnx=onnx, attacks=findings.stored(folder))
+
+
+def _judged(
+    data: Any, run: Experiment | None, label: str | None, size: int | None
+) -> tuple[Any, NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
+    """Records, labels, names of classes (none if labels are numbers) and columns of the data to judge a model by."""
+    if isinstance(data, str | Path):
+        trained = run is not None and _is_same(data, run.data)
+        reading = run.reading if run is not None and trained else Reading(label=label, size=size)
+        if trained or str(data) in KNOWN:
+            data = load_raw(place_of(data), reading)
+    if isinstance(data, DataSet):
+        data = load_raw(data)
+    if isinstance(data, Raw):
+        records, labels = data.test
+        images = records if isinstance(records, list) else records.numpy()
+        return images, labels.numpy(), data.class_names, data.features
+    split = own.records_of(data, Reading(label=label, size=size if isinstance(data, str | Path) else None))
+    return split.images.tolist() if split.texts else split.images, split.labels, split.class_names, split.features
+
+
+def _is_same(one: str | Path, other: str) -> bool:
+    """Whether two places are one: a run's own records, of which all but the held-out ones are no test."""
+    return str(one) == other or (Path(other).exists() and Path(other).resolve() == Path(one).resolve())
+
+
+def _made(kind: type[S], settings: Mapping[str, Any]) -> S:
+    """Settings, whose first error is one sentence."""
+    try:
+        return kind(**settings)
+    except ValidationError as error:
+        raise ValueError(sentence(error, kind=kind)) from error
+
+
+def _place(kind: type[Method]) -> str:
+    """The name under which an audit, which starts anew, finds a class."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if find(name) is not kind:
+        raise ValueError(f"{kind.__qualname__} cannot be imported as {name}; write it into a file: 'mine.py:Class'")
+    return name
+
+
+def _shows(progress: bool | None) -> bool:
+    console = Console(file=sys.stderr)
+    return console.is_interactive or console.is_jupyter if progress is None else progress
+
+
+def _watched(label: str, progress: bool | None) -> AbstractContextManager[Watcher]:
+    return watch(Console(file=sys.stderr), label, quiet=not _shows(progress))

@@ -1,0 +1,179 @@
+"""What is made of runs and methods from Python: evaluations, sweeps, attacks, audits, plans; and typed settings."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import typed_settings
+from PIL import Image
+
+import fedstill
+from fedstill import InputError, RunRecord
+from fedstill.audits import whole_runs
+from fedstill.cli import main
+
+LINEAR = {"model": "linear", "clients": 2, "workers": 0, "rounds": 2, "local": {"lr": 0.5}}
+
+
+def table(seed: int, n: int = 200) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(rng.normal(size=(n, 3)), columns=["age", "lactate", "creatinine"])
+    frame["died"] = np.where(frame["age"] + frame["lactate"] > 0, "yes", "no")
+    return frame
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return fedstill.run("fedavg", data=(table(0), "died"), out=tmp_path_factory.mktemp("runs") / "first", **LINEAR)
+
+
+@pytest.mark.parametrize("form", ["pair", "frame", "parquet", "other order"])
+def test_a_model_is_evaluated_on_new_records_by_name(form: str, patients: RunRecord, tmp_path: Path) -> None:
+    new = table(1)
+    predicted = patients.load_model().predict(new)
+    right = int((predicted == new["died"]).sum())
+    data, label = (new, "died"), None
+    if form == "frame":
+        data, label = new, "died"  # type: ignore[assignment]
+    elif form == "parquet":
+        new.to_parquet(tmp_path / "new.parquet")
+        data, label = tmp_path / "new.parquet", "died"  # type: ignore[assignment]
+    elif form == "other order":
+        data = new[["creatinine", "died", "age", "lactate"]], "died"
+    found = fedstill.evaluate(patients, data, label_column=label)
+    assert found.records == 200 and found.accuracy == pytest.approx(right / 200)
+    assert found.class_names == ("no", "yes")
+    for name, recall in found.recalls.items():
+        mine = new["died"] == name
+        assert recall == pytest.approx(float((predicted[mine] == name).mean()))
+    low, high = found.interval
+    assert low < found.accuracy < high and found.balanced_accuracy == pytest.approx(np.mean([*found.recalls.values()]))
+
+
+def test_pictures_are_evaluated_as_they_were_learnt(tmp_path: Path) -> None:
+    record = fedstill.run("fedavg", data="digits", model="convnet:width=8,depth=2", clients=2, rounds=2, workers=0)
+    digits = fedstill.load_data("digits")
+    expected = record.accuracy
+    assert fedstill.evaluate(record, digits).accuracy == expected == fedstill.evaluate(record, "digits").accuracy
+    pair = digits.test.images, digits.test.labels
+    assert fedstill.evaluate(record.load_model(), pair).accuracy == expected
+    for i, (image, label) in enumerate(zip(*pair, strict=True)):
+        place = tmp_path / "pictures" / "test" / str(int(label)) / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(place)
+    train = tmp_path / "pictures" / "train" / "0" / "x.png"
+    train.parent.mkdir(parents=True)
+    Image.fromarray(digits.train.images[0, 0].numpy()).save(train)
+    assert fedstill.evaluate(record, tmp_path / "pictures").accuracy == expected
+
+
+def test_the_records_of_the_run_are_judged_by_those_held_out(tmp_path: Path) -> None:
+    table(0).rename(columns={"died": "label"}).to_parquet(tmp_path / "own.parquet")
+    run = fedstill.run("fedavg", data=tmp_path / "own.parquet", out=tmp_path / "run", **LINEAR)
+    found = fedstill.evaluate(run, tmp_path / "own.parquet")
+    assert found.records == 40 and found.accuracy == run.accuracy
+
+
+def test_what_does_not_fit_the_model_is_refused(patients: RunRecord) -> None:
+    other = table(1).replace({"died": {"yes": "dead"}})
+    with pytest.raises(InputError, match="the class 'dead', but the model's classes are no, yes"):
+        fedstill.evaluate(patients, (other, "died"))
+    with pytest.raises(InputError, match="lack the column 'lactate'; the model takes age, lactate, creatinine"):
+        fedstill.evaluate(patients, (table(1).drop(columns="lactate"), "died"))
+    numbered = table(1).assign(died=lambda f: (f["died"] == "yes").astype(int))
+    with pytest.raises(InputError, match="the class '[01]', but the model's classes are no, yes"):
+        fedstill.evaluate(patients, (numbered, "died"))
+    with pytest.raises(InputError, match="0 records"):
+        fedstill.evaluate(patients, (table(1)[:0], "died"))
+
+
+def test_a_sweep_from_python_is_that_of_the_command_line(tmp_path: Path) -> None:
+    plan = {
+        "data": "digits",
+        "limit": 200,
+        "model": "linear",
+        "clients": 2,
+        "methods": {"fedavg": {"rounds": 1, "try": {"local.lr": [0.001, 0.5]}}, "real": {"ipc": 2}},
+    }
+    rows = fedstill.sweep(plan, out=tmp_path / "sweep", parallel=1, progress=False)
+    by_label = {row["label"]: row for row in rows}
+    assert by_label["fedavg"]["best"] == {"local.lr": 0.5} and by_label["fedavg"]["tries"] == 2
+    assert by_label["fedavg"]["test"] is None and (tmp_path / "sweep" / "report.html").exists()
+    with pytest.raises(InputError, match="the plan: it needs 'methods'"):
+        fedstill.sweep({"data": "digits"}, out=tmp_path / "none")
+    with pytest.raises(InputError, match="the plan: .*limmit is not a setting here"):
+        fedstill.sweep({**plan, "limmit": 3}, out=tmp_path / "none")
+
+
+def test_attacks_from_python_take_data_that_were_given_as_objects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = fedstill.from_torch(*[(s.images, s.labels) for s in (fedstill.load_data("digits").train[:300],) * 2])
+    run = fedstill.run("fedavg", data=data, out=tmp_path / "run", keep_replies=True, **LINEAR)
+    found = fedstill.attack(run, shadows=4, data=data, progress=False)
+    assert "world" not in capsys.readouterr().err
+    assert found["shadows"] == 4 and (tmp_path / "run" / "attack" / "client-00000" / "attack.json").exists()
+    uploads = fedstill.attack(tmp_path / "run", "uploads", data=data, progress=False)
+    assert uploads["records_known"] == 300
+    with pytest.raises(InputError, match="there is no attack 'nothing'"):
+        fedstill.attack(run, "nothing")
+    with pytest.raises(InputError, match="shadows is 3; it must be an even number"):
+        fedstill.attack(run, shadows=3)
+
+
+def test_an_audit_from_python_is_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_runs, "_PILOT", 16)
+    found = fedstill.audit("fedgm-labels", epsilon=1.0, clients=16, out=tmp_path, progress=False)
+    assert [one.method for one in found] == ["fedgm-labels"] and found[0].claim == pytest.approx(1.0, rel=0.01)
+    assert found[0].clients == 16 and not found[0].refuted
+
+    class Own(fedstill.FedAvgP):
+        """A class that no other process can import."""
+
+    with pytest.raises(InputError, match="Own.*cannot be loaded.*name a class in a file"):
+        fedstill.audit(Own, out=tmp_path)
+
+
+def test_a_plan_from_python_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["privacy", "plan", "--epsilon", "1", "--records", "500", "--json"])
+    assert fedstill.plan(epsilon=1.0, records=500) == json.loads(capsys.readouterr().out)
+    with pytest.raises(InputError, match="epsilonn is not a setting here; did you mean epsilon"):
+        fedstill.plan(epsilonn=(1.0,))  # type: ignore[call-arg]
+
+
+def test_one_number_stands_for_a_list_of_one() -> None:
+    found = fedstill.Experiment(mean=0.3, std=0.25)  # type: ignore[arg-type]
+    assert (found.mean, found.std) == ((0.3,), (0.25,))
+    with pytest.raises(ValueError, match="mean"):
+        fedstill.Experiment(mean=True)  # type: ignore[arg-type]
+
+
+def test_the_types_of_settings_are_those_of_their_classes() -> None:
+    assert typed_settings.FILE.read_text() == typed_settings.content(), "python tests/support/typed_settings.py"
+
+
+SCRIPT = """
+import fedstill
+fedstill.run("fedgm", data="digits", ipc=1, local={})
+fedstill.run("fedavg", mean=0.3, local={"lr": 0.1}, partition="classes:1")
+fedstill.run("fedavg", clinets=4)
+fedstill.run("fedavg", local={"lrr": 0.1})
+fedstill.compare(["fedavg"], out="x", limmit=3)
+fedstill.plan(epsilonn=(1.0,))
+fedstill.audit("fedavg-p", epsilon="1")
+fedstill.attack("runs/first", shadow=4)
+fedstill.run(fedstill.FedAvg(roundss=3))
+"""
+
+
+def test_a_misspelt_setting_fails_in_mypy(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    wrong = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert wrong == [5, 6, 7, 8, 9, 10, 11], done.stdout
+    assert 'did you mean "clients"?' in done.stdout
