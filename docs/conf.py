@@ -37,6 +37,7 @@ autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_ivar = True
+highlight_language = "none"  # a block without a language is a command or output, not Python
 default_role = "code"  # docstrings name things in single backquotes
 nitpicky = False
 
@@ -67,9 +68,8 @@ def _api() -> str:
         for name in names:
             value = getattr(fedstill, name)
             kind = "autoclass" if isinstance(value, type) else "autofunction"
-            module, _, attribute = fedstill._PLACES[name].partition(":")
             members = ["   :members:"] if kind == "autoclass" and heading != "Methods" else []
-            lines += [f".. {kind}:: {module}.{attribute}", *members, ""]
+            lines += [f".. {kind}:: fedstill.{name}", *members, ""]
         lines += ["~~~", ""]
     return "\n".join(lines)
 

@@ -18,14 +18,18 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("fedstill ")]
 
 
-def run(app: Sphinx, error: Exception | None) -> None:
-    """Run the commands beside the pages; finished runs of an earlier build stay as they are."""
-    if error is not None or app.builder.name != "html":
+def run(app: Sphinx) -> None:
+    """Run the commands beside the pages, before these are written: a build that is stopped leaves no half site.
+
+    Finished runs of an earlier build stay as they are.
+    """
+    if app.builder.name != "html":
         return
     text = (Path(app.srcdir) / "gallery.md").read_text("utf-8")
     folder = Path(app.outdir) / "gallery"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for words in commands(text):
+        print(f"gallery: fedstill {' '.join(words)}", file=sys.stderr, flush=True)
         done = subprocess.run(
             [sys.executable, "-m", "fedstill", *words], cwd=folder, capture_output=True, text=True, check=False
         )
@@ -38,5 +42,5 @@ def run(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
-    app.connect("build-finished", run)
+    app.connect("builder-inited", run)
     return {"parallel_read_safe": True}

@@ -18,7 +18,7 @@ ROOT = Path(fedstill.__file__).parent
 # bottom to top; a module may import from its own layer and from those below
 LAYERS = [
     {"base", "ticks"},
-    {"evaluate", "privacy"},
+    {"evaluation", "privacy"},
     {"schema"},
     {"protocol"},
     {"data", "models"},
@@ -28,15 +28,15 @@ LAYERS = [
     {"methods"},
     {"engines"},
     {"experiment"},
-    {"report", "audit"},
+    {"report", "audits"},
     {"tracking"},
     {"attacks", "sites"},
-    {"library"},
+    {"library", "studies", "typed"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # what a method file may use: no engine, no experiment, no source of data, no Flower
-FORBIDDEN_IN_METHODS = {"engines", "experiment", "report", "sites", "attacks", "audit", "data", "cli", "runs"}
+FORBIDDEN_IN_METHODS = {"engines", "experiment", "report", "sites", "attacks", "audits", "data", "cli", "runs"}
 
 
 def imported(path: Path) -> set[str]:

@@ -30,7 +30,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run([*words, str(ROOT / "docs"), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "api.html").read_text()
-    assert 'id="fedstill.library.run"' in page and 'id="fedstill.report.record.RunRecord"' in page
+    assert 'id="fedstill.run"' in page and 'id="fedstill.RunRecord"' in page
     assert page.count('role="heading"') == page.count('role="heading" aria-level="2"') > 0
     gallery, runs = (tmp_path / "gallery.html").read_text(), tmp_path / "gallery" / "runs"
     shown = re.findall(r'<iframe src="gallery/runs/([^"#]+)', gallery)

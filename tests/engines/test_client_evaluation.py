@@ -330,7 +330,7 @@ def test_clients_without_test_records_are_left_out() -> None:
         1: torch.zeros(2, 2, dtype=torch.int64),
         4: torch.tensor([[0, 2], [0, 2]]),
     }
-    judgement = EvaluationResult.of_clients(tables, 2)
+    judgement = EvaluationResult.of_clients(tables.items(), 2)
     assert judgement.clients == {0: 0.75, 4: 0.5}
     assert judgement.accuracy == 0.625
     assert judgement.confusion.tolist() == [[3, 3], [0, 2]]
@@ -338,7 +338,7 @@ def test_clients_without_test_records_are_left_out() -> None:
     assert again.clients == judgement.clients
     assert torch.equal(again.confusion, judgement.confusion)
     with pytest.raises(ValueError, match="no client has a test record"):
-        _ = EvaluationResult.of_clients({1: tables[1]}, 2).accuracy
+        _ = EvaluationResult.of_clients([(1, tables[1])], 2).accuracy
 
 
 def test_each_clients_confusion_adds_up_to_the_whole(tmp_path: Path) -> None:

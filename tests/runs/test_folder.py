@@ -53,13 +53,16 @@ def test_files_come_back_as_they_were_written(folder: RunFolder) -> None:
     assert folder.asked_sites and folder.read_partition(2) == ((), None) and folder.read_evaluation(None) is None
     counts = np.array([[1, 2, 3], [4, 5, 6]])
     folder.write_partition(("a", "b", "c"), counts, {})
-    folder.write_evaluation(torch.eye(3, dtype=torch.int64))
+    by_value = {"column": "hospital", "cells": {"Nord": [[0, 0, 1]], "Süd": [[1, 1, 1], [2, 2, 1]]}}
+    folder.write_evaluation(torch.eye(3, dtype=torch.int64), by_value)
     folder.write_model({"w": torch.arange(3.0)}, {"model": "linear"})
     images = Records(torch.full((2, 1, 4, 4), 7, dtype=torch.uint8), torch.tensor([0, 2]), 3, Normalisation((0,), (1,)))
     folder.write_images("real", images)
     names, read = folder.read_partition(2)
     assert names == ("a", "b", "c") and np.array_equal(read, counts) and not folder.asked_sites
     assert np.array_equal(folder.read_evaluation(3), np.eye(3))
+    found = folder.read_by_value()
+    assert found is not None and found.column == "hospital" and found.cells["Süd"] == ((1, 1, 1), (2, 2, 1))
     weights, header = folder.read_model(lambda weights, header: (weights, header))
     assert torch.equal(weights["w"], torch.arange(3.0)) and header["model"] == "linear"
     ((name, (pixels, labels)),) = folder.read_images().items()

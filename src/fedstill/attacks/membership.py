@@ -21,7 +21,7 @@ The attack is on the run's model or, if clients have models of their own, on the
 import io
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -84,6 +84,18 @@ class Victim(NamedTuple):
     others: Records
     column: str
     groups: Int64[Tensor, " n"]
+
+    @property
+    def members(self) -> Bool[Tensor, " g"]:
+        """Whether the target run has the records of each group: all, or none."""
+        found = torch.zeros(int(self.groups.max()) + 1, dtype=torch.bool)
+        found[self.groups] = self.member[0]
+        return found
+
+    @property
+    def largest(self) -> int:
+        """The most records of a group."""
+        return int(self.groups.bincount().max())
 
     def mean(self, scores: Float64[Tensor, " n"]) -> Float64[Tensor, " g"]:
         """The mean score of the records of each group."""
@@ -238,31 +250,27 @@ def membership(
     check_unchanged(folder, job, task)
     victim = _victim(job, task, settings)
     place = place_of(folder, victim.client)
-    once = _asked_once(attacked)
     _check_took_part(attacked, victim.client)
-    worlds = []
-    for world in range(len(victim.member)):
-        with watch(f"world {world + 1} of {len(victim.member)}") as watcher:
-            worlds.append(_world(folder, place, job, task, victim, world, once, watcher, settings.score == "rmia"))
+    worlds = list(_worlds(folder, job, task, victim, watch, settings.score == "rmia"))
     guarantee = attacked.read_summary().guarantee
     facts: dict[str, Any] = {}
     if settings.score == "lira":
         ratios = by_lira(worlds, victim, settings.flip, place)
     else:
         ratios, facts["rmia"] = by_rmia(worlds, victim, settings.flip, place, settings.rmia)
-    first = torch.zeros(int(victim.groups.max()) + 1, dtype=torch.bool)
-    first[victim.groups] = victim.member[0]  # all records of a group are members, or none
-    ratios, largest = {form: victim.mean(ratio) for form, ratio in ratios.items()}, int(victim.groups.bincount().max())
+    members, ratios = victim.members, {form: victim.mean(ratio) for form, ratio in ratios.items()}
     results: dict[str, Any] = {
         "client": victim.client,
-        "records": len(first),
-        "members": int(first.sum()),
-        **({"group": {"column": victim.column, "largest": largest}} if victim.column else {}),
+        "records": len(members),
+        "members": int(members.sum()),
+        **({"group": {"column": victim.column, "largest": victim.largest}} if victim.column else {}),
         "shadows": settings.number,
         "flip": settings.flip,
         **facts,
         "guarantee": asdict(guarantee),
-        "likelihood_ratio": {form: accuracy(ratio, first, guarantee, largest) for form, ratio in ratios.items()},
+        "likelihood_ratio": {
+            form: accuracy(ratio, members, guarantee, victim.largest) for form, ratio in ratios.items()
+        },
     }
     if settings.score == "lira":
         logits = [world.own for world in worlds]
@@ -273,7 +281,7 @@ def membership(
     name = "membership" if settings.score == "lira" else "membership-rmia"
     earlier = attacked.read_json(place / "attack.json") if (place / "attack.json").exists() else {}
     files.write_json(place / "attack.json", {**earlier, name: results})
-    curves = {form: lira.roc(ratio, first) for form, ratio in ratios.items()}
+    curves = {form: lira.roc(ratio, members) for form, ratio in ratios.items()}
     files.write_bytes(place / _PAGES[settings.score], page(job, results, curves).encode())
     return results
 
@@ -345,6 +353,14 @@ def membership_design(seed: int, client: int, n: int, shadows: int) -> Bool[Tens
 
 
 # --- the worlds
+
+
+def _worlds(folder: Path, job: Job, task: Task, victim: Victim, watch: Watch, needs_others: bool) -> Iterator[Outputs]:
+    """The outputs of every world's model, the attacked one first."""
+    place, once = place_of(folder, victim.client), _asked_once(RunFolder(folder))
+    for world in range(len(victim.member)):
+        with watch(f"world {world + 1} of {len(victim.member)}") as watcher:
+            yield _world(folder, place, job, task, victim, world, once, watcher, needs_others)
 
 
 def _world(

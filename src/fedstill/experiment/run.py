@@ -406,9 +406,7 @@ def _finish(
     seconds = journal.seconds
     folder.write_model(state(model), federation.spec.task)
     evaluation = federation.last(model)
-    by_value = None
-    if task.test_values is not None:
-        by_value = confusion_by_value(model, task.test, *task.test_values)
+    by_value = task.test_values and confusion_by_value(model, task.test, *task.test_values)
     folder.write_evaluation(evaluation.confusion, by_value)
     if not task.test.are_vectors:
         first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
@@ -442,8 +440,7 @@ def _finish(
     }
     if evaluation.clients is not None:
         summary |= {"accuracy_of_clients": evaluation.clients, "spread_over_clients": evaluation.spread}
-    own = results(folder, task, experiment.clients, evaluation, journal.refusals())
-    folder.write_clients(own)
+    folder.write_clients(results(folder, task, experiment.clients, evaluation, journal.refusals()))
     folder.write_summary(summary)
     _forget_states(folder, journal)
     return summary

@@ -1,5 +1,6 @@
 """``fedstill deploy check``: a trial deployment on this machine."""
 
+import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         from fedstill.sites.loopback import loopback
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
+    kept = folder is not None
     folder = (folder or Path(mkdtemp(prefix="fedstill-check-"))).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; choose another, or none for a temporary one")
@@ -55,7 +57,10 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         if "nothing was released" not in (output := here.output(again)):
             raise RuntimeError(f"the sites did not refuse a second run that exceeds their budgets: {output[-2000:]}")
         yield "both sites refused a second run, which would exceed their budgets"
-    yield f"everything works; the files are in {folder}"
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)  # it has the sites' keys and records
+    where = f"the files are in {folder}" if kept else "its files are removed (fedstill deploy check FOLDER keeps them)"
+    yield f"everything works; {where}"
 
 
 def _refused(port: int, authority: Path) -> str:
