@@ -397,7 +397,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     def interrupt(_: str) -> AbstractContextManager[Watcher]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedstill.experiment.progress.watch", lambda _, world: interrupt(world))
+    monkeypatch.setattr("fedstill.experiment.progress.watch", lambda _, world, quiet: interrupt(world))
     with pytest.raises(SystemExit) as stop:
         main(["attack", str(folder), "--shadows", "4"])
     assert stop.value.code == 130
