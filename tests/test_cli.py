@@ -221,6 +221,7 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
     assert summary["guarantee"].keys() == {
         "holds", "unit", "adjacency", "epsilon", "delta", "adversary", "accountant", "reason", "simulated",
         "exposed", "unchecked",
+        "pairs",
     }  # fmt: skip
     assert summary["bytes_up_per_client"] * 10 == summary["bytes_up"]
     before = (out / "summary.json").stat().st_mtime_ns

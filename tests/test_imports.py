@@ -180,6 +180,7 @@ SHORT = {
     "ticks.py": "a public face, which methods and models of one's own import",
     "attacks/attack.py": "a public face, which attacks of one's own import",
     "sites/app.py": "the entry of flwr run, which wants plain assignments",
+    "engines/own_code.py": "what audits write and the engine below them reads",
     "engines/flower/superlink.py": "the entry of a process",
     "report/markup.py": "the templates, which pages of reports, attacks and sites share",
 }

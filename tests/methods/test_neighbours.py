@@ -12,7 +12,7 @@ import faults
 import numpy as np
 import pytest
 import torch
-from method_settings import SMALL
+from method_settings import ALL, FACTS, PRIVATE, SMALL
 from neighbours import compare, hear
 from small import noise_images
 
@@ -23,29 +23,6 @@ from fedstill.base.records import Records
 from fedstill.privacy import mechanisms
 from fedstill.protocol import client_steps
 
-ALL = {"rounds": 2, "participation": 1.0, "local": {"steps": 2, "batch_size": 64, "supposed_records": 64, "lr": 0.05}}
-"""Every record in every batch, so that all that one record may do happens in every step."""
-PRIVATE: dict[str, dict[str, Any]] = {
-    **{name: ALL for name in ("dp-fl", "adap-dp-fl", "fedkd", "fedkadp")},
-    **{
-        name: SMALL[name]
-        for name in (
-            "fedavg-p",
-            "fedd-p",
-            "fedauxfdp",
-            "fedgm-records",
-            "fedrd-records",
-            "afl",
-            "fedcgs",
-            "fedcgs-p",
-            "gh-ofl",
-            "safle",
-        )
-    },
-    "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},
-    "ldp-fedavg": {**SMALL["ldp-fedavg"], "local": {"lr": 0.05, "batch_size": 16, "epochs": 1}},
-}
-FACTS: dict[str, dict[str, Any]] = {"fedrd-records": {"model": "projected:width=8"}}
 PUBLIC_FIELDS = {("fedaux", "train_score", "client"), ("fedaux", "update", "client")}
 """Fields of replies that are declared public, of methods with a release: a client's number, and nothing else."""
 

@@ -44,7 +44,8 @@ class Heard:
         messages: requests and replies.
         releases: exact values, in order.
         charged: costs, in order.
-        rows: rows that entered releases, before and after clipping.
+        rows: rows that entered releases, in order.
+        clipped: for each release the rows that it clipped, perhaps in parts.
         priors: of randomised labels, the order of classes and the number among which a label stays.
         streams: states of the noise streams that releases began with.
         early: whether a release began before it was charged.
@@ -57,6 +58,7 @@ class Heard:
     releases: list[Exact] = field(default_factory=list)
     charged: list[Event] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
+    clipped: list[list[Tensor]] = field(default_factory=list)
     priors: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     streams: list[bytes] = field(default_factory=list)
     early: bool = False
@@ -73,6 +75,7 @@ def listening(heard: Heard) -> Iterator[None]:
     def spy_release(self: SiteClient, mechanism: Any, rows: Any, **more: Any) -> Any:
         heard.rows.extend(each for each in (rows if isinstance(rows, tuple) else (rows,)) if isinstance(each, Tensor))
         heard.releasing = True
+        heard.clipped.append([])
         released = release(self, mechanism, rows, **more)
         heard.releasing = False
         if isinstance(mechanism, LogisticHead | BinaryHead):
@@ -91,14 +94,13 @@ def listening(heard: Heard) -> Iterator[None]:
     def spied(clipped: Any, *arguments: Any) -> Tensor:
         found: Tensor = clipped(*arguments)
         if heard.releasing:
-            heard.rows.append(found)
+            heard.clipped[-1].append(found)
         return found
 
     def fake(self: seeds.Simulated, exact: Tensor, std: float) -> Tensor:
-        last = heard.charged[-1] if heard.charged else None
-        heard.releases.append(Exact(exact.clone(), std, last))
-        value = torch.randn(exact.shape, dtype=torch.float64, generator=seeds.stream(len(heard.releases), "fake"))
-        return value * std
+        heard.releases.append(Exact(exact.clone(), std, heard.charged[-1] if heard.charged else None))
+        rng = seeds.stream(len(heard.releases), "fake")
+        return torch.randn(exact.shape, dtype=torch.float64, generator=rng) * std
 
     def fake_labels(labels: Tensor, order: Tensor, k: Tensor, *more: Any) -> Tensor:
         heard.priors.append((order, k))
@@ -143,10 +145,11 @@ def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
         return "a release began before it was charged"
     if one.error != other.error or not one.messages or len(one.messages) != len(other.messages):
         return "a run ends differently"
-    if len(one.rows) != len(other.rows) or any(
-        _depends(*pair, removed) for pair in zip(one.rows, other.rows, strict=True)
-    ):
-        return "a row depends on other records"
+    if len(one.rows) != len(other.rows) or len(one.clipped) != len(other.clipped):
+        return "the number of releases depends on records"
+    for rows in (*zip(one.rows, other.rows, strict=True), *_clipped(one, other)):
+        if (moved := _depending(*rows, removed)) is not None:
+            return f"a row depends on other records: row {moved} of {len(rows[0]):,} moves with record {removed}"
     for prior, prior2 in zip(one.priors, other.priors, strict=True):
         if removed is None and not all(map(torch.equal, prior, prior2)):
             return "a prior depends on a label"
@@ -164,10 +167,25 @@ def difference(one: Heard, other: Heard, removed: int | None = None) -> str:
     return ""
 
 
-def _depends(rows: Tensor, others: Tensor, removed: int | None) -> bool:
+def _clipped(one: Heard, other: Heard) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows that releases clipped: those of a release that did so in parts, such as 2,000 at a time, joined."""
+    for parts, others in zip(one.clipped, other.clipped, strict=True):
+        for shape in dict.fromkeys(part.shape[1:] for part in parts):
+            some, rest = ([part for part in each if part.shape[1:] == shape] for each in (parts, others))
+            if sum(map(len, some)) == sum(map(len, rest)) + 1:
+                yield torch.cat(some), torch.cat(rest)
+            elif len(some) == len(rest):
+                yield from zip(some, rest, strict=True)
+
+
+def _depending(rows: Tensor, others: Tensor, removed: int | None) -> int | None:
+    """The first row that differs without the record ``removed``; None if none does."""
     if removed is None or len(rows) != len(others) + 1:
-        return False
-    return not torch.equal(rows[torch.arange(len(rows)) != removed], others)
+        return None
+    left = torch.arange(len(rows)) != removed
+    differing = ((rows[left] != others) & ~(rows[left].isnan() & others.isnan())).flatten(1 if rows.ndim > 1 else 0)
+    places = (differing.any(1) if rows.ndim > 1 else differing).nonzero()
+    return int(torch.arange(len(rows))[left][places[0, 0]]) if len(places) else None
 
 
 def _moved(releases: list[Exact], others: list[Exact]) -> str:

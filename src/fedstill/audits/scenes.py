@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -19,8 +20,10 @@ from fedstill import methods, models
 from fedstill.audits.canaries import NORMALISATION, ascend, climb
 from fedstill.audits.neighbours import Heard, difference
 from fedstill.audits.play import Copies, Game, Played, play
+from fedstill.base import lookup
 from fedstill.base.records import Records
 from fedstill.base.seeds import stream
+from fedstill.base.settings import sentence
 from fedstill.distill.embedding import unit_features
 from fedstill.distill.low_rank import LowRank, expand
 from fedstill.engines.run_spec import RunSpec
@@ -343,13 +346,36 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
 
 
 def scene(name: str, epsilon: float) -> Scene:
-    """The scene of a private method, or of a class derived from one (``mine.py:Class``).
+    """The scene of a private method, of a class derived from one (``mine.py:Class``), or of a method of one's own.
 
     Raises:
-        ValueError: there is no such method, or none of its bases has a scene.
+        ValueError: there is no such method, or it has no setting of an epsilon.
     """
     kind = methods.find(name)
     for base, make in SCENES.items():
         if issubclass(kind, methods.find(base)):
             return make(name, epsilon)
-    raise ValueError(f"'{name}' has no audit; choose {', '.join(SCENES)}, or a class derived from one of them")
+    if lookup.is_own(kind) and "epsilon" in kind.model_fields:
+        return own(name, epsilon)
+    raise ValueError(
+        f"'{name}' has no audit; choose {', '.join(SCENES)}, or a class of your own with a setting 'epsilon'"
+    )
+
+
+def own(name: str, epsilon: float) -> Scene:
+    """Plain and extreme records, for a method of which nobody has said what moves it most.
+
+    Raises:
+        ValueError: the method has settings without defaults.
+    """
+    try:
+        method = of(name, epsilon)
+    except ValidationError as error:
+        raise ValueError(f"'{name}' cannot be made with an epsilon alone: {sentence(error)}") from error
+    noise, place = random_images(4, "canaries"), torch.arange(64).view(1, 8, 8)
+    plain = torch.stack([torch.full((1, 8, 8), 255), torch.zeros(1, 8, 8), place % 2 * 255, (place < 32) * 255])
+    canaries = joined(noise, replace(noise, images=plain.to(torch.uint8)))
+    canaries = replace(canaries, labels=torch.arange(len(canaries)) % LIKE.num_classes)
+    others = random_images(16, "others")
+    dark = replace(others, images=torch.zeros_like(others.images))
+    return Scene(method, Game(MODEL), [Choice(some, canaries) for some in (others, dark)], public_images())

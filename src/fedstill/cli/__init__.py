@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedstill.base import files
 from fedstill.cli.command import Command, start, unknown
 from fedstill.cli.folder_commands import PUBLISH, RUNS, WATCH
-from fedstill.cli.inspect_commands import ATTACK, AUDIT, DATA, METHODS, PRIVACY
+from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, METHODS, PRIVACY
 from fedstill.cli.output import Bad
 from fedstill.cli.run_commands import COMPARE, REPORT, RUN, SWEEP
 from fedstill.cli.server_commands import DEPLOY, SERVER
@@ -36,6 +36,7 @@ commands:
   watch RUN                   follow a run on a page of this machine
   attack RUN [ATTACK]         infer training records from a run
   audit METHOD ...            prove lower bounds on a method's epsilon
+  check METHOD                compare a method of your own on neighbours
   publish RUN                 write the model for plain PyTorch, with a card
   server COMMAND              set up and run the server of real sites
   site COMMAND FOLDER         set up, run, show and govern a real site
@@ -54,7 +55,7 @@ example:
 """
 
 
-_LONG = ("run", "compare", "sweep", "attack", "audit")
+_LONG = ("run", "compare", "sweep", "attack", "audit", "check")
 """Commands that work on after they have printed a line."""
 
 
@@ -166,6 +167,7 @@ COMMANDS: dict[str, Command] = {
     "privacy": PRIVACY,
     "attack": ATTACK,
     "audit": AUDIT,
+    "check": CHECK,
     "runs": RUNS,
     "publish": PUBLISH,
     "sweep": SWEEP,

@@ -341,6 +341,19 @@ def _positive(name: str) -> str:
     return path + dot + last.removeprefix("no-").removeprefix("no_")
 
 
+def parse_check(program: str, words: Sequence[str], method: "Method", settings: S) -> "tuple[Method, S, Format]":
+    """Flags of a check, on top of ``method`` and ``settings``; what both have is the check's.
+
+    Raises:
+        ValueError: a flag is unknown or out of its range; one sentence.
+    """
+    about = f"Compare the method on neighbouring data sets.\n\nExample: {program} --model linear --shape 8"
+    own = Section(method, title="settings of the method", without=tuple(type(settings).model_fields))
+    sections = [Section(settings), own, Section(Format(), title="output")]
+    found, chosen, form = parser.parse(program, about, words, sections)
+    return chosen, found, form
+
+
 def parse_settings(program: str, words: Sequence[str], settings: S) -> tuple[S, Format]:
     """Flags that change ``settings``, and the form of the output."""
     about = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"

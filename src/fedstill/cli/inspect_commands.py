@@ -1,19 +1,22 @@
 """`fedstill methods`, `data`, `privacy`, `attack`, `audit`: what shows and tries."""
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill import attacks, methods
-from fedstill.cli.command import FORM, Command, Part
+from fedstill.cli.command import FORM, Command, Part, sections_of
 from fedstill.cli.output import Bad, asks_help, line_of, print_found, print_json, table, terminal, usage
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from rich.table import Table
 
     from fedstill.audits.lower_bounds import Finding
+    from fedstill.audits.own_methods import Checked, CheckSettings
     from fedstill.audits.whole_runs import AuditSettings
     from fedstill.cli.flags import Format, Output
     from fedstill.experiment.config import Experiment
+    from fedstill.protocol import Method
     from fedstill.report.plan import Plan
     from fedstill.sites.site.opacus import Import
 
@@ -168,6 +171,63 @@ def attack(words: list[str]) -> None:
     print_found(settings.attack(Path(run), progress, line_of(["attack", *words])), as_json=form.json_)
 
 
+_THOUSANDS = 2000
+"""Least number of records of the largest pair of a check that is kept."""
+
+
+def check(words: list[str]) -> None:
+    """``fedstill check``."""
+    from fedstill.base.lookup import add_working_folder
+    from fedstill.cli import flags, parser
+
+    if not words or asks_help(words[:1]):
+        about = parser.flags_text("fedstill check METHOD", sections_of(CHECK, shown=True))
+        usage(words, f"usage: fedstill check METHOD [flags]\n\n{textwrap.fill(CHECK.about, 78)}\n{about}")
+        return
+    if words[0].startswith("-"):
+        raise Bad(f"the method comes first: fedstill check mine.py:Mine {' '.join(words)}")
+    add_working_folder()
+    name, *rest = words
+    from fedstill.audits.own_methods import CheckSettings
+
+    method = flags.method_of(name, rest)
+    changed, settings, form = flags.parse_check(f"fedstill check {name}", rest, method, CheckSettings())
+    if _checked(changed, settings, form).found:
+        raise SystemExit(1)
+
+
+def _checked(method: "Method", settings: "CheckSettings", form: "Format") -> "Checked":
+    """Check a method, print what was found, and keep a pass."""
+    from fedstill.audits import own_methods
+    from fedstill.engines import own_code
+    from fedstill.experiment.progress import watch
+    from fedstill.report import guarantees
+
+    with watch(terminal(stderr=True), "check", quiet=form.json_) as watcher:
+        found = own_methods.check(method, settings, lambda done, number: watcher.progressed("pairs", done, number))
+    whole = max(settings.records) >= _THOUSANDS and not (found.found or found.mixed)
+    kept = whole and own_code.keep_pass(method, settings.model, found.pairs)
+    if form.json_:
+        facts = {"method": type(method).__qualname__, "guarantee": guarantees.as_json(found.guarantee)}
+        print_json({**facts, "pairs": found.pairs, "found": found.found, "mixed": found.mixed, "kept": kept})
+        return found
+    for sentence in found.found:
+        print(f"BROKEN: {sentence}")
+    name, claim = type(method).__qualname__, guarantees.words(found.guarantee)
+    if found.found:
+        print(f"{name}: {len(found.found)} of {found.pairs} pairs differ beside releases; its epsilon does not hold")
+    else:
+        print(f"{name}: on {found.pairs} pairs of data sets nothing but releases differs (claim: {claim}); no proof")
+    if found.mixed:
+        print(
+            "NOT SHOWN: a network gets private records in batches outside of privacy.rowwise.features; with weights "
+            "that a server chooses, rounding may let one record move the rows of others, which no pair here can show"
+        )
+    if kept:
+        print(f"runs of this code with these settings and --model {settings.model} say so beside their epsilon")
+    return found
+
+
 METHODS = Command(
     list_methods,
     "",
@@ -228,4 +288,12 @@ AUDIT = Command(
     "(mine.py:Class), or all. Exit code 1: a claim is refuted.\n\nExample: fedstill audit fedavg-p",
     ("fedstill.audits.whole_runs:AuditSettings", FORM),
     choices=(*methods.TABLE, "all"),
+)
+CHECK = Command(
+    check,
+    "METHOD [flags]",
+    "Compare a private method of your own (mine.py:Class) on neighbouring data sets: nothing but releases may depend "
+    "on one record. METHOD has its own flags too. Exit code 1: something does.",
+    ("fedstill.audits.own_methods:CheckSettings", FORM),
+    raw=True,
 )

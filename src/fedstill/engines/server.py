@@ -21,7 +21,7 @@ from fedstill.base import files, lookup, seeds
 from fedstill.base.errors import FedstillError
 from fedstill.base.records import Records
 from fedstill.base.weights import load, state
-from fedstill.engines import reply_checks
+from fedstill.engines import own_code, reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
@@ -74,7 +74,9 @@ def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) 
     ]
     found = guarantee.derive(unprotected, releases, spec.delta, budget=spec.budget, simulated=spec.simulated_noise)
     kind = type(spec.method)
-    return replace(found, unchecked=kind.__qualname__) if found.holds and lookup.is_own(kind) else found
+    if not (found.holds and lookup.is_own(kind)):
+        return found
+    return replace(found, unchecked=kind.__qualname__, pairs=own_code.pairs_passed(spec.method, spec.model))
 
 
 EPOCHS = "epochs"

@@ -48,6 +48,8 @@ class Guarantee:
             None where nobody counted them: in a run without a guarantee, or of real sites.
         unchecked: a method outside of fedstill on whose word the guarantee rests: that each row which it releases
             depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
+        pairs: number of pairs of neighbouring data sets on which a check of that method (``fedstill check``) has found
+            nothing; None without a check of this code with these settings.
     """
 
     holds: bool
@@ -61,6 +63,7 @@ class Guarantee:
     simulated: bool
     exposed: int | None = None
     unchecked: str | None = None
+    pairs: int | None = None
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:

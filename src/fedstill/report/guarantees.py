@@ -25,7 +25,7 @@ def words(guarantee: Guarantee) -> str:
     """``"none"`` or ``"eps 1.0, delta 1e-5 per record"``; both numbers are rounded up, never down.
 
     Records that nothing protects are named after it: ``", 3 exposed"``; and a method on whose word it rests:
-    ``", if Mine keeps records apart (unchecked)"``.
+    ``", if Mine keeps records apart (unchecked)"``, or ``"(checked on 12 pairs)"``.
     """
     if not is_finite(guarantee):
         return "none"
@@ -33,7 +33,8 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
-    trusted = f", if {guarantee.unchecked} keeps records apart (unchecked)" if guarantee.unchecked else ""
+    checked = f"checked on {guarantee.pairs} pairs" if guarantee.pairs else "unchecked"
+    trusted = f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
     return text + exposed_words(guarantee.exposed) + trusted
 
 
@@ -104,8 +105,13 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         "the time; random guesses are right 50 % of the time.",
         f"Holds against: {guarantee.adversary}." if guarantee.adversary else "",
         guarantee.reason,
-        f"It supposes that each row which {guarantee.unchecked} releases depends on its own record only; nobody "
-        "checked that, and a row that depends on others breaks it."
+        f"It supposes that each row which {guarantee.unchecked} releases depends on its own record only; "
+        + (
+            f"fedstill check found no other on {guarantee.pairs} pairs of data sets, which is no proof"
+            if guarantee.pairs
+            else "nobody checked that (fedstill check)"
+        )
+        + ", and a row that depends on others breaks it."
         if guarantee.unchecked
         else "",
     )

@@ -1,0 +1,217 @@
+"""A check of a private method on neighbouring data sets of many sizes: nothing but releases may tell them apart.
+
+This is the comparison by which fedstill's own methods are tested (`fedstill.audits.neighbours`), for a method of the
+user's own: whole runs with and without one record, whose releases are replaced by the same fake values.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Annotated, Any, NamedTuple
+from unittest import mock
+
+import torch
+from annotated_types import Ge, Le
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from fedstill.audits.neighbours import Heard, difference
+from fedstill.audits.play import Copies, Game, play
+from fedstill.base.records import Normalisation, Records
+from fedstill.base.seeds import stream
+from fedstill.base.settings import Settings
+from fedstill.engines.server import TooFewReplies
+from fedstill.privacy import rowwise
+from fedstill.privacy.guarantee import Guarantee
+from fedstill.privacy.per_record import ClippedGradients
+from fedstill.privacy.releases import Gaussian
+from fedstill.protocol import Method
+
+_PUBLIC = 200
+"""Public records of a run, for methods that need some."""
+_LONG = 1e6
+"""Length of an outlying vector, in standard deviations of the others."""
+
+
+class CheckSettings(Settings):
+    """The runs in which a method's clients have one record more or less."""
+
+    model: str = "convnet"
+    """Model of the runs, as for fedstill run; the check holds for it alone."""
+    shape: Annotated[tuple[PositiveInt, ...], "channels, height and width, or the length of a vector"] = (1, 8, 8)
+    """Channels, height and width of an image, or the number of columns of a table."""
+    classes: Annotated[int, Ge(2), Le(1000)] = 10
+    """Number of classes."""
+    records: tuple[Annotated[int, Ge(3), Le(10**6)], ...] = (3, 61, 2051)
+    """Numbers of records of the client: few, an odd batch, thousands."""
+    budget: float | None = None
+    """Budget of the clients' ledgers, for a method that needs one."""
+    seed: NonNegativeInt = 0
+    """Seed of the records."""
+
+
+class Pair(NamedTuple):
+    """Two neighbouring data sets.
+
+    Attributes:
+        words: the record that differs, in words.
+        more: the records of one.
+        less: those of the other: without the record at ``place``, or with another label of it.
+        place: the place of that record in ``more``.
+    """
+
+    words: str
+    more: Records
+    less: Records
+    place: int
+
+
+class Checked(NamedTuple):
+    """The outcome of a check.
+
+    Attributes:
+        guarantee: what the runs would claim.
+        pairs: number of pairs that were compared.
+        found: a sentence for each pair on whatever depends on the record and must not.
+        mixed: whether a network computed private records in a batch, outside of `fedstill.privacy.rowwise`: for some
+            weights, which a server chooses, rounding lets one record move all rows of its batch.
+    """
+
+    guarantee: Guarantee
+    pairs: int
+    found: list[str]
+    mixed: bool
+
+
+def check(method: Method, settings: CheckSettings, progress: Callable[[int, int], None]) -> Checked:
+    """Compare ``method`` on neighbouring data sets.
+
+    Args:
+        method: the method with its settings.
+        settings: sizes, model and shape of the records.
+        progress: gets the numbers of pairs done and of all.
+
+    Raises:
+        ValueError: the method claims nothing for records or labels, or does not run on such records.
+    """
+    first = Heard()
+    try:
+        claim = _run(method, settings, _records(settings, min(settings.records)), first)
+    except TooFewReplies as error:
+        raise ValueError(f"the method does not run on these records: {error}") from error
+    if not claim.holds or not claim.epsilon:
+        raise ValueError(f"the method has no guarantee to check: {claim.reason or 'its clients release nothing'}")
+    if claim.unit == "client":
+        raise ValueError(
+            "the method's guarantee is for clients, whose rows may depend on each other; records need none"
+        )
+    if any(isinstance(event, Gaussian) and event.sampling < 1 for event in first.charged):
+        raise ValueError(
+            "the method trains on drawn batches, which differ with one record more for no fault of its own; give "
+            "settings that put every record in every batch, as --local.batch-size 64 --local.supposed-records 64 "
+            "--records 61"
+        )
+    some = list(_pairs(settings, labels=claim.unit == "label"))
+    found, mixed = [], [False]
+    for done, pair in enumerate(some):
+        progress(done, len(some))
+        heard = Heard(), Heard()
+        for own, mine in zip((pair.more, pair.less), heard, strict=True):
+            try:
+                with _watching(pair.more[pair.place : pair.place + 1].inputs()[0], mixed):
+                    _run(method, settings, own, mine)
+            except Exception as error:  # whether it comes may depend on the record, which is what is looked for
+                mine.error = f"{type(error).__name__}: {error}"
+        if sentence := difference(*heard, None if claim.unit == "label" else pair.place):
+            errors = ", ".join(dict.fromkeys(one.error for one in heard if one.error))
+            found.append(f"{pair.words}: {sentence}" + f" ({errors})" * bool(errors))
+    progress(len(some), len(some))
+    return Checked(claim, len(some), found, mixed[0] and claim.unit == "record")  # pixels are no label's secret
+
+
+@contextmanager
+def _watching(record: Tensor, mixed: list[bool]) -> Iterator[None]:
+    """Note in ``mixed`` whether a network gets ``record`` together with others in a way that is not tested by rows."""
+    inside = [0]
+
+    def apart(compute: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(compute)
+        def computed(*arguments: Any, **more: Any) -> Any:
+            inside[0] += 1
+            try:
+                return compute(*arguments, **more)
+            finally:
+                inside[0] -= 1
+
+        return computed
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inside[0] or mixed[0] or not inputs or not isinstance(inputs[0], Tensor):
+            return
+        x = inputs[0]
+        if x.ndim == record.ndim + 1 and len(x) > 1 and x.shape[1:] == record.shape:
+            mixed[0] = bool((x == record).flatten(1).all(1).any())
+
+    handle = register_module_forward_pre_hook(hook)
+    try:
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch.object(rowwise, "features", apart(rowwise.features)))
+            clipped = apart(ClippedGradients.clipped_sum)
+            patches.enter_context(mock.patch.object(ClippedGradients, "clipped_sum", clipped))
+            yield
+    finally:
+        handle.remove()
+
+
+def _run(method: Method, settings: CheckSettings, own: Records, heard: Heard) -> Guarantee:
+    """A run with the client, and another one that stays the same; returns what it claims."""
+    other = _records(settings, 17, "another client")
+    public = _records(settings, _PUBLIC, "public")
+    game = Game(settings.model, settings.budget)
+    return play(method, Copies([own, other], [0, 1], public), game, heard=heard).claim
+
+
+def _records(settings: CheckSettings, number: int, *name: str) -> Records:
+    """Random records of all classes in turn."""
+    rng, shape = stream(settings.seed, "check", *name), (number, *settings.shape)
+    labels = torch.arange(number) % settings.classes
+    if len(settings.shape) == 1:
+        return Records(torch.randn(shape, generator=rng), labels, settings.classes, Normalisation((0.0,), (1.0,)))
+    images = torch.randint(256, shape, generator=rng).to(torch.uint8)
+    flat = Normalisation((0.5,) * settings.shape[0], (0.25,) * settings.shape[0])
+    return Records(images, labels, settings.classes, flat)
+
+
+def _pairs(settings: CheckSettings, *, labels: bool) -> Iterator[Pair]:
+    """For each size a first record, one in the middle, the only one of its class, and an outlier."""
+    for number in settings.records:
+        alone = settings.classes - 1
+        plain = _records(settings, number)
+        rest = plain.labels % alone if alone > 1 else torch.zeros_like(plain.labels)
+        single = torch.where(torch.arange(number) == number - 1, alone, rest)
+        choices = {
+            "the first record": (plain, 0),
+            "a record in the middle": (plain, number // 2),
+            "the only record of its class": (replace(plain, labels=single), number - 1),
+            "an outlier": (replace(plain, images=_outlying(plain.images)), number - 1),
+        }
+        for words, (more, place) in choices.items():
+            if labels:
+                changed = more.labels.clone()
+                changed[place] = (changed[place] + 1) % settings.classes
+                less = replace(more, labels=changed)
+            else:
+                less = more[torch.arange(number) != place]
+            yield Pair(f"{words} of {number:,}", more, less, place)
+
+
+def _outlying(records: Tensor) -> Tensor:
+    """The same with a last record that is far from all others."""
+    found = records.clone()
+    if found.ndim == 2:
+        found[-1] = _LONG
+    else:
+        found[-1] = 255 * (torch.arange(found[-1].numel()) % 2).view_as(found[-1]).to(torch.uint8)
+    return found

@@ -1,0 +1,166 @@
+"""``fedstill check``: methods of one's own on neighbours, broken ones by name, and where a pass is said."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from method_settings import FACTS, PRIVATE, SMALL
+
+from fedstill import methods
+from fedstill.audits.own_methods import Checked, CheckSettings, check
+from fedstill.base import lookup
+from fedstill.cli import main
+from fedstill.methods import find
+from fedstill.report import guarantees
+from fedstill.report.record import read_run
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding_a_method.md"
+ROWS = "        rows = client.train.pixels().flatten(1)\n"
+SENT = "sums=sums.map(lambda total: total.float())"
+DECLARED = '    sums: Released[Float32[Tensor, "classes pixels"]]\n'
+
+
+def source() -> str:
+    """The private method of the page."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return next(block for block in blocks if "class ClassMeans(Method)" in block)
+
+
+def planted(name: str) -> str:
+    """The same with a fault, or with the other way to write it."""
+    text = source()
+    faults = {
+        "means": ("", ""),
+        "centred": (ROWS, f"{ROWS}        rows = rows - rows.mean(0)\n"),
+        "one sign for all": (ROWS, f"{ROWS}        rows = rows * (1 if rows.sum() > 0 else -1)\n"),
+        "from 300 records on": (ROWS, f"{ROWS}        rows = rows / rows.abs().max() if len(rows) > 300 else rows\n"),
+        "a count by hand": (f"Sums({SENT})", f"Sums({SENT}, count=Released(torch.tensor([len(rows)])))"),
+        "a refusal by records": (ROWS, f"{ROWS}        assert len(rows) > 3, 'too few'\n"),
+        "a loop over batches": (ROWS, "        rows = torch.cat(outputs(client.new_model(), client.train)).double()\n"),
+    }
+    old, new = faults[name]
+    assert old in text
+    text = text.replace(old, new)
+    if name == "a count by hand":
+        text = text.replace(DECLARED, f'{DECLARED}    count: Released[Int64[Tensor, "1"]]\n')
+        text = text.replace("import Float32", "import Float32, Int64")
+    if name == "a loop over batches":
+        text = text.replace("classes pixels", "classes logits")
+        text = text.replace(
+            "from torch import Tensor, nn\n",
+            "from torch import Tensor, nn\n\nfrom fedstill.evaluation import outputs\n",
+        )
+    return text
+
+
+def checked(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Checked:
+    monkeypatch.chdir(folder)
+    module = f"own_{abs(hash((name, str(folder))))}"
+    (folder / f"{module}.py").write_text(planted(name))
+    lookup.add_working_folder()
+    given = {"model": "linear", **settings}
+    return check(find(f"{module}:ClassMeans")(), CheckSettings(**given), lambda done, number: None)
+
+
+def test_the_method_of_the_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checked("means", tmp_path, monkeypatch)
+    assert found.found == [] and found.pairs == 12 and not found.mixed
+    assert found.guarantee.epsilon == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("centred", "the first record of 61: a row depends on other records: row 1 of 61 moves with record 0"),
+        ("from 300 records on", "an outlier of 2,051: a row depends on other records: row 0 of 2,051"),
+        ("a count by hand", "replies differ beside their releases"),
+        ("a refusal by records", "ends differently"),
+    ],
+)
+def test_a_broken_method_is_named_with_its_record(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"shape": (4,)} if name in ("one sign for all", "from 300 records on") else {}
+    if name == "a refusal by records":
+        shape = {"records": (4,)}
+    found = checked(name, tmp_path, monkeypatch, **shape)
+    assert any(sentence in one for one in found.found), found.found
+    if name == "from 300 records on":
+        assert all("2,051" in one for one in found.found)
+
+
+def test_a_network_in_a_plain_loop_is_not_shown_to_be_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked("a loop over batches", tmp_path, monkeypatch, records=(61,)).mixed
+
+
+def test_a_pass_stands_beside_the_epsilon_of_this_code_with_these_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "passing_means.py").write_text(source())
+    name, model = "passing_means.py:ClassMeans", ["--model", "linear"]
+
+    def words(*more: str) -> str:
+        main(["run", name, "--data", "digits", "--limit", "100", "--clients", "2", *model, *more, "--workers", "0"])
+        capsys.readouterr()
+        return guarantees.words(read_run(more[-1]).guarantee)
+
+    stated = ["--mean", "0.5", "--std", "0.25"]
+    assert "if ClassMeans keeps records apart (unchecked)" in words(*stated, "--out", "first")
+    main(["check", name, *model, "--records", "3", "61"])
+    assert "say so beside their epsilon" not in capsys.readouterr().out  # thousands are needed
+    main(["check", name, *model])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "on 12 pairs of data sets nothing but releases differs" in told and "say so beside their epsilon" in told
+    assert "keeps records apart (checked on 12 pairs)" in words(*stated, "--out", "second")
+    assert "fedstill check found no other on 12 pairs of data sets, which is no proof" in " ".join(
+        (tmp_path / "second" / "report.html").read_text().split()
+    )
+    assert "(unchecked)" in words(*stated, "--epsilon", "2", "--out", "third")
+
+
+def test_the_command_says_what_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "centred_means.py").write_text(planted("centred"))
+    with pytest.raises(SystemExit) as stop:
+        main(["check", "centred_means.py:ClassMeans", "--model", "linear", "--records", "3"])
+    told = capsys.readouterr().out
+    assert stop.value.code == 1 and "BROKEN: the first record of 3: a row depends on other records" in told
+    assert "4 of 4 pairs differ beside releases; its epsilon does not hold" in told
+    with pytest.raises(SystemExit) as stop:
+        main(["audit", "centred_means.py:ClassMeans", "--epsilon", "1", "--clients", "8", "--out", "audits"])
+    assert stop.value.code == 1 and "a row depends on other records" in capsys.readouterr().out
+    for words, sentence in (
+        (["fedavg"], "has no guarantee to check: field 'weights'"),
+        (["ldp-fedavg"], "is for clients, whose rows may depend on each other"),
+        (["dp-fl", "--records", "3", "--rounds", "1"], "trains on drawn batches"),
+        (["--model", "linear"], "the method comes first: fedstill check mine.py:Mine --model linear"),
+        (["nothing.py:Mine"], "there is no file nothing.py"),
+        (["afl", "--records", "2"], "--records"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["check", *words])
+        assert stop.value.code == 2 and sentence in " ".join(capsys.readouterr().err.split()), words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PRIVATE, "fedgm-labels"])
+def test_every_private_method_holds_at_thousands_of_records(name: str) -> None:
+    """Where rules act that a hundred records never meet: parts of 2,000 rows, subsets, chunks."""
+    settings = dict(PRIVATE.get(name, SMALL[name]))
+    if "supposed_records" in str(settings):  # every record in every batch
+        settings["local"] = {**settings["local"], "batch_size": 4096, "supposed_records": 4096}
+    if name == "ldp-fedavg":
+        pytest.skip("its guarantee is for clients")
+    model = FACTS.get(name, {}).get("model", "convnet:width=8,depth=1")
+    found = check(methods.find(name)(**settings), CheckSettings(model=model, records=(2051,), budget=50.0), _quiet)
+    assert found.found == [] and found.pairs == 4
+    assert found.mixed == (name in ("fedcgs-p", "fedrd-records"))  # their clients' own models, which never leave
+
+
+def _quiet(done: int, number: int) -> None:
+    """A check without progress."""
