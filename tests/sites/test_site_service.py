@@ -118,11 +118,11 @@ def test_a_mistake_is_told_at_once_and_can_be_mended(
 def test_what_may_be_meant_is_a_warning(
     invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--methods", "fedavg", "fedavg-p", "--unprotected", "--budget", "1e9", "--min-records", "1")
+    flags = ("--methods", "fedavg", "fedavg-p", "--unprotected", "--budget", "1e7", "--min-records", "1")
     site_init(tmp_path / "site", invite, data, *flags)
     text = capsys.readouterr().out
     assert "warning: THE SERVER CAN GET THE RECORDS" in text
-    assert "warning: a budget of epsilon 1e+09 protects little" in text
+    assert "warning: a budget of epsilon 1e+07 protects little" in text
     assert "warning: min_records is 1" in text
     assert "fedavg, step update: " in text and "WITHOUT PROTECTION" in text
     main(["site", "check", str(tmp_path / "site"), "--json"])

@@ -38,6 +38,8 @@ def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
     settings = {**_changes(parsed), "client": invite.client, "state": parsed.state}
     policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
     units.check_folder(policy.state)
+    settings |= {} if policy.classes else {"classes": policies.class_names(policy)}
+    policy = policy.model_copy(update={"classes": settings.get("classes", policy.classes)})
     warnings = list(policies.check(policy))
     setup.site(folder, {name: value for name, value in settings.items() if value != {}})
     key = setup.join(folder, invitation)
@@ -162,6 +164,8 @@ def _print_status(found: dict[str, Any]) -> None:
     for unit, use in budget["spent"].items():
         print(f"  spent, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
     print("  questions: " + ", ".join(f"{number} {what}" for what, number in found["questions"].items()))
+    failed = found["failures"]
+    print(f"  failed questions, each of which may tell the server a bit: {failed['number']} of {failed['limit']}")
     rows = [
         (run["run"][:8], str(run["method"]), str(run["last"]), str(run["asked"]), str(run["answered"]))
         + (str(run["releases"]), "; ".join(f"{_percent(use['share'])} {u}" for u, use in run["spent"].items()) or "-")

@@ -341,8 +341,10 @@ class Site:
         step = self._steps[name]
         values, envelope = wire.decode(request, step.request, self.spec.facts, header=header)
         exchange = envelope.get("exchange")
-        if not isinstance(exchange, int) or exchange < 0:
-            raise schema.Refused(f"exchange is {exchange!r}; it must be a whole number from 0")
+        if type(exchange) is not int or not 0 <= exchange < EVALUATIONS**2:  # True is an int, and 10**4000 no file
+            raise schema.Refused(
+                f"exchange is {schema.short(exchange)}; it must be a whole number from 0 below {EVALUATIONS**2}"
+            )
         return Question(step, values, exchange, request)
 
     def reply(self, client: int, question: Question) -> bytes:

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -62,6 +63,7 @@ class Questions:
         self._text = text
         self._lines = policy.state / "runs" / run / "questions.jsonl"
         self._runs = policy.state / "runs.jsonl"
+        self._life = Life(policy)
         policy.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FileLock(policy.state / "questions.lock", timeout=60)
 
@@ -88,6 +90,7 @@ class Questions:
                 raise schema.Refused(f"the run has asked {asked} questions; the site's limit is that (max_questions)")
             if (failed := asked - outcomes.count("ended")) >= policy.max_failures:
                 raise FailedTooOften(f"the run has failed {failed} times; the limit is {policy.max_failures}")
+            self._life.begin()
             files.append_json(self._lines, {"time": time.time(), "what": "asked"}, flush=True)
 
     def _begin(self) -> None:
@@ -103,7 +106,70 @@ class Questions:
     def end(self) -> None:
         """Count the end of a question that did not fail."""
         with self._lock:
+            self._life.end()
             files.append_json(self._lines, {"time": time.time(), "what": "ended"}, flush=True)
+
+
+class Life:
+    """The questions of all runs of a site together: those that began and those that ended.
+
+    What began and did not end has failed, or goes on; each failure may have told the server a bit.
+    """
+
+    def __init__(self, policy: SitePolicy) -> None:
+        self._policy, self._place = policy, policy.state / "life.json"
+
+    def counts(self) -> tuple[int, int]:
+        """Numbers of questions that began and that ended.
+
+        Raises:
+            Damaged: the file of counts is damaged.
+        """
+        if not self._place.exists():
+            return 0, 0
+        try:
+            found = json.loads(self._place.read_bytes())
+            return int(found["begun"]), int(found["ended"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise files.Damaged(f"{self._place} is damaged ({error}); put its newest copy back") from error
+
+    @property
+    def failed(self) -> int:
+        """Number of questions that failed or go on."""
+        begun, ended = self.counts()
+        return begun - ended
+
+    def begin(self) -> None:
+        """Count a question.
+
+        Raises:
+            Refused: too many questions of all runs have failed, or the site's state is too large; both follow from the
+                questions alone.
+        """
+        policy, (begun, ended) = self._policy, self.counts()
+        if (failed := begun - ended) >= policy.max_failures_ever:
+            raise schema.Refused(f"{failed} questions have failed at the site, its limit (max_failures_ever)")
+        if (size := size_of(policy.state)) >= policy.state_gb * _GB:
+            raise schema.Refused(f"the site's state has {size / _GB:.3g} GB, its limit (state_gb)")
+        self._write(begun + 1, ended)
+
+    def end(self) -> None:
+        """Count the end of a question that did not fail."""
+        begun, ended = self.counts()
+        self._write(begun, ended + 1)
+
+    def _write(self, begun: int, ended: int) -> None:
+        files.write_json(self._place, {"begun": begun, "ended": ended})
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # a file of a question that ends meanwhile
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def _values(place: Path, name: str, kind: type[T], remedy: str) -> list[T]:

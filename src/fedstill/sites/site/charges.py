@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from fedstill.base import files
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import for_replaced_labels as replaced
 from fedstill.privacy.ledger import (
+    UNCOUNTABLE,
     BudgetExceeded,
     Charge,
     Ledger,
@@ -79,6 +80,8 @@ class Limits:
         public_images: whether releases that protect labels only are allowed within a budget.
         budget_per_run: maximum epsilon of one run's releases at ``delta``; None for no limit.
         run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
+        min_epsilon: smallest epsilon of a release at ``delta``.
+        max_releases: number of releases of all runs together; None for no limit.
     """
 
     delta: float
@@ -87,6 +90,8 @@ class Limits:
     public_images: bool = False
     budget_per_run: float | None = None
     run_limit: tuple[float, float] | None = None
+    min_epsilon: float = 0.0
+    max_releases: int | None = None
 
     def __post_init__(self) -> None:
         if self.budget is not None and not 0 <= self.budget < math.inf:
@@ -218,6 +223,15 @@ def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits
             f"{entry.mechanism} in step '{entry.step}' protects labels only, and this site does not declare its images "
             "public (public_images); nothing was released"
         )
+    if limits.max_releases is not None and store.size >= limits.max_releases:
+        raise BudgetExceeded(
+            f"the site has released {store.size} times, its limit for all runs (max_releases); nothing was released"
+        )
+    if not isinstance(entry.event, Unbounded) and (least := _epsilon(entry, limits.delta)) < limits.min_epsilon:
+        raise BudgetExceeded(
+            f"{entry.mechanism} in step '{entry.step}' would release epsilon {least:.2g} alone, below the site's least "
+            f"of {limits.min_epsilon:g} (min_epsilon); lower the noise; nothing was released"
+        )
     if limits.run_limit is not None:
         own = [e.event for e in (*entries, entry) if e.unit == entry.unit]
         if not accounting.rdp_filter(*limits.run_limit, own[0]).allows(
@@ -235,6 +249,19 @@ def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits
     if limits.budget_per_run is not None:
         what = f"the site's budget of {limits.budget_per_run:g} at delta {limits.delta:g} for a run (budget_per_run)"
         _check_all([*entries, entry], [*entries, entry][0].event, limits.budget_per_run, limits.delta, what, entry)
+
+
+def _epsilon(entry: Charge, delta: float) -> float:
+    """The epsilon at ``delta`` of one release; infinite where no sum is known."""
+    return _of_event(entry.event, delta, entry.unit)
+
+
+@lru_cache(256)
+def _of_event(event: Event, delta: float, unit: Unit) -> float:
+    try:
+        return accounting.epsilon([event], delta, unit)
+    except UNCOUNTABLE:
+        return math.inf
 
 
 def _check_all(entries: Sequence[Charge], first: Event, budget: float, delta: float, limit: str, entry: Charge) -> None:

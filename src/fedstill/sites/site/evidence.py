@@ -21,6 +21,7 @@ from fedstill.report.markup import joined, part
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
+from fedstill.sites.site.answer import Life
 from fedstill.sites.site.charges import ChargeLine, read_charges, standing
 from fedstill.sites.site.policy import SitePolicy
 
@@ -38,7 +39,11 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     lines, charges, health = _evidence(policy)
     outcomes = [line for line in lines if line["what"] in log.OUTCOMES]
     health |= {"data": _data(policy), "free_gb": round(_free(policy) / 1e9, 1)}
-    health["is_well"] = all(health[part] == "whole" for part in ("log", "ledger")) and health["data"] == "readable"
+    health["is_well"] = (
+        Life(policy).failed < policy.max_failures_ever
+        and all(health[part] == "whole" for part in ("log", "ledger"))
+        and health["data"] == "readable"
+    )
     return {
         "client": policy.client,
         "version": __version__,
@@ -47,6 +52,7 @@ def status(policy: SitePolicy) -> dict[str, Any]:
         "budget": budget(policy, charges),
         "questions": {what: sum(line["what"] == what for line in lines) for what in ("asked", *log.OUTCOMES)},
         "runs": runs(policy, lines, charges),
+        "failures": {"number": Life(policy).failed, "limit": policy.max_failures_ever},
         "running": [brief(line) for line in log.unfinished(lines) if _is_alive(policy, line)],
         "waiting": [{name: run[name] for name in ("run", "step", "time")} for run in decisions.waiting(policy)],
         "last": [brief(line) for line in outcomes[-LAST:]],

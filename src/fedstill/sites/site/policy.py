@@ -40,7 +40,10 @@ class SitePolicy(Settings):
     """Folder for the site's ledger, its log and the state of runs between steps."""
     methods: tuple[str, ...]
     """Allowed steps: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
-    budget: PositiveFloat | None = None
+    classes: tuple[str, ...] = ()
+    """Names of the classes of the site's records, which "fedstill site init" writes here: a public statement, so that a
+    run without one of them is refused before the records are read, and a failure tells nothing of a rare class."""
+    budget: Annotated[float, Gt(0), Le(1e8)] | None = None
     """Maximum epsilon, for each unit, of all releases of all runs together; None releases nothing."""
     delta: Annotated[float, Ge(LEAST_DELTA), Lt(1)] = 1e-5
     """Delta of that epsilon, and the maximum delta of a run."""
@@ -53,10 +56,16 @@ class SitePolicy(Settings):
     public_images: bool = False
     """Whether the images of ``data`` are public and only their labels are secret, as label privacy supposes. Otherwise
     a step that protects labels only needs ``unprotected``."""
+    min_epsilon: Annotated[float, Ge(0)] = 1e-3
+    """Smallest epsilon of a release at ``delta``; smaller ones would fill the ledger for nothing. 0 for no limit."""
+    max_releases: PositiveInt = 10_000
+    """Number of releases of all runs together, for the life of the site."""
     min_records: PositiveInt = 50
     """Minimum number of records; with fewer the site refuses every request."""
     max_failures: PositiveInt = 3
     """Number of failed questions after which the site answers a run no more: each failure may tell a bit."""
+    max_failures_ever: PositiveInt = 50
+    """Number of failed questions of all runs together after which the site answers nothing until this is raised."""
     max_questions: PositiveInt = 1000
     """Number of questions of a run that the site answers."""
     runs_per_day: PositiveInt = 24
@@ -75,6 +84,8 @@ class SitePolicy(Settings):
     """Number of days for which the site keeps a copy of what it sent; 0 for none. Releases stay for good."""
     keep_sent_gb: NonNegativeFloat = 1.0
     """Largest size of these copies in gigabytes; the oldest go first."""
+    state_gb: PositiveFloat = 50.0
+    """Size of ``state`` in gigabytes from which on the site answers nothing: releases stay there for good."""
     messages_at_a_time: Annotated[int, Ge(1), Le(64)] = 2
     """Number of messages that the site works on at a time."""
     public: dict[str, Path] = {}
@@ -128,6 +139,8 @@ class SitePolicy(Settings):
         return Limits(
             self.delta,
             self.budget,
+            min_epsilon=self.min_epsilon,
+            max_releases=self.max_releases,
             allow_unbounded=self.unprotected and self.budget is None,
             public_images=self.public_images or self.unprotected,
             budget_per_run=self.budget_per_run,
@@ -161,6 +174,9 @@ class SitePolicy(Settings):
             raise schema.Refused(f"the run's delta is {spec.delta:g}; the site's limit is {self.delta:g} (delta)")
         if spec.delta < LEAST_DELTA and not spec.simulated_noise:
             raise schema.Refused(f"the run's delta is {spec.delta:g}; real noise has tails to {LEAST_DELTA:g} only")
+        named = {lookup.nfc(name) for name in spec.class_names}
+        if missing := [name for name in self.classes or self.class_names if lookup.nfc(name) not in named]:
+            raise schema.Refused(f"the site's class '{schema.clean(missing[0])}' is not a class of the run (classes)")
         if spec.public and not is_noise(spec.public) and spec.public.partition(":")[0] not in self.public:
             raise schema.Refused(f"the site has no public data '{schema.clean(spec.public)}' (public)")
 
@@ -179,6 +195,15 @@ class SitePolicy(Settings):
         bare = [f.name for f in fields if f.protection == "unprotected"]
         if bare and not self.unprotected:
             raise schema.Refused(f"the site's policy allows no unprotected field, such as '{bare[0]}' (unprotected)")
+
+
+def class_names(policy: SitePolicy) -> tuple[str, ...]:
+    """Names of the classes of the site's records: those of the source or of the policy, else their numbers."""
+    cache_dir = policy.state / "data"
+    read = partial(sources.load_raw_part, str(policy.data), policy.reading, cache_dir=cache_dir)
+    part: sources.Raw = _loaded("the site's records", read)
+    labels = [int(some.max()) for some in (part.train[1], part.test[1]) if len(some)]
+    return part.class_names or policy.class_names or tuple(map(str, range(1 + max(labels, default=-1))))
 
 
 T = TypeVar("T")
@@ -285,6 +310,15 @@ def _check_data(policy: SitePolicy) -> Iterator[str]:
                          "(min_records)")  # fmt: skip
     if policy.budget is not None and policy.delta * records >= 1:
         raise ValueError(f"delta is {policy.delta:g}; with {records:,} records it must be below {1 / records:.2g}")
+    names = class_names(policy)
+    if not policy.classes and not policy.class_names:
+        listed = ", ".join(f'"{name}"' for name in names[:20])
+        yield (
+            "a run without one of the site's classes fails, which tells its server a bit; state them, as public: "
+            f"classes = [{listed}{', ...' if len(names) > 20 else ''}]"
+        )
+    elif policy.classes and (unknown := [n for n in names if lookup.nfc(n) not in map(lookup.nfc, policy.classes)]):
+        raise ValueError(f"the site has records of the class {unknown[0]!r}, which its policy lacks (classes)")
     if len(torch.unique(labels)) < 2:
         yield "all records have one class"
     if policy.min_records < _FEW:
