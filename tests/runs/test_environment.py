@@ -72,10 +72,37 @@ def test_commits_are_those_of_the_working_folder(tmp_path: Path, monkeypatch: py
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     assert environment.environment("cpu")["folder_commit"] == head
     (tmp_path / "method.py").write_text("2")
-    assert environment.environment("cpu")["folder_commit"] == f"{head}+changes"
+    assert environment.environment("cpu")["folder_commit"] == head
     monkeypatch.setenv("PATH", "")  # without git
     assert environment.environment("cpu")["folder_commit"] is None
     assert json.dumps(environment.environment("cpu"))
+
+
+def test_a_strangers_folder_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter, a monitor, a pager, hooks, aliases and a program called git, as an unpacked study may have them."""
+    monkeypatch.chdir(tmp_path)
+    ran = tmp_path.parent / f"{tmp_path.name}-ran"
+    planted = tmp_path / "planted.sh"
+    planted.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+    planted.chmod(0o755)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+    (tmp_path / "method.py").write_text("1")
+    (tmp_path / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    for words in (["init", "-q"], ["add", "method.py", ".gitattributes"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    for key in ("filter.evil.clean", "filter.evil.process", "diff.evil.command", "diff.evil.textconv", "core.fsmonitor",
+                "core.pager", "core.editor", "alias.rev-parse", "core.sshCommand", "credential.helper"):  # fmt: skip
+        subprocess.run(["git", "config", key, f"!{planted}" if key.startswith("alias") else str(planted)], check=True)
+    for hook in ("post-checkout", "pre-commit", "post-index-change", "reference-transaction", "fsmonitor-watchman"):
+        (tmp_path / ".git" / "hooks" / hook).write_bytes(planted.read_bytes())
+        (tmp_path / ".git" / "hooks" / hook).chmod(0o755)
+    (tmp_path / "method.py").write_text("22")
+    assert len(environment.environment("cpu")["folder_commit"]) == 40 and not ran.exists()
+    (tmp_path / "git").write_bytes(planted.read_bytes())
+    (tmp_path / "git").chmod(0o755)
+    for entry in (str(tmp_path), "."):
+        monkeypatch.setenv("PATH", entry)
+        assert environment.environment("cpu")["folder_commit"] is None and not ran.exists()
 
 
 @pytest.mark.parametrize(

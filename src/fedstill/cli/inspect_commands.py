@@ -113,6 +113,17 @@ def show_data(words: list[str], experiment: "Experiment", output: "Output") -> N
         terminal().print(*data_page.show(experiment, output.out), sep="\n")
 
 
+def forget(names: list[str]) -> None:
+    """``fedstill data forget``."""
+    from fedstill.data import cache
+
+    found = cache.forget(names)
+    for place in found:
+        print(f"deleted: {place}")
+    if not found:
+        print(f"{cache.default_folder()} has nothing of {', '.join(names)}; 'all' deletes whatever was decoded")
+
+
 def privacy(words: list[str], form: "Format") -> None:
     """``fedstill privacy RUN``."""
     from fedstill.report import spending
@@ -238,6 +249,12 @@ DATA = Command(
     about="List the data sets, or plot a partition.\n\nExample: fedstill data show digits --partition classes:2",
     below={
         "list": Command(list_data, "", "List the known data sets.", (FORM,)),
+        "forget": Command(
+            forget,
+            "DATA ...",
+            "Delete decoded copies of data sets, by name or path, also of a path that is gone; or of all.",
+            needs="usage: fedstill data forget DATA ...; name data sets or paths, or all",
+        ),
         "show": Command(
             show_data,
             "[NAME]",

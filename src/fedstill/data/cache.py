@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +104,39 @@ def cached(folder: Path, source: str, build: Callable[[], CacheEntry]) -> tuple[
     return stored
 
 
+def forget(names: Sequence[str]) -> list[Path]:
+    """Delete the entries of data sets, and vectors that a backbone has made of them; a run makes them again.
+
+    Args:
+        names: names or paths of data sets, which may be gone, or ``"all"``.
+
+    Returns:
+        The folders that were deleted.
+    """
+    root, texts = default_folder(), [text for name in names for text in (Path(name).name, Path(name).stem)]
+    wanted = {re.sub(r"[^A-Za-z0-9_]+", "-", text) for text in texts}  # as `fedstill.data.places.Source.folder`
+    entries = [place for place in root.glob("*-*") if (place / "meta.json").is_file()]
+    found = [place for place in entries if "all" in names or place.name.rpartition("-")[0] in wanted]
+    gone = {_fact(place, "fingerprint") for place in found}
+    found += [place for place in entries if place not in found and _fact(place, "content", "facts", "labels") in gone]
+    begun = [place for place in root.glob("features-*.begun") if found]
+    for place in (*found, *begun):
+        shutil.rmtree(place)
+        place.with_name(f"{place.name}.lock").unlink(missing_ok=True)
+    return found
+
+
+def _fact(place: Path, *path: str) -> Any:
+    """A value in an entry's ``meta.json``; its own path, which equals nothing else, where there is none."""
+    try:
+        value = json.loads((place / "meta.json").read_bytes())
+        for key in path:
+            value = value[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return place
+    return value
+
+
 def fingerprint(entry: CacheEntry) -> str:
     """The fingerprint that `cached` would give with ``entry``, without writing anything."""
     checksums = {}
@@ -157,7 +191,7 @@ def _write(folder: Path, source: str, entry: CacheEntry) -> None:
     new, old = (folder.with_name(folder.name + suffix) for suffix in (".new", ".old"))
     for leftover in (new, old):  # from a process that was killed here
         shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
+    new.mkdir(mode=0o700)  # decoded pictures of patients are not for others of the machine, as their source is not
     for name, array in entry.arrays.items():
         np.save(new / f"{name}.npy", array, allow_pickle=False)
     content = {"arrays": {name: _checksum(new / f"{name}.npy") for name in entry.arrays}, "facts": entry.facts}

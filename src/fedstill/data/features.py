@@ -171,7 +171,7 @@ def _note(path: Path) -> Path:
 
 def _created(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
     """Make and map a file of zeros; the note of an earlier file is deleted first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _note(path).unlink(missing_ok=True)
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
 

@@ -250,6 +250,8 @@ def _run(
     if sites is not None:
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
+    if sites is None and not task.known:
+        folder.keep_private()
     folder.write_config({**description, **facts, "run": spec.run, **origin})
     is_first = _note_environment(folder, experiment.device, watcher)
     if is_first:

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from datetime import datetime
@@ -21,7 +22,7 @@ def environment(device: str) -> dict[str, Any]:
 
     Keys: ``started`` (ISO 8601), ``fedstill``, ``commit`` (of fedstill, if it is a checkout), ``python``, ``torch``,
     ``numpy``, ``blas``, ``cpu``, ``threads`` (of the server), ``device``, ``os``, ``folder`` (the working folder) and
-    ``folder_commit`` (of its repository); commits end in ``+changes`` if files differ from them. A value is None if it
+    ``folder_commit`` (of its repository); ``commit`` ends in ``+changes`` if files differ. A value is None if it
     is unknown.
     """
     import torch  # imported here because it takes a second
@@ -33,7 +34,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "folder": str(folder),
-        "folder_commit": _commit(folder),
+        "folder_commit": _head(folder),
     }
 
 
@@ -56,7 +57,7 @@ def _software() -> dict[str, Any]:
     package = Path(fedstill.__file__).parent
     return {
         "fedstill": fedstill.__version__,
-        "commit": _commit(package) if _git(package, "ls-files", "--error-unmatch", "__init__.py") else None,
+        "commit": _of_source(package) if _git(package, "ls-files", "--error-unmatch", "__init__.py") else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
@@ -81,14 +82,26 @@ def _cpu() -> str | None:
     return model[1].strip() if model else platform.processor() or platform.machine() or None
 
 
-def _commit(folder: Path) -> str | None:
-    """The commit of the repository around ``folder``; None without one."""
-    return _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
+def _of_source(package: Path) -> str | None:
+    """The commit of fedstill's own source, with ``+changes`` if files differ from it."""
+    return _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
+
+
+def _head(folder: Path) -> str | None:
+    """The commit of the repository around ``folder``; None without one.
+
+    No file of the work tree is compared with it: the settings of a stranger's repository name programs for that
+    (``filter.X.clean``), which git would run.
+    """
+    return _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """The output of a git command that changes nothing; None if it fails."""
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
+    """The output of a git command that changes nothing; None if it fails, or if git itself is in ``folder``."""
+    program = shutil.which("git")
+    if program is None or not os.path.isabs(program) or Path(program).resolve().is_relative_to(folder.resolve()):
+        return None
+    command = [program, "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook names another
     try:
         done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=10, check=True)

@@ -480,6 +480,16 @@ class RunFolder:
         """``summary.json``."""
         return self._checked(formats.checked(self.read_json(self.summary), self.summary), Summary, self.summary)
 
+    def keep_private(self) -> None:
+        """Close a new run's folder to others of the machine: it has records of somebody's own, as images and counts."""
+        if not self.config.exists():
+            self.path.chmod(0o700)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody but its owner can read the folder."""
+        return self.path.exists() and not self.path.stat().st_mode & 0o077
+
     def write_config(self, content: Mapping[str, Any]) -> None:
         """Write ``config.json``."""
         files.write_json(self.config, {"format": formats.FORMAT, **content})

@@ -250,7 +250,8 @@ def described(reply: Sent) -> dict[str, Any]:
 
 def write(reply: Sent, folder: Path) -> list[Path]:
     """Write each tensor as ``NAME.npy``, and images ``(n, c, h, w)`` with 1 or 3 channels as ``NAME.png`` too."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
     places = []
     for name, value in reply.tensors.items():
         plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
