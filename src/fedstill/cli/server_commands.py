@@ -24,6 +24,7 @@ def init(words: list[str], settings: "ServerSettings") -> None:
         raise Bad("--host is missing; give the name or the IP address under which the sites reach this server")
     made = servers.init(Path(words[0]), settings.model_dump())
     print(f"{made.folder} is the server {made.address}; {made.certificates.authority_key} signs its certificates")
+    _warn_root()
     print(f"start it: fedstill server start {words[0]}, or as a service: see {made.folder / units.SERVER}")
 
 
@@ -31,7 +32,8 @@ def start(words: list[str]) -> None:
     """``fedstill server start``."""
     from fedstill.sites.server import service
 
-    raise SystemExit(service.start(_open(words), partial(print, flush=True)))
+    _warn_root()
+    raise SystemExit(service.start(_open(words, "start"), partial(print, flush=True)))
 
 
 def invite(words: list[str], limit: "Invitation") -> None:
@@ -39,7 +41,7 @@ def invite(words: list[str], limit: "Invitation") -> None:
     from fedstill.sites.server.roster import fingerprint
 
     clients = [_number(client) for client in words[1:]]
-    of = _open(words)
+    of = _open(words, "invite")
     for client in clients:
         place = of.invite(client, limit.records)
         print(f"client {client}: {place}, fingerprint {fingerprint(place)}")
@@ -51,7 +53,7 @@ def accept(words: list[str], given: "Acceptance") -> None:
     from fedstill.sites.server import roster
 
     _, number, *key = words
-    of, client, text = _running(words), _number(number), " ".join(key)
+    of, client, text = _running(words, "accept"), _number(number), " ".join(key)
     if len(key) == 1 and Path(text).is_file():
         text = Path(text).read_text("utf-8", errors="replace")
     member = roster.accept(of.roster, client, text, of.supernode, replace=given.replace)
@@ -63,7 +65,7 @@ def remove(words: list[str]) -> None:
     """``fedstill server remove``."""
     from fedstill.sites.server import roster
 
-    of, client = _running(words), _number(words[1])
+    of, client = _running(words, "remove"), _number(words[1])
     roster.remove(of.roster, client, of.supernode)
     print(f"client {client} is removed; to come back it needs an invitation and a new key (fedstill site rekey)")
 
@@ -75,7 +77,7 @@ def run(words: list[str], settings: "SubmitFlags", form: "Format") -> None:
     _, *files = words
     say = partial(print, flush=True, file=sys.stderr if form.json_ else sys.stdout)
     try:
-        out = submit.run(_open(words), Path(files[0]) if files else None, settings, say)
+        out = submit.run(_open(words, "run"), Path(files[0]) if files else None, settings, say)
     except submit.Ended as error:
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -104,28 +106,40 @@ def renew(words: list[str], given: "Renewal") -> None:
     """``fedstill server renew``."""
     from fedstill.sites.server import service
 
-    print(service.renew(_open(words), authority=given.authority))
+    print(service.renew(_open(words, "renew"), authority=given.authority))
 
 
 def stop(words: list[str]) -> None:
     """``fedstill server stop``."""
     from fedstill.sites.server import service
 
-    of = _open(words)
+    of = _open(words, "stop")
     print("the server has stopped" if service.stop(of) else f"the server in {of.folder} does not run")
 
 
-def _open(words: list[str]) -> "Server":
+def _open(words: list[str], command: str = "") -> "Server":
+    """The server in the folder that comes first; ``command`` is named if it writes there."""
+    from fedstill.sites import units
     from fedstill.sites.server.service import Server
 
-    return Server(Path(words[0]))
+    found = Server(Path(words[0]))
+    if command:
+        units.check_owner(found.folder, f"server {command} {' '.join(words)}")
+    return found
 
 
-def _running(words: list[str]) -> "Server":
+def _warn_root() -> None:
+    from fedstill.sites import units
+
+    if sentence := units.of_root("this server"):
+        print(sentence, file=sys.stderr)
+
+
+def _running(words: list[str], command: str) -> "Server":
     """The server, whose SuperLink is needed."""
     from fedstill.sites.server import service
 
-    of = _open(words)
+    of = _open(words, command)
     if not (service.is_running(of) and service.listens(of.settings.inner_port)):
         raise Bad(f"the server does not run; start it with 'fedstill server start {words[0]}'")
     return of

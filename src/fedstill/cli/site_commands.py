@@ -45,6 +45,8 @@ def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
     key = setup.join(folder, invitation)
     folder.chmod(0o700)
     print(f"client {invite.client} of {invite.address}, invitation {roster.fingerprint(invitation)}")
+    if sentence := units.of_root("this site"):
+        print(sentence, file=sys.stderr)
     _say(policy, warnings)
     print(f"send this public key ({folder / 'site.key.pub'}) to the server, for 'fedstill server accept':\n{key}")
     print(f"then: fedstill site serve {words[0]}, or as a service: see {folder / units.SITE}")
@@ -87,7 +89,7 @@ def join(words: list[str], invited: "Invite") -> None:
     from fedstill.sites.server import roster
     from fedstill.sites.site import setup
 
-    key = setup.join(Path(words[0]), invitation)
+    key = setup.join(_own(words, "join"), invitation)
     print(f"the server is {roster.read_invitation(invitation).address}, invitation {roster.fingerprint(invitation)}")
     print(f"the site's public key is\n{key}\nstart the site again")
 
@@ -96,7 +98,7 @@ def rekey(words: list[str]) -> None:
     """``fedstill site rekey``."""
     from fedstill.sites.site import setup
 
-    key = setup.rekey(Path(words[0]))
+    key = setup.rekey(_own(words, "rekey"))
     print("send this public key to the server, for 'fedstill server accept --replace', then start the site again:")
     print(key)
 
@@ -111,14 +113,27 @@ def serve(words: list[str]) -> None:
         raise Bad("the site's folder comes first: fedstill site serve FOLDER (fedstill site serve --help)")
     from fedstill.sites.site import launcher
 
-    raise SystemExit(launcher.serve(Path(words[0]), words[1:]))
+    raise SystemExit(launcher.serve(_own(words[:1], "serve"), words[1:]))
 
 
-def _policy(words: Sequence[str]) -> "SitePolicy":
-    """The policy of the site whose folder comes first."""
+def _policy(words: Sequence[str], command: str = "") -> "SitePolicy":
+    """The policy of the site whose folder comes first; ``command`` is named if it writes there."""
+    from fedstill.sites import units
     from fedstill.sites.site.policy import SitePolicy
 
-    return SitePolicy.read(Path(words[0]) / "policy.toml")
+    policy = SitePolicy.read(Path(words[0]) / "policy.toml")
+    if command:
+        units.check_owner(policy.state, f"site {command} {' '.join(words)}")
+    return policy
+
+
+def _own(words: Sequence[str], command: str) -> Path:
+    """The site's folder, which must be this user's."""
+    from fedstill.sites import units
+
+    folder = Path(words[0])
+    units.check_owner(folder, f"site {command} {' '.join(words)}")
+    return folder
 
 
 def _say(policy: Any, warnings: Sequence[str]) -> None:
@@ -183,7 +198,7 @@ def show_log(words: list[str], flags: "Log") -> None:
     """``fedstill site log``."""
     from fedstill.sites.site import log
 
-    policy = _policy(words)
+    policy = _policy(words, "log --restart" if flags.restart else "")
     if flags.export is not None:
         from fedstill.sites.site import evidence
 
@@ -290,7 +305,7 @@ def pause(words: list[str]) -> None:
     """``fedstill site pause``."""
     from fedstill.sites.site import decisions
 
-    decisions.pause(_policy(words))
+    decisions.pause(_policy(words, "pause"))
     print("paused: the site replies to no question (fedstill site resume)")
 
 
@@ -298,7 +313,7 @@ def resume(words: list[str]) -> None:
     """``fedstill site resume``."""
     from fedstill.sites.site import decisions
 
-    decisions.resume(_policy(words))
+    decisions.resume(_policy(words, "resume"))
     print("resumed: the site replies to questions")
 
 
@@ -309,7 +324,7 @@ def approve(words: list[str], given: "Approval") -> None:
         raise Bad("name the run, and give --yes or --no: fedstill site approve FOLDER RUN --yes")
     from fedstill.sites.site import decisions
 
-    policy = _policy(words)
+    policy = _policy(words, "approve" if run else "")
     if not run:
         print("\n".join(decisions.list_waiting(policy)) or "no run waits for approval")
         return

@@ -250,9 +250,7 @@ def _run(
     if sites is not None:
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
-    if sites is None and not task.known:
-        folder.keep_private()
-    folder.write_config({**description, **facts, "run": spec.run, **origin})
+    folder.write_config({**description, **facts, "run": spec.run, **origin}, private=not (sites or task.known))
     is_first = _note_environment(folder, experiment.device, watcher)
     if is_first:
         watcher.read(task.origin)

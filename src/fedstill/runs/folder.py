@@ -480,18 +480,15 @@ class RunFolder:
         """``summary.json``."""
         return self._checked(formats.checked(self.read_json(self.summary), self.summary), Summary, self.summary)
 
-    def keep_private(self) -> None:
-        """Close a new run's folder to others of the machine: it has records of somebody's own, as images and counts."""
-        if not self.config.exists():
-            self.path.chmod(0o700)
-
     @property
     def is_private(self) -> bool:
         """Whether nobody but its owner can read the folder."""
         return self.path.exists() and not self.path.stat().st_mode & 0o077
 
-    def write_config(self, content: Mapping[str, Any]) -> None:
-        """Write ``config.json``."""
+    def write_config(self, content: Mapping[str, Any], *, private: bool = False) -> None:
+        """Write ``config.json``; a new folder of somebody's ``private`` records is closed to others of the machine."""
+        if private and not self.config.exists():
+            self.path.chmod(0o700)
         files.write_json(self.config, {"format": formats.FORMAT, **content})
 
     def write_summary(self, content: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import pwd
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -99,6 +100,46 @@ def check_folder(folder: Path) -> None:
             f"the folder {str(folder)!r} has {unfit[0]!r}, which systemd or nginx would not take as it stands; "
             "choose another folder"
         )
+
+
+def check_owner(folder: Path, command: str) -> None:
+    """Refuse a command that would write files of another user, who could no longer read them.
+
+    Args:
+        folder: what the command writes into.
+        command: the command line after ``fedstill``, for the remedy.
+
+    Raises:
+        ValueError: the folder is another user's.
+    """
+    if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
+        name = _name(owner)
+        raise ValueError(
+            f"{folder} belongs to {name}, and this is {_name(os.geteuid())}, whose files {name} may not be able to "
+            f"read; run it as its owner: sudo -u {name} fedstill {command}"
+        )
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"#{user}"
+
+
+def of_root(what: str) -> str:
+    """A sentence if this process is root's; empty otherwise.
+
+    Args:
+        what: who runs, at the beginning of the sentence.
+    """
+    if os.geteuid() != 0:
+        return ""
+    return (
+        f"warning: {what} runs as root, so that whoever gets into it has the whole machine; make a user for it "
+        "(sudo useradd --system fedstill; sudo install -d -o fedstill FOLDER) and run this as that user "
+        "(sudo -u fedstill)"
+    )
 
 
 def server(folder: Path) -> str:

@@ -254,6 +254,12 @@ class Chain:
             with place.open("rb") as file:
                 file.seek(begin)
                 return file.read()
+        except PermissionError as error:
+            owner = self._folder.stat().st_uid
+            raise files.Damaged(
+                f"{place} can't be read by this user ({error.strerror}); nothing is damaged: run this as its owner, or "
+                f"give the file back (chown --reference={self._folder} {place}), whose user has the number {owner}"
+            ) from error
         except OSError as error:
             raise self._damaged(f"{place.name} can't be read ({error.strerror})") from error
 

@@ -26,6 +26,7 @@ from fedstill import __version__, schema
 from fedstill.base import errors, files
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.flower import apps, forks, node
+from fedstill.sites import units
 from fedstill.sites.site import log, setup
 from fedstill.sites.site.answer import answer as site_answer
 from fedstill.sites.site.policy import SitePolicy
@@ -229,6 +230,8 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         from fedstill.engines.flower.node import NodeLimits, run_node
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
+    if sentence := units.of_root("this site"):
+        print(sentence, file=sys.stderr)
     os.umask(0o077)
     os.environ["FLWR_HOME"] = str(folder.resolve() / "flower")  # a service may have no home
     settings = policy.model_dump(mode="json")

@@ -1,0 +1,88 @@
+"""Commands of another user of the machine, who would take a site's files away from its service."""
+
+import os
+from pathlib import Path
+
+import pytest
+from real_sites import make_site
+
+from fedstill.base import files
+from fedstill.cli import main
+from fedstill.data.sources import DataSet
+from fedstill.sites import units
+from fedstill.sites.site.chain import Chain
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
+
+
+@pytest.fixture
+def owned(digits: DataSet, tmp_path: Path) -> Path:
+    """A site whose files are another user's."""
+    folder = make_site(tmp_path, digits, 0).state.parent
+    for place in [folder, *folder.rglob("*")]:
+        os.chown(place, 1234, 1234)
+    return folder
+
+
+@ROOT
+@pytest.mark.parametrize(
+    "words", [["pause"], ["resume"], ["approve", "RUN", "--yes"], ["log", "--restart"], ["rekey"], ["serve"]]
+)
+def test_a_command_that_writes_is_refused_to_another_user(
+    words: list[str], owned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {place: place.stat() for place in owned.rglob("*")}
+    name, *more = words
+    with pytest.raises(SystemExit) as stop:
+        main(["site", name, str(owned), *more])
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and "belongs to #1234" in told and "run it as its owner: sudo -u #1234 fedstill" in told
+    after = {place: place.stat() for place in owned.rglob("*")}
+    assert {place: (s.st_uid, s.st_mtime) for place, s in after.items() if place in before} == {
+        place: (s.st_uid, s.st_mtime) for place, s in before.items()
+    }
+    main(["site", "status", str(owned), "--json"])  # reading is allowed
+
+
+@ROOT
+def test_the_servers_commands_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["server", "init", str(tmp_path / "server"), "--host", "fl.example.org"])
+    os.chown(tmp_path / "server", 1234, 1234)
+    with pytest.raises(SystemExit):
+        main(["server", "invite", str(tmp_path / "server"), "0"])
+    assert "sudo -u #1234 fedstill server invite" in capsys.readouterr().err
+
+
+@ROOT
+def test_a_file_of_another_user_is_not_called_damaged(tmp_path: Path) -> None:
+    chain = Chain(tmp_path / "chain", "log", "put a copy back")
+    chain.create()
+    (tmp_path / "chain" / "log.head").chmod(0o600)
+    for place in (tmp_path, *tmp_path.parents):
+        if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
+            place.chmod(0o711)
+    for place in [tmp_path / "chain", *(tmp_path / "chain").iterdir()]:
+        os.chown(place, 65534 if place.name != "log.head" else 0, -1)
+    read, write = os.pipe()
+    if not (child := os.fork()):  # another user, with what this process has imported
+        try:
+            os.setuid(65534)
+            chain.read()
+        except files.Damaged as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        told = pipe.read()
+    assert "nothing is damaged: run this as its owner" in told and "chown --reference=" in told
+    assert "put a copy back" not in told
+
+
+def test_root_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    main(["server", "init", str(tmp_path / "server"), "--host", "fl.example.org"])
+    assert "warning: this server runs as root" in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert units.of_root("this site") == ""
