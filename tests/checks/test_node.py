@@ -15,7 +15,11 @@ from flwr.common.constant import SubStatus  # noqa: E402
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse  # noqa: E402
 from flwr.proto.task_pb2 import Task  # noqa: E402
 from flwr.supercore.constant import TaskType  # noqa: E402
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor  # noqa: E402
+from flwr.supercore.interceptors import (  # noqa: E402
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.run import RunNotRunningException  # noqa: E402
 from flwr.supercore.runtime import RuntimeHttpClient  # noqa: E402
 from flwr.supernode import start_client_internal  # noqa: E402
@@ -31,6 +35,7 @@ TAKEN: list[tuple[Any, list[str]]] = [
     (RuntimeHttpClient.AcquireTask, ["self", "request"]),
     (RuntimeTokenHttpInterceptor.__init__, ["self", "token"]),
     (RuntimeVersionHttpInterceptor.__init__, ["self", "component_name"]),
+    (SuperExecAuthHttpInterceptor.__init__, ["self", "master_secret", "protected_methods"]),
     (RuntimeHttpClient.SendTaskHeartbeat, ["self", "request"]),
     (RuntimeHttpClient.PushTaskOutput, ["self", "request"]),
 ]
@@ -52,6 +57,8 @@ def test_the_runtime_api_of_a_supernode_is_where_the_node_looks_for_it() -> None
     words = ["--isolation", "subprocess", "--isolation", "process", "--host", "127.0.0.1", "--port", "9"]
     options = _parse_args_run_supernode().parse_args(words)
     assert (options.isolation, options.host, options.port) == ("process", "127.0.0.1", 9)
+    words = ["--isolation", "process", "--superexec-auth-secret-file", "/dev/fd/3"]
+    assert _parse_args_run_supernode().parse_args(words).superexec_auth_secret_file == "/dev/fd/3"
     assert {"server_address", "insecure", "root_certificates", "interceptors", "retry_invoker"} <= set(
         inspect.signature(RuntimeHttpClient.from_server_address).parameters
     )

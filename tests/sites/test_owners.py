@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from real_sites import make_site
 
-from fedstill.base import files
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.sites import units

@@ -1,9 +1,10 @@
 """A site's Flower node whose messages go to programs of fedstill's own, so that the server's bundle never runs there.
 
 A SuperNode with ``--isolation process`` starts no program for its messages: whoever asks its Runtime API on this
-machine gets a message's token. `run_node` asks and forks a program for each, in which `run_task` takes the message,
-gives it to an app that is installed here, and sends the reply. Flower's own programs, which unpack and import the
-bundle, are never started. These functions of Flower are not documented; tests/checks/test_node.py pins them.
+machine, with the secret that only `run_node` and the SuperNode share, gets a message's token. `run_node` asks and forks
+a program for each, in which `run_task` takes the message, gives it to an app that is installed here, and sends the
+reply. Flower's own programs, which unpack and import the bundle, are never started. These functions of Flower are not
+documented; tests/checks/test_node.py pins them.
 """
 
 import json
@@ -24,7 +25,11 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -38,6 +43,8 @@ _POLL = 0.2
 """Seconds between two questions for a task."""
 _BEAT = 10.0
 """Seconds between two words to the SuperNode that a program lives."""
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+"""The method that gives a message's token."""
 _SUPERNODE = "from fedstill.engines.flower import supernode; supernode.main()"
 
 
@@ -72,14 +79,18 @@ def run_node(options: Sequence[str], programs: Sequence[str], limits: NodeLimits
     forks = Forks(programs)
     port = _free_port()
     read, write = os.pipe()
+    secret, pipe = _piped_secret()
     own = ["--isolation", "process", "--host", _HOST, "--port", str(port)]  # last, so they count
+    own += ["--superexec-auth-secret-file", f"/dev/fd/{pipe}"]
     words = [str(os.getpid()), str(limits.request), b64encode(limits.refusal).decode(), str(write)]
-    node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write])
+    node = subprocess.Popen([sys.executable, "-P", "-c", _SUPERNODE, *words, *options, *own], pass_fds=[write, pipe])
     os.close(write)
+    os.close(pipe)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
     notes = PipeLines(read)
     address, running, due = f"{_HOST}:{port}", list[_Program](), 0.0
-    client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"))
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
+    client = _client(address, RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed)
     try:
         while (code := node.poll()) is None:
             for line in notes.read():
@@ -105,6 +116,17 @@ def run_node(options: Sequence[str], programs: Sequence[str], limits: NodeLimits
         forks.close()
         client.close()
         notes.close()
+
+
+def _piped_secret() -> tuple[bytes, int]:
+    """A secret, and the end of a pipe in which it is: no other user of the machine can read it, and no file has it.
+
+    Whoever asks for a task without it gets none; otherwise any local user could take a message, and answer it.
+    """
+    secret, (read, write) = os.urandom(32), os.pipe()
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(secret)
+    return secret, read
 
 
 class _Program:
