@@ -1,6 +1,7 @@
 """The door of a server: what sites need passes, everything else is refused, by fedstill's own proxy and by nginx's."""
 
 import http.client
+import inspect
 import shutil
 import socket
 import ssl
@@ -8,19 +9,27 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+import httpx  # noqa: E402
+import psutil  # type: ignore[import-untyped]  # noqa: E402
 import uvicorn  # noqa: E402
+from cryptography.hazmat.primitives import serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from flwr.superlink.routers.fleet import node_auth  # noqa: E402
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
 from starlette.requests import Request  # noqa: E402
 from starlette.responses import Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
 from fedstill.sites.loopback import free_port  # noqa: E402
-from fedstill.sites.server import gate, service  # noqa: E402
+from fedstill.sites.server import gate, roster, service  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +112,7 @@ def doors(
     inner = in_thread(link, ports["inner_port"])
     url, program = f"https://127.0.0.1:{ports['inner_port']}", None
     door = gate.server(
-        gate.app(url, places.authority),
+        gate.app(url, places.authority, lambda _: True),
         bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
     )  # fmt: skip
     outer = None
@@ -199,9 +208,110 @@ def test_a_superlink_that_is_away_is_a_bad_gateway(tmp_path: Path) -> None:
     ports = {"port": free_port(), "inner_port": free_port()}
     places = service.init(tmp_path / "server", {"host": "localhost", **ports}).certificates
     door = gate.server(
-        gate.app(f"https://127.0.0.1:{ports['inner_port']}", places.authority),
+        gate.app(f"https://127.0.0.1:{ports['inner_port']}", places.authority, lambda _: True),
         bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
     )  # fmt: skip
     outer = in_thread(door, ports["port"])
     assert ask(ports["port"], places.authority, "POST", "/v1/fleet/get-run")[0] == 502
     stopped(door, outer)
+
+
+def signed(key: ec.EllipticCurvePrivateKey, **changes: str) -> dict[str, str]:
+    """The headers that Flower's SuperNode sends with this key."""
+    request = httpx.Request("POST", "https://localhost/v1/fleet/pull-messages")
+    context = SimpleNamespace(request=request, rpc_method="", message=None)
+    NodeAuthHttpInterceptor(key, key.public_key()).intercept(context, lambda _: None)  # type: ignore[arg-type]
+    names = ("flwr-public-key", "flwr-timestamp", "flwr-signature")
+    return {**{name: request.headers[name] for name in names}, **changes}
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Path, list[ec.EllipticCurvePrivateKey]]:
+    """A roster of one site, and the keys of two."""
+    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(2)]
+    write_roster(tmp_path / "roster.toml", keys[:1])
+    return tmp_path / "roster.toml", keys
+
+
+def write_roster(place: Path, keys: list[ec.EllipticCurvePrivateKey]) -> None:
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    sites = [
+        roster.Member(client=i, key=key.public_key().public_bytes(*form).decode(), node=i + 1)
+        for i, key in enumerate(keys)
+    ]
+    roster.write(place, roster.Roster(site=tuple(sites)))
+
+
+def test_the_door_knows_sites_by_their_signature(members: tuple[Path, list[ec.EllipticCurvePrivateKey]]) -> None:
+    place, (site, stranger) = members
+    door = gate.Members(place)
+    mine = signed(site)
+    assert door.admits(mine)
+    theirs = signed(stranger)
+    old = datetime.now(UTC) - timedelta(seconds=400)
+    for name, headers in {
+        "no headers": {},
+        "a stranger": theirs,
+        "a stranger with a site's key": {**theirs, "flwr-public-key": mine["flwr-public-key"]},
+        "another time": {**mine, "flwr-timestamp": datetime.now(UTC).isoformat()},
+        "no time zone": {**mine, "flwr-timestamp": datetime.now(UTC).replace(tzinfo=None).isoformat()},
+        "an old time": {**mine, "flwr-timestamp": old.isoformat()},
+        "no base64": {**mine, "flwr-signature": "?"},
+        "letters": {**mine, "flwr-public-key": "ä"},
+        "an endless time": {**mine, "flwr-timestamp": "9" * 10**6},
+    }.items():
+        assert not door.admits(headers), name
+    write_roster(place, [site, stranger])
+    assert door.admits(signed(stranger))  # it was accepted meanwhile
+    write_roster(place, [stranger])
+    assert not door.admits(signed(site))  # it was removed
+    signature = inspect.getsource(node_auth.authenticate_node)
+    assert "TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE" in signature and gate._OLD == 305
+
+
+def test_nothing_of_a_strangers_body_is_read(
+    members: tuple[Path, list[ec.EllipticCurvePrivateKey]], tmp_path: Path
+) -> None:
+    """Sixteen posts of 60 MiB without a signature: the door answers before they are sent, and passes none on."""
+    place, (site, _) = members
+    ports = {"port": free_port(), "inner_port": free_port()}
+    places = service.init(tmp_path / "server", {"host": "localhost", "bind": "127.0.0.1", **ports}).certificates
+    inside = Inside()
+    link = gate.server(
+        Starlette(routes=[Route("/{path:path}", inside.answer, methods=["POST"])]),
+        bind="127.0.0.1", port=ports["inner_port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    url = f"https://127.0.0.1:{ports['inner_port']}"
+    door = gate.server(
+        gate.app(url, places.authority, gate.Members(place).admits),
+        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    inner, outer = in_thread(link, ports["inner_port"]), in_thread(door, ports["port"])
+    context, size, before = ssl.create_default_context(cafile=str(places.authority)), 60 << 20, psutil.Process()
+    resident, most, answers = before.memory_info().rss, [0], list[bytes]()
+
+    def post() -> None:
+        with (
+            socket.create_connection(("localhost", ports["port"]), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as stranger,
+        ):
+            head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n"
+            stranger.sendall(head.encode())
+            answers.append(stranger.recv(100))  # before a byte of the body was sent
+            try:
+                for _ in range(size >> 16):
+                    stranger.send(bytes(1 << 16))
+                    most[0] = max(most[0], before.memory_info().rss)
+            except OSError:  # the door has closed the connection
+                pass
+
+    posts = [threading.Thread(target=post) for _ in range(16)]
+    for one in posts:
+        one.start()
+    for one in posts:
+        one.join()
+    assert len(answers) == 16 and all(b" 401 " in answer for answer in answers) and inside.seen == []
+    assert most[0] - resident < 100 << 20  # of 960 MiB that were sent
+    assert ask(ports["port"], places.authority, "POST", "/v1/fleet/pull-messages", b"abc", **signed(site))[0] == 200
+    stopped(door, outer)
+    stopped(link, inner)

@@ -35,6 +35,7 @@ ExecStart="{python}" -m fedstill {command} "{folder}"
 Restart=always
 RestartSec=15
 TimeoutStopSec=60
+MemoryMax=75%
 UMask=0077
 Environment=FEDSTILL_CACHE={folder}/cache
 WorkingDirectory={folder}

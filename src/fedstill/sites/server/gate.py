@@ -7,12 +7,17 @@ listens on 127.0.0.1 only, and this proxy stands on the port that sites reach.
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import uvicorn
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -20,6 +25,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedstill.sites import units
+from fedstill.sites.server import roster
 
 _PATH = re.compile(units.PATHS)
 _LARGEST = units.LARGEST_MB << 20
@@ -34,12 +40,58 @@ _OF_A_CONNECTION = {
 """Headers that concern one connection only (RFC 9110, 7.6.1)."""
 
 
-def app(inner: str, authority: Path) -> Starlette:
+Admits = Callable[[Mapping[str, str]], bool]
+"""Whether the headers of a request are those of a site."""
+_KEY, _TIME, _SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
+"""Headers of Flower's SuperNode: its key, a time, the time's signature; tests/checks/test_gate.py pins them."""
+_OLD = 305.0
+"""Seconds by which that time may be off, as in Flower."""
+
+
+class Members:
+    """The keys of a roster, by which the door tells a site from a stranger before it reads a byte of a body.
+
+    Args:
+        roster: the roster's file; it is read again when it has changed.
+    """
+
+    def __init__(self, roster: Path) -> None:
+        self._roster, self._read = roster, (-1, -1)
+        self._keys: dict[bytes, ec.EllipticCurvePublicKey] = {}
+
+    def admits(self, headers: Mapping[str, str]) -> bool:
+        """Whether a member of the roster has signed the request's time, which is about now."""
+        self._refresh()
+        try:
+            key = self._keys.get(b64decode(headers[_KEY], validate=True))
+            time, signature = headers[_TIME], b64decode(headers[_SIGNATURE], validate=True)
+            age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+            if key is None or abs(age) > _OLD:
+                return False
+            key.verify(signature, time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        except (KeyError, ValueError, TypeError, InvalidSignature):
+            return False
+        return True
+
+    def _refresh(self) -> None:
+        state = self._roster.stat()
+        if (now := (state.st_mtime_ns, state.st_size)) == self._read:
+            return
+        found = {}
+        for member in roster.read(self._roster).values():
+            key = serialization.load_ssh_public_key(member.key.encode())
+            assert isinstance(key, ec.EllipticCurvePublicKey), "the roster has keys of this kind only"
+            found[key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)] = key
+        self._keys, self._read = found, now
+
+
+def app(inner: str, authority: Path, admits: Admits) -> Starlette:
     """The proxy as an ASGI app.
 
     Args:
         inner: URL of the SuperLink.
         authority: certificates of the authority of the SuperLink's certificate.
+        admits: whether a request is a site's; nothing of another's body is read.
     """
     client = httpx.AsyncClient(
         base_url=inner,
@@ -53,6 +105,8 @@ def app(inner: str, authority: Path) -> Starlette:
         path = request.scope["raw_path"].decode("latin-1")  # as it was sent, before anything is decoded
         if request.method != "POST" or request.scope["query_string"] or not _PATH.fullmatch(path):
             return PlainTextResponse("only Flower's interface for sites is served here\n", 403)
+        if not await asyncio.to_thread(admits, request.headers):
+            return PlainTextResponse("no site of this server has signed the request\n", 401, {"connection": "close"})
         size = request.headers.get("content-length", "")
         if not (size.isascii() and size.isdecimal()) or int(size[:20]) > _LARGEST:
             return PlainTextResponse(f"a request has a length of at most {_LARGEST} bytes\n", 413)

@@ -257,8 +257,9 @@ def _run(server: Server, say: Callable[[str], None]) -> int:
             while link.poll() is None and not stopped.wait(0.2):
                 pass
         else:
+            door_keys = gate.Members(server.roster)
             door = gate.server(
-                gate.app(f"https://{HOST}:{settings.inner_port}", certificates.authority),
+                gate.app(f"https://{HOST}:{settings.inner_port}", certificates.authority, door_keys.admits),
                 bind=str(settings.bind),
                 port=settings.port,
                 certificate=certificates.certificate,
