@@ -21,6 +21,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from fedstill import methods  # noqa: E402
 from fedstill.data import sources  # noqa: E402
+from fedstill.data.places import Reading  # noqa: E402
 from fedstill.experiment.config import Experiment  # noqa: E402
 from fedstill.experiment.job import Job  # noqa: E402
 from fedstill.experiment.run import run  # noqa: E402
@@ -66,7 +67,11 @@ def test_tables_and_texts_give_the_weights_of_a_simulation(tmp_path: Path, monke
         for client in range(SITES):
             own = shared["cancer"].parts[client][0]
             allowed = {"methods": ["fedavg"], "unprotected": True, "simulated_noise": True}
-            place = here.add_site(client, shared["cancer"].train[own], **allowed)
+            place = here.add_site(client, data="cancer.parquet", **allowed)
+            mine, columns = shared["cancer"].train[own], list(shared["cancer"].columns)
+            rows = dict(zip(columns, mine.images.numpy().T, strict=True)) | {"target": mine.labels.numpy()}
+            order = columns[::-1] if client else columns  # a site's columns may stand in another order
+            pq.write_table(pa.table({name: rows[name] for name in (*order, "target")}), place / "cancer.parquet")
             # the texts that the simulated client has, by their places among the train records
             kept = _train_places(tasks["reviews"])[shared["reviews"].parts[client][0]]
             pq.write_table(pq.read_table(reviews).take(kept), place / "reviews.parquet")
