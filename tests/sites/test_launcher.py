@@ -1,13 +1,16 @@
 """A question that computes for ever, wants all the memory or ends its process: the server learns nothing but that."""
 
+import io
 import json
 import os
 import signal
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -131,3 +134,19 @@ def test_a_foreign_bundle_is_logged_with_its_hash(policy: SitePolicy) -> None:
     assert launcher.refuse_by(policy)(b"PK", 7) == "the site runs fedstill's own app only"
     (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
     assert (line["what"], line["run"], len(line["bundle"])) == ("refused", "7", 64)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_bundle_in_another_compression_is_refused_in_words(kind: int) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", kind) as bundle:
+        for name in launcher._FILES:
+            bundle.writestr(name, "x" * 1000)
+    whole = content.getvalue()
+    assert "compressed in another way" in str(launcher.foreign(whole))
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] ^= int(rng.integers(1, 256))
+        assert launcher.foreign(bytes(damaged))

@@ -328,3 +328,20 @@ def test_the_writer_of_the_log_needs_a_policy_s_state_only(state: Path) -> None:
     log.write(policy, {"request": "a"}, "failed", ValueError("no"))
     (line,) = log.read(state)
     assert line["detail"] == "ValueError: no"
+
+
+def test_runs_of_one_seed_that_send_the_same_requests_are_told_apart(tmp_path: Path) -> None:
+    """Run A is killed between the ledger's and the log's line; then B, whose request is the same, takes too long."""
+    state = tmp_path / "state"
+    create_ledger(log.ledger_of(state))
+    asked = {"time": "t", "what": "asked", "request": "r", "process": 1, "detail": ""}
+    log.append(state, {**asked, "run": "aaaaaaaa", "spec": "a"})
+    open_site_ledger(log.ledger_of(state), "aaaaaaaa", Limits(1e-5, 2.0)).charge(entry())
+    log.append(state, {**asked, "run": "bbbbbbbb", "spec": "b"})
+    log.append(state, {"time": "t", "what": "failed", "request": "r", "spec": "b", "detail": "no reply within 1 s"})
+    verdict = log.verify(state)
+    assert verdict.is_whole, verdict.problems
+    assert [line["spec"] for line in log.unfinished(log.read(state))] == ["a"]
+    log.append(state, {**asked, "run": "cccccccc", "spec": "c"})
+    open_site_ledger(log.ledger_of(state), "dddddddd", Limits(1e-5, 2.0)).charge(entry())
+    assert not log.verify(state).is_whole  # no question of that run was interrupted

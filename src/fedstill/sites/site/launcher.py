@@ -44,6 +44,8 @@ def foreign(content: bytes) -> str | None:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             if other := [info.filename for info in bundle.infolist() if info.filename not in _FILES]:
                 return f"it has the file {schema.short(other[0])}"
+            if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in bundle.infolist()):
+                return "it is compressed in another way than Flower does"
             with bundle.open("pyproject.toml") as file:
                 text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
@@ -54,6 +56,8 @@ def foreign(content: bytes) -> str | None:
     except (
         zipfile.BadZipFile,
         zlib.error,
+        EOFError,
+        OSError,
         KeyError,
         TypeError,
         ValueError,
@@ -178,8 +182,8 @@ class Worker:
         except (EOFError, OSError, MemoryError) as error:
             self._process.join(1)
             why = f"the process ended with code {self._process.exitcode} ({type(error).__name__}); out of memory?"
-        digest = hashlib.sha256(request).hexdigest()
-        log.write(self._policy, {"request": digest}, "failed", why)
+        facts = {"request": hashlib.sha256(request).hexdigest(), "spec": hashlib.sha256(spec.encode()).hexdigest()}
+        log.write(self._policy, facts, "failed", why)
         return NO_REPLY
 
     def __enter__(self) -> "Worker":

@@ -284,15 +284,20 @@ def verify(state: Path) -> Verdict:
 
 def unfinished(lines: Sequence[Line]) -> list[Line]:
     """The questions without an outcome: they are being answered, or their process was killed."""
-    waiting: dict[str, list[Line]] = defaultdict(list)
+    waiting: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         if line["what"] == "asked":
-            waiting[str(line.get("request"))].append(line)
-        elif line["what"] in OUTCOMES and waiting[str(line.get("request"))]:
-            same = waiting[str(line.get("request"))]
+            waiting[_question(line)].append(line)
+        elif line["what"] in OUTCOMES and waiting[_question(line)]:
+            same = waiting[_question(line)]
             own = [each for each in same if each.get("process") == line.get("process")]
             same.remove((own or same)[0])
     return sorted((line for each in waiting.values() for line in each), key=lambda line: int(line.get("n", 0)))
+
+
+def _question(line: Line) -> tuple[str, str]:
+    """Digests of the spec and the request of a line's question: runs of one seed send the same requests."""
+    return str(line.get("spec")), str(line.get("request"))
 
 
 def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[ChargeLine]) -> None:
@@ -306,8 +311,8 @@ def _compare(verdict: Verdict, lines: Sequence[Line], charges: Sequence[ChargeLi
     logged = _logged(verdict, lines, charges)
     unlogged = [charge for charge in charges[begun:] if charge.number not in logged]
     broken = Counter(line.get("run") for line in unfinished(lines))
-    requests = {line["request"]: line.get("run") for line in lines if line["what"] == "asked"}
-    broken.update(requests.get(line.get("request")) for line in lines if line["what"] == "failed")
+    runs = {_question(line): line.get("run") for line in lines if line["what"] == "asked"}
+    broken.update(runs.get(_question(line)) for line in lines if line["what"] == "failed")
     for charge in unlogged:
         words = f"charge {charge.number} of run {charge.run[:8]} is in the ledger and not in the log"
         if charge.entry.step == IMPORTED:
