@@ -100,7 +100,7 @@ def plain_node(here: Loopback) -> None:
     """A node as Flower starts it, whose site has no protection: it shows that the bundles do run elsewhere."""
     place = here.folder / "plain"
     place.mkdir()
-    key = site_key(place / "site.key")
+    key = site_key(place / "site.key", 0)
     here.server.flwr("supernode", "register", key, "server", "--format", "json")
     words = ["flower-supernode", "--root-certificates", here.server.certificates.authority]
     words += ["--superlink", f"127.0.0.1:{here.port}"]

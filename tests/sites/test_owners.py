@@ -14,6 +14,27 @@ from fedstill.sites.site.chain import Chain
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
 
 
+def told_as_another(folder: Path, name: str) -> str:
+    """The number of lines of a chain, or the error, as another user reads it with what this process has imported."""
+    for place in (folder, *folder.parents):
+        if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
+            place.chmod(0o711)
+    read, write = os.pipe()
+    if not (child := os.fork()):  # another user, with what this process has imported
+        try:
+            os.setuid(65534)
+            lines = Chain(folder / name, "log", "put a copy back").read()
+            os.write(write, f"{len(lines)} line".encode())
+        except Exception as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        return pipe.read()
+
+
 @pytest.fixture
 def owned(digits: DataSet, tmp_path: Path) -> Path:
     """A site whose files are another user's."""
@@ -57,26 +78,26 @@ def test_a_file_of_another_user_is_not_called_damaged(tmp_path: Path) -> None:
     chain = Chain(tmp_path / "chain", "log", "put a copy back")
     chain.create()
     (tmp_path / "chain" / "log.head").chmod(0o600)
-    for place in (tmp_path, *tmp_path.parents):
-        if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
-            place.chmod(0o711)
     for place in [tmp_path / "chain", *(tmp_path / "chain").iterdir()]:
         os.chown(place, 65534 if place.name != "log.head" else 0, -1)
-    read, write = os.pipe()
-    if not (child := os.fork()):  # another user, with what this process has imported
-        try:
-            os.setuid(65534)
-            Chain(tmp_path / "chain", "log", "put a copy back").read()
-        except Exception as error:
-            os.write(write, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        told = pipe.read()
+    told = told_as_another(tmp_path, "chain")
     assert "nothing is damaged: run this as its owner" in told and "chown --reference=" in told
     assert "put a copy back" not in told
+
+
+@ROOT
+def test_a_copy_that_nobody_can_write_is_verified(tmp_path: Path) -> None:
+    """As an auditor has one."""
+    chain = Chain(tmp_path / "chain", "log", "put a copy back")
+    chain.create()
+    with chain.lock:
+        chain.synchronise()
+        chain.append({"what": "asked"})
+    (tmp_path / "chain" / "log.lock").unlink()
+    for place in (tmp_path / "chain").iterdir():
+        place.chmod(0o444)
+    (tmp_path / "chain").chmod(0o555)
+    assert told_as_another(tmp_path, "chain") == "1 line"
 
 
 def test_root_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def keys_of(folder: Path, *names: str) -> list[str]:
-    return [site_key(folder / f"{name}.key").read_text() for name in names]
+    """Public keys without a comment, as of ssh-keygen."""
+    lines = [site_key(folder / f"{name}.key", 0).read_text() for name in names]
+    return [" ".join(line.split()[:2]) for line in lines]
 
 
 def test_a_key_is_registered_once_for_one_client(place: Path, tmp_path: Path) -> None:
@@ -199,3 +201,20 @@ def test_a_mistyped_place_gets_no_lock(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="roster"):
         roster.invite(tmp_path / "nowhere" / "roster.toml", 0, None)
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_key_under_a_wrong_number_costs_nothing(place: Path, tmp_path: Path) -> None:
+    """The third site's operator mails a key, and the server's types another number."""
+    key = site_key(tmp_path / "site.key", 2).read_text()
+    for client in (0, 2):
+        roster.invite(place, client, None)
+    before = place.read_bytes()
+
+    def flwr(*words: object, **_: object) -> str:
+        raise AssertionError("Flower takes a key once")
+
+    with pytest.raises(
+        ValueError, match="this key was made for client 2, not 0; 'fedstill server accept FOLDER 2 KEY'"
+    ):
+        roster.accept(place, 0, key, flwr)
+    assert place.read_bytes() == before

@@ -333,7 +333,7 @@ def test_the_command_says_how_the_run_ended(made: Server, flower: Path, capsys: 
 
 def test_keys_are_registered_at_this_server(made: Server, flower: Path, tmp_path: Path) -> None:
     made.invite(0, None)
-    key = site_key(tmp_path / "site.key").read_text()
+    key = site_key(tmp_path / "site.key", 0).read_text()
     with pytest.raises(ValueError, match="Flower does not register the key"):
         roster.accept(made.roster, 0, key, made.supernode)
     (call,) = (flower / "calls").read_text().splitlines()

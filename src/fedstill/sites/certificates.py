@@ -119,14 +119,29 @@ def check_authority(text: str) -> None:
         raise ValueError("its authority is a certificate that may not sign others")
 
 
-def site_key(place: Path) -> Path:
-    """Make a site's key pair as `ssh-keygen -t ecdsa` does, and return the path of the public key."""
+_COMMENT = "fedstill-client-"
+"""Beginning of the comment of a site's key, before the client's number."""
+
+
+def site_key(place: Path, client: int) -> Path:
+    """Make a site's key pair as `ssh-keygen -t ecdsa` does, and return the path of the public key.
+
+    Its comment has the client's number, so that a key that is accepted under another one is noticed.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     _secret(place, _private(key, serialization.PrivateFormat.OpenSSH))
     public = place.with_name(f"{place.name}.pub")
     openssh = serialization.PublicFormat.OpenSSH
-    files.write_bytes(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh) + b"\n")
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
+    files.write_bytes(public, line + f" {_COMMENT}{client}\n".encode())
     return public
+
+
+def client_of(text: str) -> int | None:
+    """The client's number in the comment of a site's public key; None if it has another comment."""
+    comment = (text.split() + ["", "", ""])[2]
+    number = comment.removeprefix(_COMMENT)
+    return int(number) if comment.startswith(_COMMENT) and number.isdecimal() and len(number) < 16 else None
 
 
 def read_public(text: str) -> str:

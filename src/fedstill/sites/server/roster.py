@@ -27,7 +27,7 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError, field_validat
 from fedstill.base import files
 from fedstill.base.settings import Settings, read_toml, sentence
 from fedstill.sites import certificates
-from fedstill.sites.certificates import read_public
+from fedstill.sites.certificates import client_of, read_public
 
 _LARGEST = 1 << 20
 
@@ -188,9 +188,15 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
         replace: whether the client may have another key already, which is then removed.
 
     Raises:
-        ValueError: the client is not invited, the key is another's or was removed, or Flower does not register it.
+        ValueError: the client is not invited, the key was made for another one, is another's or was removed, or Flower
+            does not register it.
     """
-    key = read_public(public_key)
+    key, named = read_public(public_key), client_of(public_key)
+    if named not in (None, client):
+        raise ValueError(
+            f"this key was made for client {named}, not {client}; 'fedstill server accept FOLDER {named} KEY', as a "
+            "key under a wrong number is lost"
+        )
     with _locked(place):  # to the end: Flower takes seconds to register a key
         roster = load(place)
         before = roster.of(client)

@@ -89,7 +89,10 @@ def _members(settings: Config, clients: int) -> tuple[dict[int, int] | None, dic
     if file:
         members = roster.read(Path(file))
         if missing := [client for client in range(clients) if client not in members]:
-            raise ValueError(f"the roster {file!r} lacks client {missing[0]} of the run's {clients}")
+            raise ValueError(
+                f"the roster {file!r} lacks client {missing[0]} of the run's {clients}; accept its key (fedstill "
+                f"server accept FOLDER {missing[0]} KEY), or run with fewer clients"
+            )
         own = {client: members[client].max_records for client in range(clients)}
         limits |= {client: min(number, most or number) for client, number in own.items() if number is not None}
         return {client: members[client].node for client in range(clients)}, limits

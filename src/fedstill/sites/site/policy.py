@@ -68,7 +68,7 @@ class SitePolicy(Settings):
     """Number of failed questions of all runs together after which the site answers nothing until this is raised."""
     max_questions: PositiveInt = 1000
     """Number of questions of a run that the site answers."""
-    runs_per_day: PositiveInt = 24
+    runs_per_day: PositiveInt = 100
     """Number of runs that the site begins in 24 hours."""
     refusals_per_day: PositiveInt = 2000
     """Number of messages of a day (UTC) that the site refuses with a line in its log; then it logs and answers none

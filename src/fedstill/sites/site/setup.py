@@ -71,7 +71,7 @@ def join(folder: Path, invite: Path) -> str:
     files.write_bytes(folder / _CONNECTION, tomli_w.dumps({"address": invited.address}).encode())
     key = folder / _KEY
     if not key.exists():
-        certificates.site_key(key)
+        certificates.site_key(key, policy.client)
     unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
     files.write_bytes(folder / units.SITE, unit.encode())
     return public_key(folder)
@@ -89,7 +89,7 @@ def rekey(folder: Path) -> str:
     files.write_bytes(old := folder / f"{_KEY}.old", b"")
     old.chmod(0o600)
     old.write_bytes(key.read_bytes())
-    certificates.site_key(key)
+    certificates.site_key(key, SitePolicy.read(folder / POLICY).client)
     return public_key(folder)
 
 
