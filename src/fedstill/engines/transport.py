@@ -28,11 +28,12 @@ from fedstill.runs.journal import EVALUATIONS, Refusal
 
 
 class Arrival(NamedTuple):
-    """A client's reply, or the reason why there is none."""
+    """A client's reply, or the reason why there is none; a real site's ``signature`` of it, in hexadecimal."""
 
     client: int
     reply: bytes
     failure: str | None = None
+    signature: str = ""
 
 
 class Transport(ABC):

@@ -38,6 +38,7 @@ def client_app(
     answer: AnswerRequest,
     failed: Callable[[Exception], None] | None = None,
     max_bytes: int = MOST,
+    sign: Callable[[str, bytes, bytes], str] | None = None,
 ) -> ClientApp:
     """The app of a node.
 
@@ -46,6 +47,7 @@ def client_app(
         answer: is called for each request.
         failed: is called with the reason if there was no answer.
         max_bytes: size of the largest request.
+        sign: signs a reply, given the text of the run's spec, the request and the reply.
     """
     app = ClientApp()
 
@@ -60,17 +62,19 @@ def client_app(
 
     @app.query(ASK)
     def ask(message: Message, context: Context) -> Message:
+        spec, request = "", b""
         try:
             facts = message.content.config_records["facts"]
             (client,) = map(int, facts["clients"])  # type: ignore[arg-type]
-            spec = str(facts[SPEC])
-            reply = answer(context.node_config, context.run_config, client, spec, take_bytes(message, max_bytes))
+            spec, request = str(facts[SPEC]), take_bytes(message, max_bytes)
+            reply = answer(context.node_config, context.run_config, client, spec, request)
         except Exception as error:
             log.error("this site can't answer: %s", error)
             if failed is not None:
                 failed(error)
             reply = NO_REPLY
-        return Message(content(reply), reply_to=message)
+        signature = {} if sign is None else {"signature": sign(spec, request, reply)}
+        return Message(content(reply, **signature), reply_to=message)
 
     return app
 

@@ -307,7 +307,9 @@ def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arri
         if reply.has_error():
             return [Arrival(client, b"", _failure(reply)) for client in clients]
         if len(clients) == 1:
-            return [Arrival(clients[0], take_bytes(reply, at_most))]
+            facts: Mapping[str, object] = reply.content.config_records.get("facts", {})
+            signature = str(facts.get("signature", ""))
+            return [Arrival(clients[0], take_bytes(reply, at_most), signature=signature)]
         sizes: list[int] = list(reply.content.config_records["facts"]["sizes"])  # type: ignore[arg-type]
         cuts = pairwise(accumulate(sizes, initial=0))
         data = take_bytes(reply, len(clients) * at_most)

@@ -24,6 +24,7 @@ from fedstill.experiment.run import run
 from fedstill.experiment.task import client_data, share_out
 from fedstill.protocol import wire
 from fedstill.runs.folder import RunFolder
+from fedstill.sites.certificates import has_signed
 from fedstill.sites.server import roster
 from fedstill.sites.server.service import FAILED
 
@@ -60,6 +61,8 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     experiment = job.experiment
     wait = float(settings.get("wait", 600.0))
     nodes, limits = _members(settings, experiment.clients)
+    file = str(settings.get("roster") or "")
+    keys = {client: member.key for client, member in roster.read(Path(file)).items()} if file else {}
     at_a_time = int(settings.get("at-a-time", 0))
     if at_a_time < 0:
         raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
@@ -74,6 +77,8 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
             nodes=nodes,
             max_bytes=spec.max_bytes,
         )
+        if keys:
+            transport = Signed(transport, spec.text(), keys)
         return LimitedRecords(transport, limits) if limits else transport
 
     with Lines(partial(print, flush=True), job.title) as lines:
@@ -156,6 +161,32 @@ def _simulated_site(file: str, out: str, spec: str) -> Site:
     data = client_data(experiment, share_out(experiment, None))
     folder = RunFolder(Path(out)).clients
     return Site(RunSpec.read(spec), data, folder, device=experiment.device, threads=experiment.threads)
+
+
+class Signed(Transport):
+    """A transport that refuses replies which their client has not signed, whatever Flower says of the sender.
+
+    Args:
+        inner: the connection to the clients.
+        spec: text of the run's spec.
+        keys: the public key of each client, as in the roster.
+    """
+
+    def __init__(self, inner: Transport, spec: str, keys: Mapping[int, str]) -> None:
+        self._inner, self._spec, self._keys = inner, spec, keys
+
+    @override
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        for arrival in self._inner.exchange(request, clients, sent):
+            key = self._keys[arrival.client]
+            if arrival.failure is None and not has_signed(key, arrival.signature, self._spec, request, arrival.reply):
+                yield arrival._replace(reply=b"", failure="its reply is not signed with its key, which the roster has")
+            else:
+                yield arrival
+
+    @override
+    def close(self) -> None:
+        self._inner.close()
 
 
 class LimitedRecords(Transport):

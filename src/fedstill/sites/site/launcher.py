@@ -26,7 +26,7 @@ from fedstill import __version__, schema
 from fedstill.base import errors, files
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.flower import apps, forks, node
-from fedstill.sites import units
+from fedstill.sites import certificates, units
 from fedstill.sites.site import log, setup
 from fedstill.sites.site.answer import answer as site_answer
 from fedstill.sites.site.policy import SitePolicy
@@ -114,7 +114,9 @@ def reply(place: Path, state: Path, parent: int, address: str, token: str) -> No
                 raise wrong
             return worker(spec, request)
 
-        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request)
+        key = place.with_name(setup.KEY)
+        sign = partial(certificates.sign_reply, key) if key.exists() else None
+        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request, sign)
         try:
             node.run_task(address, token, parent, app, refuse_by(policy))
         except Exception as error:  # a message of a kind that no app of fedstill's takes

@@ -12,13 +12,14 @@ from fedstill.base import files
 from fedstill.base.settings import sentence
 from fedstill.sites import certificates, units
 from fedstill.sites.server import roster
-from fedstill.sites.site import log
-from fedstill.sites.site.charges import HEAD, KEY, LINES, create_ledger, read_charges
+from fedstill.sites.site import charges, log
+from fedstill.sites.site.charges import create_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
 
 POLICY = "policy.toml"
 """Name of the policy's file in a site's folder."""
-_KEY = "site.key"
+KEY = "site.key"
+"""Name of the file with a site's private key."""
 _AUTHORITY = "ca.crt"
 _CONNECTION = "connection.toml"
 
@@ -69,7 +70,7 @@ def join(folder: Path, invite: Path) -> str:
         raise ValueError(f"{invite} is for client {invited.client}; the policy in {folder} is client {policy.client}'s")
     files.write_bytes(folder / _AUTHORITY, invited.authority.encode())
     files.write_bytes(folder / _CONNECTION, tomli_w.dumps({"address": invited.address}).encode())
-    key = folder / _KEY
+    key = folder / KEY
     if not key.exists():
         certificates.site_key(key, policy.client)
     unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
@@ -83,10 +84,10 @@ def rekey(folder: Path) -> str:
     Raises:
         ValueError: the folder has no key.
     """
-    key = folder / _KEY
+    key = folder / KEY
     if not key.exists():
-        raise ValueError(f"{folder} has no {_KEY}; make a site with 'fedstill site init'")
-    files.write_bytes(old := folder / f"{_KEY}.old", b"")
+        raise ValueError(f"{folder} has no {KEY}; make a site with 'fedstill site init'")
+    files.write_bytes(old := folder / f"{KEY}.old", b"")
     old.chmod(0o600)
     old.write_bytes(key.read_bytes())
     certificates.site_key(key, SitePolicy.read(folder / POLICY).client)
@@ -95,7 +96,7 @@ def rekey(folder: Path) -> str:
 
 def public_key(folder: Path) -> str:
     """A site's public key, as a line of OpenSSH."""
-    return (folder / f"{_KEY}.pub").read_text("utf-8").strip()
+    return (folder / f"{KEY}.pub").read_text("utf-8").strip()
 
 
 def connection(folder: Path) -> tuple[str, list[str]]:
@@ -104,7 +105,7 @@ def connection(folder: Path) -> tuple[str, list[str]]:
     Raises:
         ValueError: the site has no server, or others can read its key.
     """
-    place, key, authority = (folder.resolve() / name for name in (_CONNECTION, _KEY, _AUTHORITY))
+    place, key, authority = (folder.resolve() / name for name in (_CONNECTION, KEY, _AUTHORITY))
     try:
         address = str(tomllib.loads(place.read_text("utf-8"))["address"])
         mode = key.stat().st_mode
@@ -121,7 +122,7 @@ def connection(folder: Path) -> tuple[str, list[str]]:
 
 def _remove_unused(ledger: Path) -> None:
     """Remove a ledger without any release, or what a crash left of one while it was made; another stays."""
-    key, lines, head = (ledger / name for name in (KEY, LINES, HEAD))
+    key, lines, head = (ledger / name for name in (charges.KEY, charges.LINES, charges.HEAD))
     if lines.exists() and lines.stat().st_size:
         return
     if head.exists() and head.stat().st_size:
