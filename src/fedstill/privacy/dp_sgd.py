@@ -2,6 +2,8 @@
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016 (CCS, arXiv:1607.00133), algorithm 1, with the Poisson
 sampling that its theorem needs: each record enters a step's batch independently, with the same probability.
+
+``docs/proofs.md`` has the proof beside those of the other mechanisms.
 """
 
 import copy

@@ -3,6 +3,8 @@
 The sound heads differ from FedAUXfdp's (Hoech, Rischke, Mueller, Samek 2022): a fixed public penalty added to the sum
 of losses, clipping instead of division by the data's own norm, a public class list, and a sensitivity without the class
 count. The published heads are for comparison and have no guarantee.
+
+``docs/proofs.md`` has the proof beside those of the other mechanisms.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Privacy mechanisms.
+"""Privacy mechanisms; ``docs/proofs.md`` has the proof of each.
 
 Formal guarantees:
 

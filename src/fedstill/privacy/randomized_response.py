@@ -16,6 +16,8 @@ Formal guarantees:
 
 * The release is epsilon-DP for neighbours that differ by one record's label.
 * It holds if the prior depends on public features and earlier releases of other records only, not on the label.
+
+``docs/proofs.md`` has the proof beside those of the other mechanisms.
 """
 
 import math

@@ -3,6 +3,8 @@
 A record with features phi and class y is the row ``r = (sqrt(1 - b^2) phi / max(|phi|, R), b)`` of length at most 1,
 with a public radius R and a public constant b, which counts records. A client's sums are ``G = sum r r^T`` and, of the
 rows of each class, ``H_y = sum r``. They add up over clients to those of all records, however the records are split.
+
+``docs/proofs.md`` has the proof beside those of the other mechanisms.
 """
 
 import math
