@@ -19,7 +19,17 @@ from fedstill.base import files
 from fedstill.privacy import accounting
 from fedstill.privacy.ledger import BudgetExceeded, Charge, Ledger, Part
 from fedstill.privacy.releases import Gaussian, Pure, Unbounded
-from fedstill.sites.site.charges import HEAD, KEY, LINES, LOCK, Limits, create_ledger, open_site_ledger
+from fedstill.sites.site.charges import (
+    HEAD,
+    KEY,
+    LINES,
+    LOCK,
+    Limits,
+    create_ledger,
+    largest_fitting,
+    open_site_ledger,
+    read_charges,
+)
 
 DELTA = 1e-5
 
@@ -505,3 +515,22 @@ def test_a_thousand_releases_are_quick(folder: Path, monkeypatch: pytest.MonkeyP
         ledgers[i % 5].charge(entry(small, index=i))
     assert fastest(lambda: opened(folder)) < 0.5
     assert fastest(lambda: opened(folder, "new", 2.0).charge(entry(small))) < 0.5
+
+
+@pytest.mark.parametrize("spent", [0, 1, 4])
+def test_what_is_said_to_fit_fits_and_a_little_more_does_not(spent: int, tmp_path: Path) -> None:
+    create_ledger(tmp_path)
+    limits = Limits(1e-5, 3.0)
+    for index in range(spent):
+        open_site_ledger(tmp_path, "a", limits).charge(entry(index=index))
+    entries = [charge.entry for charge in read_charges(tmp_path)]
+    most = largest_fitting(entries, 3.0, 1e-5)
+    assert 0 < most <= 3.0
+
+    def release(epsilon: float) -> Charge:
+        return entry(Gaussian(noise_multiplier=accounting.gaussian_noise(epsilon, 1e-5)), index=99)
+
+    with pytest.raises(BudgetExceeded):
+        open_site_ledger(tmp_path, "b", limits).charge(release(most + 0.01))
+    open_site_ledger(tmp_path, "b", limits).charge(release(most))
+    assert largest_fitting([charge.entry for charge in read_charges(tmp_path)], 3.0, 1e-5) < 0.2

@@ -176,6 +176,8 @@ def _print_status(found: dict[str, Any]) -> None:
         print(f"  {part}: {health[part]}")
     limit = "none, so nothing is released" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
     print(f"  budget: {limit} at delta {budget['delta']:g}; {budget['releases']} releases so far")
+    if budget["fits"] is not None:
+        print(f"  one more release fits up to epsilon {budget['fits']:.3g} per record")
     for unit, use in budget["spent"].items():
         print(f"  spent, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
     print("  questions: " + ", ".join(f"{number} {what}" for what, number in found["questions"].items()))

@@ -31,7 +31,7 @@ from fedstill.privacy.ledger import (
     record_masks,
     refuse_unbudgeted,
 )
-from fedstill.privacy.releases import Event, Pure, Unbounded, Unit
+from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.runs.environment import now
 from fedstill.sites.site.chain import Chain, Line
 
@@ -294,6 +294,26 @@ def standing(
         most = max(each, key=lambda use: use.share)
         uses[unit] = most if budget is not None else most._replace(share=math.inf)
     return uses
+
+
+def largest_fitting(entries: Sequence[Charge], budget: float, delta: float) -> float:
+    """The largest epsilon at ``delta`` of one more Gaussian release on all records that a site's budget admits.
+
+    To about a thousandth of it; 0 if none fits. The filter decides, as it will, so that it may be more or less than the
+    budget minus what was spent.
+    """
+    paths = _paths(entries, "record") if entries else {()}
+
+    def fits(epsilon: float) -> bool:
+        event = Gaussian(noise_multiplier=accounting.gaussian_noise(epsilon, delta))
+        first = entries[0].event if entries else event
+        return all(accounting.admits([*path, event], first, budget, delta) for path in paths)
+
+    low, high = 0.0, budget
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _paths(entries: Sequence[Charge], unit: Unit) -> set[tuple[Event, ...]]:

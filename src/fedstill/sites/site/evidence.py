@@ -22,7 +22,7 @@ from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
 from fedstill.sites.site.answer import Life
-from fedstill.sites.site.charges import ChargeLine, read_charges, standing
+from fedstill.sites.site.charges import ChargeLine, largest_fitting, read_charges, standing
 from fedstill.sites.site.policy import SitePolicy
 
 LAST = 5
@@ -71,6 +71,7 @@ def budget(policy: SitePolicy, charges: Sequence[ChargeLine]) -> dict[str, Any]:
         "per_run": policy.budget_per_run,
         "releases": len(entries),
         "spent": spent,
+        "fits": None if policy.budget is None else largest_fitting(entries, policy.budget, policy.delta),
         "left_share": None if policy.budget is None else max(0.0, 1 - most),
     }
 
