@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from filelock import FileLock
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 
@@ -21,9 +22,10 @@ from flwr.app.metadata import Metadata  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
 from fedstill.engines.client import NO_REPLY  # noqa: E402
+from fedstill.engines.flower import node  # noqa: E402
 from fedstill.engines.flower.apps import SPEC  # noqa: E402
 from fedstill.engines.flower.messages import content  # noqa: E402
-from fedstill.sites.site import launcher  # noqa: E402
+from fedstill.sites.site import launcher, setup  # noqa: E402
 from fedstill.sites.site.policy import SitePolicy  # noqa: E402
 
 
@@ -150,3 +152,24 @@ def test_a_bundle_in_another_compression_is_refused_in_words(kind: int) -> None:
         for place in rng.integers(0, len(whole), 3):
             damaged[place] ^= int(rng.integers(1, 256))
         assert launcher.foreign(bytes(damaged))
+
+
+def test_a_site_whose_node_is_not_taken_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup, "connection", lambda folder: ("fl.example.org:9443", []))
+    monkeypatch.setattr(node, "run_node", lambda *_: 1)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    monkeypatch.setenv("FLWR_HOME", "")
+    setup.site(tmp_path, {"client": 3, "data": "data.npz", "state": "state", "methods": ["fedavg-p"]})
+    assert launcher.serve(tmp_path) == 1
+    told = capsys.readouterr().err
+    assert "the server at fl.example.org:9443 did not take this site's node" in told
+    assert "fedstill server accept FOLDER 3 KEY" in told and "less than a minute ago" in told
+    with (
+        FileLock(tmp_path / "state" / "serve.lock"),
+        pytest.raises(ValueError, match="another 'fedstill site serve' of"),
+    ):
+        launcher.serve(tmp_path)
+    monkeypatch.setattr(node, "run_node", lambda *_: 0)
+    assert launcher.serve(tmp_path) == 0 and "did not take" not in capsys.readouterr().err

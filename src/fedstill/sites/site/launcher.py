@@ -15,12 +15,14 @@ import time
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from fedstill import __version__, schema
 from fedstill.base import errors, files
@@ -231,7 +233,7 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
     """
     place = folder.resolve() / setup.POLICY
     policy = SitePolicy.read(place)
-    _, connection = setup.connection(folder)
+    address, connection = setup.connection(folder)
     try:  # a late import, as its packages are optional
         from fedstill.engines.flower.node import NodeLimits, run_node
     except ModuleNotFoundError as error:
@@ -249,4 +251,39 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
 
     limits = NodeLimits(policy.messages_at_a_time, policy.max_request, NO_REPLY, refused)
     program = [sys.executable, "-P", "-c", _PROGRAM, str(place), str(policy.state)]
-    return run_node([*connection, *options], program, limits)
+    with _alone(policy.state):
+        began = time.monotonic()
+        code = run_node([*connection, *options], program, limits)
+    if code > 0 and time.monotonic() - began < _EARLY:
+        print(
+            _NOT_TAKEN.format(address=address, key=folder / f"{setup.KEY}.pub", client=policy.client), file=sys.stderr
+        )
+    return code
+
+
+_EARLY = 90.0
+"""Seconds after which the end of a node is no refusal of the server any more."""
+_NOT_TAKEN = (
+    "fedstill: the server at {address} did not take this site's node. Either it has not accepted the site's key yet "
+    "(its operator: fedstill server accept FOLDER {client} KEY, with the line in {key}), or this site's last node ended "
+    "less than a minute ago and the server has not noticed (start it again in a minute), or the server can't be reached "
+    "(the lines above)"
+)
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Refuse a second node of a site, of which the server would take neither.
+
+    Raises:
+        ValueError: one runs already.
+    """
+    lock = FileLock(state / "serve.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"another 'fedstill site serve' of {state.parent} runs; stop it first") from error
+    try:
+        yield
+    finally:
+        lock.release()
