@@ -265,9 +265,9 @@ _EARLY = 90.0
 """Seconds after which the end of a node is no refusal of the server any more."""
 _NOT_TAKEN = (
     "fedstill: the server at {address} did not take this site's node. Either it has not accepted the site's key yet "
-    "(its operator: fedstill server accept FOLDER {client} KEY, with the line in {key}), or this site's last node ended "
-    "less than a minute ago and the server has not noticed (start it again in a minute), or the server can't be reached "
-    "(the lines above)"
+    "(its operator: fedstill server accept FOLDER {client} KEY, with the line in {key}), or this site's last node "
+    "ended less than a minute ago and the server has not noticed (start it again in a minute), or the server can't "
+    "be reached (the lines above)"
 )
 
 
