@@ -305,7 +305,7 @@ def _made(kind: type[S], settings: Mapping[str, Any]) -> S:
 
 
 def _place(kind: type[Method]) -> str:
-    """The name under which an audit, which starts anew, finds a class."""
+    """The name of a class, ``module:Class``, by which an audit imports it: its processes know no object of this one."""
     name = f"{kind.__module__}:{kind.__qualname__}"
     if find(name) is not kind:
         raise ValueError(f"{kind.__qualname__} cannot be imported as {name}; write it into a file: 'mine.py:Class'")

@@ -355,7 +355,7 @@ def parse_check(program: str, words: Sequence[str], method: "Method", settings: 
 
 
 def parse_settings(program: str, words: Sequence[str], settings: S) -> tuple[S, Format]:
-    """Flags that change ``settings``, and the form of the output."""
+    """Settings with the changes that flags ask for, and the form of the output."""
     about = f"{type(settings).__doc__ or ''}\n\nExample: {program.replace('RUN', 'runs/first')}"
     changed, form = parser.parse(program, about, words, [Section(settings), Section(Format(), title="output")])
     return changed, form

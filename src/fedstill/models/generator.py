@@ -142,7 +142,7 @@ class _Interleaved(torch.autograd.Function):
 
 
 def quarter_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """A quarter of height and width, the size at which generators start; a ValueError for no multiple of 4."""
+    """A quarter of height and width, at which generators start; ValueError unless both are multiples of 4."""
     _, height, width = shape
     if height % 4 or width % 4:
         raise ValueError(f"the generator can't make images of {height}x{width} pixels, only multiples of 4 a side")

@@ -85,7 +85,7 @@ def of_group(epsilon: float, delta: float, size: int) -> tuple[float, float] | N
 
 
 def telling(measured: Sequence[str], unit: str | None) -> list[str]:
-    """The facts among ``measured`` that end a guarantee of this unit; with public images, only labels tell anything."""
+    """The ``measured`` facts that end a guarantee of this unit: all, but for labels no scales of public images."""
     return [fact for fact in measured if unit != "label" or fact not in _SCALES]
 
 

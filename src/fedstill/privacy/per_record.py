@@ -94,7 +94,7 @@ def supported(m: nn.Module) -> bool:
 
 
 def rows_of(gradient: Float32[Tensor, "n ..."]) -> RecordGradients:
-    """Given per-record gradients of a parameter of any shape."""
+    """Per-record gradients ``(n, ...)`` of a parameter, in the form of those that are computed by layers."""
     return RecordGradients(gradient.flatten(1)[None], lambda total: total.view(gradient.shape[1:]))
 
 

@@ -21,7 +21,7 @@ _VERSIONS = {"config.json": "version", "summary.json": "version", "environment.j
 
 
 def checked(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The content of a file without its ``format``.
+    """A JSON file's content without the key ``format``, after a check of that version.
 
     Raises:
         NewerFormat: a newer version of fedstill wrote the file in another format.
