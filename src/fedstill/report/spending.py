@@ -85,7 +85,8 @@ def _of_person(record: RunRecord) -> str:
     if size < 2:
         return ""
     found = guarantee.of_group(promised.epsilon, promised.delta or 0.0, size)
-    several = f"One {group['column']!r} has up to {size} {promised.unit}s: for all of them together"
+    held = f"records at up to {size} clients" if promised.unit == "client" else f"up to {size} {promised.unit}s"
+    several = f"One {group['column']!r} has {held}: for all of them together"
     if found is None:
         return f"{several} this epsilon promises nothing."
     delta = f" at delta {guarantees.round_up(found[1])}" if found[1] else ""
