@@ -312,6 +312,10 @@ def test_nothing_of_a_strangers_body_is_read(
         one.join()
     assert len(answers) == 16 and all(b" 401 " in answer for answer in answers) and inside.seen == []
     assert most[0] - resident < 100 << 20  # of 960 MiB that were sent
+    first = "/v1/fleet/activate-node"  # the SuperLink itself refuses it, so that the node can say why
+    assert ask(ports["port"], places.authority, "POST", first, bytes(gate._SMALL))[0] == 200
+    assert ask(ports["port"], places.authority, "POST", first, bytes(gate._SMALL + 1))[0] == 401
+    assert [seen[1] for seen in inside.seen] == [first]
     assert ask(ports["port"], places.authority, "POST", "/v1/fleet/pull-messages", b"abc", **signed(site))[0] == 200
     stopped(door, outer)
     stopped(link, inner)

@@ -40,6 +40,10 @@ _OF_A_CONNECTION = {
 """Headers that concern one connection only (RFC 9110, 7.6.1)."""
 
 
+_GREETINGS = {"/v1/fleet/activate-node", "/v1/fleet/register-node"}
+"""Paths of a node's first requests: to a key that was not accepted, the SuperLink says so in words the node knows."""
+_SMALL = 1 << 14
+"""Largest body in bytes of such a request of a stranger."""
 Admits = Callable[[Mapping[str, str]], bool]
 """Whether the headers of a request are those of a site."""
 _KEY, _TIME, _SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
@@ -91,7 +95,7 @@ def app(inner: str, authority: Path, admits: Admits) -> Starlette:
     Args:
         inner: URL of the SuperLink.
         authority: certificates of the authority of the SuperLink's certificate.
-        admits: whether a request is a site's; nothing of another's body is read.
+        admits: whether a request is a site's; of another's nothing is read but a small first one.
     """
     client = httpx.AsyncClient(
         base_url=inner,
@@ -105,9 +109,10 @@ def app(inner: str, authority: Path, admits: Admits) -> Starlette:
         path = request.scope["raw_path"].decode("latin-1")  # as it was sent, before anything is decoded
         if request.method != "POST" or request.scope["query_string"] or not _PATH.fullmatch(path):
             return PlainTextResponse("only Flower's interface for sites is served here\n", 403)
-        if not await asyncio.to_thread(admits, request.headers):
-            return PlainTextResponse("no site of this server has signed the request\n", 401, {"connection": "close"})
         size = request.headers.get("content-length", "")
+        greets = path in _GREETINGS and size.isascii() and size.isdecimal() and int(size[:20]) <= _SMALL
+        if not greets and not await asyncio.to_thread(admits, request.headers):
+            return PlainTextResponse("no site of this server has signed the request\n", 401, {"connection": "close"})
         if not (size.isascii() and size.isdecimal()) or int(size[:20]) > _LARGEST:
             return PlainTextResponse(f"a request has a length of at most {_LARGEST} bytes\n", 413)
         headers = [(name, value) for name, value in request.headers.raw if _passes(name)]
