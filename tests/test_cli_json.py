@@ -201,7 +201,7 @@ def test_a_server_s_run_prints_its_summary(
         return run
 
     monkeypatch.setattr(submit, "run", submitted)
-    monkeypatch.setattr(sys.modules["fedstill.cli.server_commands"], "_open", lambda words: None)
+    monkeypatch.setattr(sys.modules["fedstill.cli.server_commands"], "_open", lambda words, command: None)
     found = said("server", "run", str(tmp_path), "run.yaml", "--out", str(run))
     assert (found["accuracy"], found["folder"]) == (0.9, str(run))
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ def serve(words: list[str]) -> None:
         raise Bad("the site's folder comes first: fedstill site serve FOLDER (fedstill site serve --help)")
     from fedstill.sites.site import launcher
 
-    raise SystemExit(launcher.serve(_own(words[:1], "serve"), words[1:]))
+    raise SystemExit(launcher.serve(_own(words[:1], "serve"), words[1:], partial(print, file=sys.stderr)))
 
 
 def _policy(words: Sequence[str], command: str = "") -> "SitePolicy":

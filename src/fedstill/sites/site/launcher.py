@@ -221,12 +221,13 @@ from fedstill.sites.site import launcher; launcher.main()
 """
 
 
-def serve(folder: Path, options: Sequence[str] = ()) -> int:
+def serve(folder: Path, options: Sequence[str] = (), say: Callable[[str], None] = lambda _: None) -> int:
     """Run the node of the site in ``folder`` until it ends, and return its exit code.
 
     Args:
         folder: the folder that ``fedstill site init`` made.
         options: further options of ``flower-supernode``.
+        say: gets sentences for the operator.
 
     Raises:
         ValueError: the policy is invalid, the site has no server, the log is damaged, or Flower is not installed.
@@ -239,7 +240,7 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
     except ModuleNotFoundError as error:
         raise ValueError(f"the package {error.name} is not installed; {errors.install('flower')}") from error
     if sentence := units.of_root("this site"):
-        print(sentence, file=sys.stderr)
+        say(sentence)
     os.umask(0o077)
     os.environ["FLWR_HOME"] = str(folder.resolve() / "flower")  # a service may have no home
     settings = policy.model_dump(mode="json")
@@ -255,9 +256,8 @@ def serve(folder: Path, options: Sequence[str] = ()) -> int:
         began = time.monotonic()
         code = run_node([*connection, *options], program, limits)
     if code > 0 and time.monotonic() - began < _EARLY:
-        print(
-            _NOT_TAKEN.format(address=address, key=folder / f"{setup.KEY}.pub", client=policy.client), file=sys.stderr
-        )
+        key = folder / f"{setup.KEY}.pub"
+        say(_NOT_TAKEN.format(address=address, key=key, client=policy.client))
     return code
 
 
