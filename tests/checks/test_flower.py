@@ -33,7 +33,10 @@ from fedstill.engines.flower.messages import (  # noqa: E402
 )
 from fedstill.engines.flower.simulation import Simulation  # noqa: E402
 from fedstill.engines.server import ServerFederation, TooFewReplies  # noqa: E402
-from fedstill.engines.transport import Inline  # noqa: E402
+from fedstill.engines.transport import (
+    Arrival,  # noqa: E402
+    Inline,  # noqa: E402
+)
 from fedstill.sites.server import serve  # noqa: E402
 
 # ---------------------------------------------------------------------------------------- with a grid of our own making
@@ -276,7 +279,7 @@ def test_a_node_that_says_something_odd_of_itself_is_left_out_in_a_sentence(
     sites = apps.SiteTransport(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         found = sorted(sites.exchange(b"what?", [0, 1], lambda _: None))
-    assert found == [(0, b"mine", None), (1, b"", "no site replies for it")]
+    assert found == [Arrival(0, b"mine", None), Arrival(1, b"", "no site replies for it")]
     assert len(caplog.messages) >= 2
     assert all(map(is_sentence, caplog.messages))
 
@@ -285,7 +288,7 @@ def test_a_client_that_is_met_in_the_last_moment_is_not_called_missing(caplog: p
     grid = Grid({1: content(b"mine", client=0)})
     sites = apps.SiteTransport(grid, "terms", 1, wait=0.0)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
-        assert list(sites.exchange(b"what?", [0], lambda _: None)) == [(0, b"mine", None)]
+        assert list(sites.exchange(b"what?", [0], lambda _: None)) == [Arrival(0, b"mine", None)]
     assert caplog.messages == []
 
 
@@ -293,12 +296,12 @@ def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.Log
     """Node 1 was there first and claims to be client 0, node 3 is in no list; node 2 is client 0."""
     grid = Grid({node: content(f"{node}".encode(), client=0) for node in (1, 3, 2)})
     before = apps.SiteTransport(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
-    assert sorted(before.exchange(b"what?", [0], lambda _: None)) == [(0, b"1", None)]
+    assert sorted(before.exchange(b"what?", [0], lambda _: None)) == [Arrival(0, b"1", None)]
     grid.pushed.clear()
     bound = apps.SiteTransport(grid, "terms", 2, wait=0.3, nodes={0: 2, 1: 1})  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         found = sorted(bound.exchange(b"what?", [0, 1], lambda _: None))
-    assert found == [(0, b"2", None), (1, b"", "no site replies for it")]
+    assert found == [Arrival(0, b"2", None), Arrival(1, b"", "no site replies for it")]
     assert "node 1 is ignored: it claims to be client 0, but belongs to client 1 (nodes)" in caplog.messages
     assert {message.metadata.dst_node_id for message in grid.pushed} == {1, 2}
 
@@ -308,9 +311,10 @@ def test_a_site_whose_greeting_comes_after_all_who_were_missing_is_there_for_the
     """As when a run is resumed for one client's reply, and goes on with all."""
     grid = Grid({100: None, 101: content(b"mine", client=1)})
     sites = apps.SiteTransport(grid, "terms", 2, wait=2.0)  # type: ignore[arg-type]
-    assert list(sites.exchange(b"what?", [1], lambda _: None)) == [(1, b"mine", None)]
+    assert list(sites.exchange(b"what?", [1], lambda _: None)) == [Arrival(1, b"mine", None)]
     grid.behaviour = {100: content(b"mine", client=0), 101: content(b"mine", client=1)}
-    assert sorted(sites.exchange(b"what?", [0, 1], lambda _: None)) == [(0, b"mine", None), (1, b"mine", None)]
+    both = [Arrival(0, b"mine", None), Arrival(1, b"mine", None)]
+    assert sorted(sites.exchange(b"what?", [0, 1], lambda _: None)) == both
 
 
 def test_a_site_that_greets_twice_ends_no_run() -> None:
@@ -320,7 +324,7 @@ def test_a_site_that_greets_twice_ends_no_run() -> None:
                 yield from (reply, reply)
 
     sites = apps.SiteTransport(Twice({1: content(b"mine", client=0)}), "terms", 1, wait=2.0)  # type: ignore[arg-type]
-    assert list(sites.exchange(b"what?", [0], lambda _: None)) == [(0, b"mine", None)]
+    assert list(sites.exchange(b"what?", [0], lambda _: None)) == [Arrival(0, b"mine", None)]
 
 
 @pytest.mark.slow
@@ -330,7 +334,7 @@ def test_a_site_that_never_ends_its_greeting_holds_up_nobody() -> None:
     sites = apps.SiteTransport(grid, "terms", 3, wait=2.0)  # type: ignore[arg-type]
     found = list(sites.exchange(b"what?", [0, 1, 2], lambda _: None))
     grid.freed.set()
-    assert found == [(0, b"", "no site replies for it"), (1, b"mine", None), (2, b"mine", None)]
+    assert found == [Arrival(0, b"", "no site replies for it"), Arrival(1, b"mine", None), Arrival(2, b"mine", None)]
 
 
 @pytest.mark.parametrize("text", ["0:1", "0:1,1:1", "0:1,1", "0:1,1:x", "0:1;1:2", "0:1,1:-2", "a\nb", "0:1,1:2,"])
