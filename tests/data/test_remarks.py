@@ -260,3 +260,13 @@ def test_one_class_in_all_is_refused_with_the_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"one class in all .images.*though the folders above it differ .n0, n1, n2"):
         share_out(Experiment(data=str(tmp_path / "own"), clients=2), None)
     assert len(sources.load(f"{tmp_path}/own").class_names) == 1  # public records may have one
+
+
+@pytest.mark.parametrize(("name", "words"), [("a.csv", "is a CSV file"), ("a.xlsx", "no .parquet and no .npz file")])
+@pytest.mark.parametrize("label", [None, "died"])
+def test_a_file_that_is_not_read_is_named_also_with_a_label(
+    name: str, words: str, label: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("age,died\n50,yes\n")
+    with pytest.raises(ValueError, match=words):
+        fedstill.load_data(tmp_path / name, label_column=label)

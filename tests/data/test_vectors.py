@@ -304,7 +304,7 @@ def test_a_torch_data_set_and_its_tensors_are_the_same(digits):
         ((torch.rand(2, 1, 8, 8), torch.arange(2)), "are floats other than k / 255"),
         ((torch.zeros(2, 1, 8, 8, dtype=torch.int64), torch.arange(2)), "are int64; they must be uint8"),
         ((torch.full((2, 3), torch.inf), torch.arange(2)), "record 0 of .* has inf in column 0"),
-        ((torch.zeros(2, 3), torch.arange(3)), r"int64 of shape \(3,\), but 2 integers from 0"),
+        ((torch.zeros(2, 3), torch.arange(3)), r"shape \(3,\), but there are 2 records; give each one label"),
         ((torch.zeros(2, 3), torch.tensor([0, 2])), "class 1 .1. of 'own' has 0 train records"),
     ],
 )

@@ -76,8 +76,8 @@ def _split(pairs: Pairs, where: str, class_names: tuple[str, ...], columns: dict
         raise ValueError(f"{where} has 0 records; it needs at least 1")
     if labels.shape != (len(records),):
         raise ValueError(
-            f"the labels of {where} are {labels.dtype} of shape {labels.shape}, but {len(records)} integers from 0 are "
-            "needed, one for each record"
+            f"the labels of {where} have shape {labels.shape}, but there are {len(records)} records; give each one "
+            "label, a whole number from 0 or a name"
         )
     numbers, names = _classes(labels, where, class_names)
     is_text = names != class_names

@@ -373,8 +373,6 @@ def read_npz(path: Path, label: str | None = None) -> tuple[Split, Split | None]
     Raises:
         ValueError: the file cannot be read, or an array is missing or does not fit.
     """
-    if label is not None:
-        raise ValueError(f"--label-column is {label!r}, but an .npz file has its classes in y_train; leave it out")
     if path.suffix.lower() == ".csv":
         raise ValueError(
             f"{str(path)!r} is a CSV file, which is not read; convert it, as with "
@@ -385,6 +383,8 @@ def read_npz(path: Path, label: str | None = None) -> tuple[Split, Split | None]
             f"{str(path)!r} is no .parquet and no .npz file, and others are not read; write a table as .parquet, "
             "arrays with numpy.savez, or unpack an archive and give the folder"
         )
+    if label is not None:
+        raise ValueError(f"--label-column is {label!r}, but an .npz file has its classes in y_train; leave it out")
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no zip archive")

@@ -180,7 +180,8 @@ class _Training:
             features = models.features(model, images.inputs(slice(0, 1)).to(self.device))
             if not (parameters and features.requires_grad):
                 raise ValueError(
-                    f"the features of {type(model).__name__} have no trainable parameters; set requires_grad on some"
+                    f"the features of {type(model).__name__} have no trainable parameters, so that there is nothing to "
+                    "pretrain; take them as they are (--extractor.pretrain none), or set requires_grad on some"
                 )
             gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
         hidden, out = settings.projection
