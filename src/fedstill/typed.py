@@ -359,6 +359,7 @@ class SharedSettings(TypedDict, total=False):
     features: str | None
     gpus_per_client: float
     group: str | None
+    group_bound: int | None
     keep_replies: bool
     label_column: str | None
     limit: int | None

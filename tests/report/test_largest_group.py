@@ -1,5 +1,6 @@
 """The epsilon of a person with several records: by the lemma, never below the truth, and said beside the run's."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 import fedstill
 from fedstill.privacy import accounting
-from fedstill.privacy.guarantee import of_group
-from fedstill.report import spending
+from fedstill.privacy.guarantee import derive, for_group, of_group
+from fedstill.privacy.ledger import Charge
+from fedstill.privacy.releases import Gaussian
+from fedstill.report import guarantees, spending
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
@@ -66,3 +69,63 @@ def test_the_largest_patient_is_named_beside_the_runs_epsilon(tmp_path: Path) ->
     )
     broken = replace(label, guarantee=replace(label.guarantee, epsilon=5.0, delta=1e-3))
     assert any("this epsilon promises nothing" in sentence for sentence in spending.remarks([broken]))
+
+
+def _bounded(tmp_path: Path, bound: int | None, **more: object) -> fedstill.RunRecord:
+    rng = np.random.default_rng(0)
+    patients = np.repeat(np.arange(120), [9, *[2] * 119])
+    frame = pd.DataFrame(rng.normal(size=(len(patients), 3)), columns=list("abc"))
+    frame["label"], frame["patient"] = patients % 2, [f"P{number:03d}" for number in patients]
+    settings = (
+        dict(clients=2, model="linear", workers=0, mean=0.0, std=1.0, num_classes=2, group="patient", public="noise")
+        | more
+    )
+    return fedstill.run("afl", data=(frame, "label"), group_bound=bound, out=tmp_path / f"run{bound}", **settings)
+
+
+def test_a_public_bound_makes_the_patient_a_unit(tmp_path: Path) -> None:
+    """The truth of a Gaussian release, at the run's delta; no record beyond the bound is trained on."""
+    record = _bounded(tmp_path, 2, epsilon=0.5)
+    promised = record.guarantee
+    assert promised.holds and (promised.group, promised.group_size) == ("patient", 2)
+    noise = accounting.gaussian_noise(0.5, promised.delta)
+    assert promised.group_epsilon == pytest.approx(accounting.gaussian_epsilon(noise / 2, promised.delta), rel=1e-3)
+    assert promised.group_delta == promised.delta
+    assert 2 * promised.epsilon < promised.group_epsilon  # at one delta, more than twice
+    words = guarantees.words(promised)
+    assert "per record; eps 1." in words and "per patient (up to 2 records)" in words
+    assert record["largest_group"]["records"] == 2
+    origin = json.loads((record.folder / "partition.json").read_text())["origin"]
+    left = [line for line in origin if "--group-bound" in line]
+    assert left and left[0].startswith("left out ")
+    assert not [sentence for sentence in spending.remarks([record]) if "patient" in sentence]
+
+
+def test_a_bound_needs_a_column(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"group_bound is 2, but no column .* name it with --group COLUMN"):
+        _bounded(tmp_path, 2, group="none")
+
+
+def test_releases_on_samples_have_the_lemma() -> None:
+    charge = Charge(
+        exchange=0, step="s", index=0, mechanism="DPSGD", unit="record", theorem="",
+        event=Gaussian(noise_multiplier=2.0, sampling=0.1, count=10),
+    )  # fmt: skip
+    found = derive([], {0: [charge]}, 1e-5, simulated=False)
+    stated = for_group(found, {0: [charge]}, "patient", 3)
+    assert stated.group_epsilon == pytest.approx(3 * found.epsilon)
+    assert stated.group_delta > 3 * found.delta
+    assert for_group(found, {0: [charge]}, "patient", 10_000).group_epsilon is None
+    assert "none per patient" in guarantees.words(for_group(found, {0: [charge]}, "patient", 10_000))
+
+
+def test_a_client_that_the_bound_leaves_without_records_is_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(80, 2)), columns=list("ab"))
+    frame["label"], frame["patient"] = np.arange(80) % 2, [f"P{number % 40:02d}" for number in range(80)]
+    frame["hospital"] = ["north"] * 40 + ["south"] * 40
+    with pytest.raises(ValueError, match=r"client 1 .*group_bound|group_bound.*client 1"):
+        fedstill.run(
+            "fedavg", data=(frame, "label"), clients=2, partition="by:hospital", group="patient", group_bound=1,
+            model="linear", workers=0, out=tmp_path / "run",
+        )  # fmt: skip

@@ -113,6 +113,9 @@ class Experiment(Settings):
     """Column whose values stay on one side of every split (test, --validation, --local-test, --public held), such as
     patients with several records; none to draw records by themselves. By default the column of --partition by:COLUMN
     with more values than clients, or one that is called patient, subject_id, or the like."""
+    group_bound: PositiveInt | None = None
+    """Most training records of one value of --group, over all clients: further ones are left out, the first in order
+    stay. With this public bound a guarantee is stated for a whole group, such as a patient, too."""
     mean: tuple[float, ...] = ()
     """Mean of each channel's pixels in [0, 1], or of each column of vectors, or one number for all; for data without a
     known normalisation, so that none is computed from private records (which would end the guarantee)."""

@@ -37,6 +37,7 @@ from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.progress import Lines, Quiet
 from fedstill.experiment.reuse import check_facts, public_facts
 from fedstill.experiment.task import Task, client_data, share_out
+from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
 from fedstill.runs.folder import Config, RunFolder, Taken
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
@@ -433,7 +434,7 @@ def _finish(
         "bytes_down_per_client": journal.bytes_down / experiment.clients,
         "bytes_judging": journal.bytes_judging,
         "seconds": round(seconds, 2),
-        "guarantee": asdict(overlap.guarantee_of(federation.guarantee(), experiment, task, federation.public, data)),
+        "guarantee": asdict(_guarantee(experiment, task, federation, data)),
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
         "finished": environment.now(),
@@ -444,6 +445,15 @@ def _finish(
     folder.write_summary(summary)
     _forget_states(folder, journal)
     return summary
+
+
+def _guarantee(
+    experiment: Experiment, task: Task, federation: ServerFederation, data: sources.DataSet | None
+) -> guarantee.Guarantee:
+    found = overlap.guarantee_of(federation.guarantee(), experiment, task, federation.public, data)
+    if experiment.group_bound is None or task.groups is None:
+        return found
+    return guarantee.for_group(found, federation.journal.releases(), task.groups[0], experiment.group_bound)
 
 
 def _forget_states(folder: RunFolder, journal: Journal) -> None:

@@ -212,10 +212,51 @@ def share_out(
         parts = [_own_split(experiment, client, own, labels) for client, own in enumerate(dealt)]
     if experiment.validation and experiment.local_test:
         test = loaded.train[torch.from_numpy(np.sort(np.concatenate([judged for _, judged in parts])))]
+    parts, beyond = _bounded(experiment, parts, groups, loaded.group)
     values = partition.values_of(experiment.partition, loaded.columns, dealt)
     facts = loaded.class_names, loaded.fingerprint, source, public_records, loaded.measured, backbone, values
     task = Task(loaded.train, test, parts, *facts, _drawn(experiment, loaded, rows))
-    return _described(experiment, task, loaded, rows, validation)
+    described = _described(experiment, task, loaded, rows, validation)
+    return described._replace(origin=(*described.origin, *beyond))
+
+
+def _bounded(
+    experiment: Experiment,
+    parts: list[tuple[partition.Indices, partition.Indices]],
+    groups: np.ndarray | None,
+    column: str | None,
+) -> tuple[list[tuple[partition.Indices, partition.Indices]], tuple[str, ...]]:
+    """The parts with the first ``--group-bound`` training records of each group, and a sentence on those left out.
+
+    Which of a group's records stay depends on this group alone, so that a neighbour without a group differs in its
+    records only.
+
+    Raises:
+        ValueError: there is no column of groups.
+    """
+    bound = experiment.group_bound
+    if bound is None:
+        return parts, ()
+    if groups is None:
+        raise ValueError(
+            f"group_bound is {bound}, but no column says which records belong together; name it with --group COLUMN"
+        )
+    everywhere = np.sort(np.concatenate([own for own, _ in parts]))
+    codes = np.unique(groups[everywhere], return_inverse=True)[1]
+    order = np.argsort(codes, kind="stable")
+    sizes = np.bincount(codes)
+    rank = np.empty(len(codes), dtype=np.int64)
+    rank[order] = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    stays = np.zeros(len(groups), dtype=np.bool_)
+    stays[everywhere[rank < bound]] = True
+    if empty := [client for client, (own, _) in enumerate(parts) if len(own) and not stays[own].any()]:
+        raise ValueError(
+            f"group_bound is {bound}, which leaves client {empty[0]} without records, as other clients have the first "
+            f"{bound} of each {column!r} there; raise it, or take fewer clients"
+        )
+    left = len(everywhere) - int(stays.sum())
+    words = f"left out {left} training records beyond the first {bound} of each {column!r} (--group-bound)"
+    return [(own[stays[own]], judged) for own, judged in parts], (words,) if left else ()
 
 
 def _described(

@@ -418,6 +418,16 @@ def _is_whole(event: Event) -> bool:
     return isinstance(event, Gaussian) and event.sampling == 1
 
 
+def of_records(event: Event, size: int) -> Event:
+    """The cost of a release on all records, for ``size`` records that are added or removed together.
+
+    They move the exact value by ``size`` sensitivities at most, and a pure release's likelihood by ``size`` factors.
+    """
+    if isinstance(event, Gaussian):
+        return event.model_copy(update={"noise_multiplier": event.noise_multiplier / size})
+    return Pure(epsilon=size * event.epsilon) if isinstance(event, Pure) else event
+
+
 def for_replaced_labels(event: Event) -> list[Event]:
     """The cost, where one record's label is replaced, of a release that costs ``event`` where a record is added.
 

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from fedstill.privacy import accounting
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge, by_part, total_epsilon
-from fedstill.privacy.releases import Pure, Unbounded
+from fedstill.privacy.releases import Event, Pure, Unbounded
 
 ADJACENCY = {
     "record": "one record of one client is added or removed",
@@ -50,6 +51,11 @@ class Guarantee:
             depends on its own record only. None for fedstill's own, which tests compare on neighbouring data.
         pairs: number of pairs of neighbouring data sets on which a check of that method (``fedstill check``) has found
             nothing; None without a check of this code with these settings.
+        group: the column whose values, such as patients, have ``group_size`` records at most, a public bound
+            (`for_group`); None without one.
+        group_size: that bound.
+        group_epsilon: privacy loss of all of a group's records together; None if nothing is promised to them.
+        group_delta: its delta.
     """
 
     holds: bool
@@ -64,6 +70,10 @@ class Guarantee:
     exposed: int | None = None
     unchecked: str | None = None
     pairs: int | None = None
+    group: str | None = None
+    group_size: int | None = None
+    group_epsilon: float | None = None
+    group_delta: float | None = None
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
@@ -82,6 +92,35 @@ def of_group(epsilon: float, delta: float, size: int) -> tuple[float, float] | N
         return None
     grown = delta * (math.expm1(total) / math.expm1(epsilon) if epsilon else size)
     return (total, grown) if grown < 1 else None
+
+
+def for_group(found: Guarantee, spent: Mapping[int, Sequence[Charge]], column: str, size: int) -> Guarantee:
+    """``found`` with the guarantee of up to ``size`` records together, all of one value of ``column``.
+
+    Group privacy: ``size`` records, at one client or at several, move a sum by ``size`` sensitivities at most, so a
+    Gaussian release on all records has the noise multiplier ``sigma / size`` for them. Releases on samples, and those
+    with noise that was chosen adaptively, have lemma 2.2 (`of_group`) in its place. The bound must be public.
+    """
+    if not found.holds or found.epsilon is None or found.unit not in ("record", "label"):
+        return found
+    stated = replace(found, group=column, group_size=size)
+    if found.epsilon == 0:
+        return replace(stated, group_epsilon=0.0, group_delta=found.delta)
+    entries = [entry for each in spent.values() for entry in each]
+    if all(_is_on_all(entry.event) and not entry.adaptive and entry.part is None for entry in entries):
+        delta = found.delta or 0.0
+        each = [[accounting.of_records(entry.event, size) for entry in some] for some in spent.values() if some]
+        if delta:
+            epsilon = max(accounting.epsilon(events, delta, found.unit) for events in each)
+        else:
+            epsilon = size * found.epsilon
+        return replace(stated, group_epsilon=epsilon, group_delta=delta) if math.isfinite(epsilon) else stated
+    bound = of_group(found.epsilon, found.delta or 0.0, size)
+    return stated if bound is None else replace(stated, group_epsilon=bound[0], group_delta=bound[1])
+
+
+def _is_on_all(event: Event) -> bool:
+    return event.kind == "pure" or (event.kind == "gaussian" and event.sampling == 1)
 
 
 def telling(measured: Sequence[str], unit: str | None) -> list[str]:

@@ -123,6 +123,7 @@ _SAID: dict[str, _Words] = {
     "size": lambda value: f"images of {value} x {value} pixels",
     "label_column": lambda value: f"classes of the column {value}",
     "group": lambda value: "records drawn by themselves" if value == "none" else f"whole groups by {value}",
+    "group_bound": lambda value: f"at most {value} records a group",
     "features": lambda value: f"features {value}",
     "mean": lambda _: "stated mean",
     "std": lambda _: "stated deviation",

@@ -27,6 +27,7 @@ TASK = (
     "validation",
     "local_test",
     "group",
+    "group_bound",
     "label_column",
 )
 """Settings that make a task: accuracies of runs that differ in one of these are not comparable."""

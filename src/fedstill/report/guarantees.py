@@ -33,9 +33,19 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
+    text += _of_group(guarantee) if guarantee.group else ""
     checked = f"checked on {guarantee.pairs} pairs" if guarantee.pairs else "unchecked"
     trusted = f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
     return text + exposed_words(guarantee.exposed) + trusted
+
+
+def _of_group(guarantee: Guarantee) -> str:
+    """``"; eps 3.3, delta 1e-5 per patient"``, whose largest number of records is public."""
+    if guarantee.group_epsilon is None:
+        return f"; none per {guarantee.group} (up to {guarantee.group_size} {guarantee.unit}s)"
+    delta = f", delta {round_up(guarantee.group_delta)}" if guarantee.group_delta else ""
+    several = f"(up to {guarantee.group_size} {guarantee.unit}s)"
+    return f"; eps {round_up(guarantee.group_epsilon)}{delta} per {guarantee.group} {several}"
 
 
 def exposed_words(exposed: int | None) -> str:

@@ -79,7 +79,7 @@ def _remarks(records: Sequence[RunRecord]) -> Iterator[str]:
 def _of_person(record: RunRecord) -> str:
     """What a guarantee promises to the largest group of records that belong together, as a patient's."""
     group, promised = record.get("largest_group"), record.guarantee
-    if group is None or not guarantees.is_finite(promised) or not promised.epsilon:
+    if group is None or promised.group or not guarantees.is_finite(promised) or not promised.epsilon:
         return ""
     size = group["clients"] if promised.unit == "client" else group["records"]
     if size < 2:
