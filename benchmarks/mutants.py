@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("--number", type=int, default=60, help="faults, drawn from all (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of one fault (default: 600)")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for the tests of one fault (default: 240)")
     chosen = parser.parse_args()
     places, tests = AREAS[chosen.area]
     files = [f for place in places for f in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))]

@@ -21,7 +21,7 @@ LAYERS = [
     {"evaluation", "privacy"},
     {"schema"},
     {"protocol"},
-    {"data", "models"},
+    {"data", "models", "sums"},
     {"train"},
     {"distill"},
     {"runs"},

@@ -16,6 +16,7 @@ annotation                                allowed value
                                           ``architecture`` of the same message names
 ``int``, ``PositiveInt``, ``str``, ...    a JSON value that pydantic accepts in strict mode
 ``Released[...]`` of any of these         the same, from a privacy mechanism
+``Summed[...]`` of a tensor               the same, of which the server gets the total over clients only
 ========================================  ==================================================================
 
 Every number must be finite. Any other value is refused with one sentence (`Refused`).
@@ -26,7 +27,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
 import torch
@@ -68,6 +69,11 @@ class Public:
 
 
 @dataclass(frozen=True)
+class OfSum:
+    """Mark of a released field of which the server uses the total over clients only (`Summed`)."""
+
+
+@dataclass(frozen=True)
 class Difference:
     """Mark of named tensors that are a model's change (trained minus received); attacks need to know it."""
 
@@ -84,6 +90,9 @@ OwnState = Annotated[dict[str, Tensor], Like("state", of="architecture")]
 """Every state entry of the client's own model; the field ``architecture``, declared before it, names that model."""
 
 
+SomeTensor = TypeVar("SomeTensor")
+Summed = Annotated[Released[SomeTensor], OfSum()]
+"""A released tensor of which the server gets the total over clients (`fedstill.protocol.Federation.sum`)."""
 Labels = Annotated[Integer[Tensor, " n"], Below("classes")]
 """One class per row; `compact` picks the smallest integer type that holds them."""
 Count = Annotated[int, Gt(0), Lt(2**40)]
@@ -135,6 +144,11 @@ class Field:
         return "public" if any(isinstance(mark, Public) for mark in self.marks) else "unprotected"
 
     @property
+    def is_summed(self) -> bool:
+        """Whether the server uses the field's total over clients only."""
+        return any(isinstance(mark, OfSum) for mark in self.marks)
+
+    @property
     def like(self) -> Like | None:
         """The field's mark `Like`, if it has one."""
         return next((mark for mark in self.marks if isinstance(mark, Like)), None)
@@ -177,6 +191,12 @@ def check_declared(fields: Schema, where: str) -> None:
     Raises:
         TypeError: a field has no type that is allowed.
     """
+    summed = [f for f in fields if f.is_summed]
+    if summed and (other := [f for f in fields if not (f.is_summed and f.is_tensor)]):
+        raise TypeError(
+            f"{where} has the sum '{summed[0].name}' beside '{other[0].name}'; a reply to a sum is tensors declared "
+            "Summed[...] alone, as the server learns no client's own"
+        )
     for f in fields:
         if f.is_tensor or f.like is not None:
             continue

@@ -376,6 +376,7 @@ class SharedSettings(TypedDict, total=False):
     size: int | None
     slow: float
     std: Sequence[float] | float
+    sums: str
     threads: int
     timeout: float | None
     validation: float
@@ -487,6 +488,7 @@ class RunSettings(SharedSettings, total=False):
     space: PublicMap | PublicMapSettings
     spectrum: Literal["clamped"] | Literal["cleaned"]
     start: Literal["fresh"] | Literal["mean"]
+    steps: int | None
     student: SGD | SGDSettings | Literal["mean"] | Literal["fresh"]
     student_view: Literal["none"] | Literal["crop"] | Literal["flip"] | Literal["crop_flip"]
     teacher: SGD | SGDSettings

@@ -76,6 +76,9 @@ class Noise(Protocol):
     def uniform(self, shape: Sequence[int]) -> Tensor:
         """Values in [0, 1)."""
 
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Words of 64 fair bits, ``(count,)``."""
+
     def added(self, exact: Tensor, std: float) -> Tensor:
         """``exact`` (float64) plus Gaussian noise of standard deviation ``std``."""
         return exact + std * self.gaussian(exact.shape).to(exact.device)
@@ -94,6 +97,11 @@ class Simulated(Noise):
     @override
     def uniform(self, shape: Sequence[int]) -> Tensor:
         return torch.rand(*shape, dtype=torch.float64, generator=self._rng)
+
+    @override
+    def words(self, count: int) -> NDArray[np.uint64]:
+        some = torch.empty(count, dtype=torch.int64).random_(-(2**63), None, generator=self._rng)
+        return some.numpy().view(np.uint64)
 
 
 class Entropy(Noise):
@@ -124,6 +132,10 @@ class Entropy(Noise):
     def uniform(self, shape: Sequence[int]) -> Tensor:
         words = _words(math.prod(shape)) >> np.uint64(11)
         return torch.from_numpy(words.astype(np.float64) * 2.0**-53).reshape(tuple(shape))
+
+    @override
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return _words(count)
 
     @override
     def added(self, exact: Tensor, std: float) -> Tensor:

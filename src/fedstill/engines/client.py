@@ -17,9 +17,12 @@ from fedstill import schema, ticks
 from fedstill.base import files, seeds
 from fedstill.base.records import Records
 from fedstill.engines.client_evaluation import EVALUATE, steps_of
+from fedstill.engines.masked_sums import MaskedStep, check_range, masked_steps, simulated_key
 from fedstill.engines.run_spec import RunSpec
+from fedstill.privacy.integer_sums import IntegerSum
 from fedstill.privacy.ledger import Charge, Ledger, Part, open_ledger
 from fedstill.privacy.mechanisms import Mechanism
+from fedstill.privacy.releases import Event
 from fedstill.protocol import Client, Released, wire
 from fedstill.protocol.sides import Step
 from fedstill.runs.journal import EVALUATIONS
@@ -169,6 +172,9 @@ class SiteClient(Client):
         self.state = {name: value.to(device) for name, value in state.items()}
         self.device = device
         self.delta = spec.delta
+        self.exchange = exchange
+        self.masked = spec.sums is not None
+        self.adders = 1 if spec.sums is None else spec.sums.adders
         self._spec = spec
         self._data = data
         self._exchange = exchange
@@ -212,6 +218,7 @@ class SiteClient(Client):
         self, mechanism: Mechanism[Rows, Value], rows: Rows, *, adaptive: bool = False, part: Part | None = None
     ) -> Released[Value]:
         index, self._releases = self._releases, self._releases + 1
+        adders, alone = self._shared(mechanism)
         entry = Charge(
             exchange=self._exchange,
             step=self._step,
@@ -221,6 +228,8 @@ class SiteClient(Client):
             event=mechanism.event,
             theorem=mechanism.theorem,
             adaptive=adaptive,
+            adders=adders,
+            alone=alone,
             part=None if part is None else part.name,
         )
         records = None
@@ -233,6 +242,26 @@ class SiteClient(Client):
         if self._spec.simulated_noise:
             noise = seeds.Simulated(self.rng("privacy noise", index))
         return Released(mechanism(rows, noise))
+
+    def _shared(self, mechanism: Mechanism[Any, Any]) -> tuple[int, Event | None]:
+        """The number of clients that the noise of a mechanism counts on, and the cost of this client's share alone.
+
+        Raises:
+            ValueError: it counts on others though the server sees this upload, or a sum may leave its masks' range.
+        """
+        if not isinstance(mechanism, IntegerSum):
+            return 1, None
+        if mechanism.adders not in (1, self.adders):
+            raise ValueError(
+                f"{type(mechanism).__name__} counts on the noise of {mechanism.adders} clients, but in this run "
+                f"{self.adders} add theirs; pass adders=client.adders"
+            )
+        check_range(mechanism, self._spec)
+        return mechanism.adders, mechanism.alone if mechanism.adders > 1 else None
+
+    def sign(self, text: bytes) -> bytes:
+        """A simulated client's signature, which protects nothing."""
+        return simulated_key(self._spec.run, self.id).sign(text)
 
     @override
     def rng(self, *use: str | int) -> torch.Generator:
@@ -295,7 +324,7 @@ class Site:
         self._open_ledger = open_ledger
         self._logged: set[str] = set()
         self._results: dict[tuple[bytes, str], Any] = {}
-        self._steps = steps_of(spec.method)
+        self._steps = masked_steps(steps_of(spec.method), spec)
         self.failure: Exception | None = None
         """The error of the latest answer, with its traceback; None if there was none."""
 
@@ -367,6 +396,11 @@ class Site:
             reply = step.function(self.spec.method, actor, **step.arguments(values))
         if not isinstance(reply, step.reply):
             raise TypeError(f"step {step.name} returned a {type(reply).__name__}; it must return {step.reply.__name__}")
+        if not isinstance(step, MaskedStep) and any(e.adders > 1 for e in ledger.entries if e.exchange == exchange):
+            raise TypeError(
+                f"step {step.name} released with a share of the noise, but its reply is no sum; declare its fields "
+                "Summed[...]"
+            )
         envelope = {"step": step.name, "exchange": exchange, **_spent(ledger, exchange)}
         data = wire.encode(reply.payload(), step.reply.schema, self.spec.facts, envelope)
         if exchange < EVALUATIONS:

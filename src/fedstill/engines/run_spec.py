@@ -26,6 +26,7 @@ from fedstill.base.records import Normalisation, Records
 from fedstill.base.settings import Settings
 from fedstill.base.weights import load, parameters, state
 from fedstill.data.public import SAMPLED
+from fedstill.engines.masked_sums import MaskedSums
 from fedstill.protocol import Method, shared_part
 
 LARGEST = 600_000
@@ -120,6 +121,8 @@ class RunSpec(Settings):
     """Sample of the public records, if they are of a data set that real sites have."""
     columns: Annotated[tuple[Annotated[str, Len(1, 200)], ...], Len(0, 10_000)] = ()
     """Names of the columns of a table's vectors, in order, by which a site orders its own."""
+    sums: MaskedSums | None = None
+    """Helpers and sizes of masked sums; None where the server sees each upload."""
 
     @classmethod
     def of(cls, method: Method, records: Records, **facts: Any) -> Self:
@@ -251,5 +254,5 @@ def _first(error: Exception) -> str:
     return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
-_LATER = ("features", "backbone", "public_sample", "columns")
+_LATER = ("features", "backbone", "public_sample", "columns", "sums")
 """Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

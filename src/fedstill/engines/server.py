@@ -5,6 +5,7 @@ so that only one reply is in memory at a time and a resumed run takes the same p
 """
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -23,6 +26,7 @@ from fedstill.base.records import Records
 from fedstill.base.weights import load, state
 from fedstill.engines import own_code, reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
+from fedstill.engines.masked_sums import MaskedReply, MaskedStep, Opening, masked_sizes, run_digest, shapes, unflattened
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport, Watcher
@@ -31,10 +35,12 @@ from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge, covers, total_epsilon
 from fedstill.privacy.releases import Event, Unit
-from fedstill.protocol import Federation, Method, Reply, Round, Step, shared_part, wire
+from fedstill.protocol import Federation, Method, Reply, Round, Step, Summation, shared_part, wire
 from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import CHECKPOINT, EVALUATIONS, Journal, Refusal
 from fedstill.schema import short
+from fedstill.sums.helpers import Answers
+from fedstill.sums.masks import Terms
 
 Releases = Mapping[int, Sequence[Charge]]
 """The releases of each client that has any."""
@@ -189,6 +195,7 @@ class ServerFederation(Federation):
         device: the server's device.
         watcher: observes the progress.
         local_test: whether clients evaluate models on their own test records, instead of the server on ``test``.
+        helpers: the helpers of masked sums, in the order of the spec.
 
     Attributes:
         num_rounds: number of rounds in the method's loop; 1 for a method without one.
@@ -211,8 +218,11 @@ class ServerFederation(Federation):
         device: str = "cpu",
         watcher: Watcher | None = None,
         local_test: bool = False,
+        helpers: Sequence[Answers] = (),
     ) -> None:
         self.spec = spec
+        self._helpers = helpers
+        self._sums = folder / "sums"
         self.clients = range(num_clients)
         self.architecture = spec.model
         self.architectures = [spec.architecture(client) for client in self.clients]
@@ -220,6 +230,7 @@ class ServerFederation(Federation):
         self.delta = spec.delta
         self.budget = spec.budget
         self.max_bytes = spec.max_bytes
+        self.masked = spec.sums is not None
         self.num_classes = spec.num_classes
         self.like = test[:0]
         self.device = torch.device(device)
@@ -295,6 +306,70 @@ class ServerFederation(Federation):
             good.remove(client)
         self._check_enough(exchange, step, len(good), len(asked), at_least, refusals)
         return Replies(self.journal, self.spec.facts, exchange, step, sorted(good))
+
+    @override
+    def sum(
+        self,
+        step: Step[R],
+        to: Sequence[int] | None = None,
+        *,
+        exactly: Mapping[str, int] | None = None,
+        at_least: int = 0,
+        **arguments: Any,
+    ) -> Summation[R]:
+        if not step.sums:
+            raise TypeError(f"fed.sum takes a step whose reply is declared Summed[...]; self.{step.name} is none")
+        kind, sums = step.reply, self.spec.sums
+        if sums is None:
+            return self._added(kind, self.ask(step, to, exactly=exactly, at_least=at_least, **arguments))
+        sizes = {**self.spec.facts.sizes, **(exactly or {})}
+        length = sum(map(math.prod, shapes(kind, sizes).values()))
+        exchange = self._exchange
+        replies = self.ask(
+            MaskedStep(step, self.spec),
+            to,
+            exactly=masked_sizes(sums.terms(run_digest(self.spec), exchange, length)),
+            at_least=max(at_least, sums.least),
+            **arguments,
+        )
+        terms = sums.terms(run_digest(self.spec), exchange, length)
+        clients, total = self._opened(terms, replies, step.name)
+        return Summation(unflattened(kind, total, sizes), clients, sums.adders)
+
+    def _added(self, kind: type[R], replies: Replies[R]) -> Summation[R]:
+        """The total of replies that the server sees, of which one is in memory at a time."""
+        totals: dict[str, Tensor] = {}
+        for reply in replies:
+            for name, value in reply.payload().items():
+                wide = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+                if name in totals:
+                    totals[name] += wide
+                else:
+                    totals[name] = wide.clone()
+        return Summation(kind.from_payload(totals), list(replies.clients))
+
+    def _opened(self, terms: Terms, replies: Replies[MaskedReply], step: str) -> tuple[list[int], NDArray[np.int64]]:
+        """The clients in a masked sum, and their total.
+
+        The set of clients is written down before a helper sees it: a resumed run shows the helpers no other.
+        """
+        place, reading = {client: i for i, client in enumerate(replies.clients)}, self._sums / f"{terms.exchange}.json"
+        fixed = json.loads(reading.read_text("utf-8")) if reading.exists() else None
+        clients = list(replies.clients) if fixed is None else [client for client in fixed if client in place]
+        opening = Opening(terms, self._helpers, clients, lambda client: replies[place[client]])
+        if fixed is None:
+            for client, reason in opening.refusals().items():
+                refusal = Refusal(client, step, self._round, reason)
+                self.journal.refuse_reply(terms.exchange, refusal)
+                self._watcher.arrived(refusal)
+            files.write_json(reading, [upload.client for upload in opening.uploads])
+        before = time.monotonic()
+        total = opening.total()
+        down, up = opening.helper_bytes
+        facts = {"exchange": terms.exchange, "clients": len(opening.uploads), "bytes_to_a_helper": down,
+                 "bytes_from_a_helper": up, "seconds": round(time.monotonic() - before, 3)}  # fmt: skip
+        files.write_json(reading.with_suffix(".cost.json"), facts)
+        return [upload.client for upload in opening.uploads], total
 
     def _asked(self, step: Step[Any], to: Sequence[int] | None) -> list[int]:
         """The numbers of the clients to ask, sorted.

@@ -98,6 +98,40 @@ TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 
+class SumOptions(Settings):
+    """Options of ``--sums masked:NAME=VALUE,...``."""
+
+    helpers: Annotated[int, Ge(2), Le(16)] = 4
+    """Parties that hold the seeds of masks."""
+    traitors: PositiveInt = 1
+    """Helpers that may work with the server."""
+    colluding: Annotated[float, Ge(0), Lt(1)] = 0.1
+    """Share of the clients that may work with the server, whose noise does not count."""
+    width: Annotated[int, Ge(2), Le(7)] = 5
+    """Bytes of a number."""
+    records: Annotated[int, Ge(1), Le(2**40)] = 2**20
+    """Most records of all clients together, a public bound."""
+    least: Annotated[int, Ge(2)] | None = None
+    """Clients below which no sum is opened, on the noise of which the guarantee counts; all by default."""
+
+
+def sum_options(text: str) -> SumOptions | None:
+    """The options in a value of ``--sums``; None for open sums.
+
+    Raises:
+        ValueError: it is neither ``open`` nor ``masked`` with known options.
+    """
+    name, _, rest = text.partition(":")
+    if name not in ("open", "masked") or (name == "open" and rest):
+        raise ValueError("it must be open, or masked with options as in masked:helpers=4,colluding=0.1")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    try:
+        found = SumOptions.model_validate_strings({key: value for key, _, value in pairs})
+    except ValidationError as error:
+        raise ValueError(sentence(error, kind=SumOptions)) from error
+    return found if name == "masked" else None
+
+
 class Experiment(Settings):
     """The task of a run, and its resources."""
 
@@ -158,6 +192,10 @@ class Experiment(Settings):
     """Delta of all epsilons; choose it well below 1 / records of a client."""
     budget: PositiveFloat | None = None
     """Maximum epsilon of all releases of a client; releases beyond it are refused. No limit by default."""
+    sums: str = "open"
+    """Sums of clients' numbers: open (the server sees each upload, and each client adds all of the noise) or masked
+    (it learns the total alone, and the noise is added once): masked:least=70,helpers=4,traitors=1,colluding=0.1,
+    width=5,records=1000000."""
     noise: Literal["simulated", "entropy"] = "simulated"
     """Source of privacy noise: the run's seed (repeatable, no protection) or the operating system's entropy."""
     engine: Literal["inprocess", "flower"] = "inprocess"
@@ -195,6 +233,12 @@ class Experiment(Settings):
             )
         return self
 
+    @field_validator("sums")
+    @classmethod
+    def _known_sums(cls, text: str) -> str:
+        sum_options(text)
+        return text
+
     @field_validator("device")
     @classmethod
     def _usable(cls, device: str) -> str:
@@ -225,6 +269,29 @@ class Experiment(Settings):
         if self.group is None and rule == "by":
             return Reading(self.size, self.label_column, column, self.clients)
         return Reading(self.size, self.label_column, self.group)
+
+    @property
+    def masked(self) -> SumOptions | None:
+        """The options of masked sums, with the least number of clients; None for open ones.
+
+        Raises:
+            ValueError: there are too few clients, or other settings contradict.
+        """
+        options = sum_options(self.sums)
+        if options is None:
+            return None
+        least = options.least or self.clients
+        if not 2 <= least <= self.clients:
+            raise ValueError(
+                f"sums is {self.sums!r} with least={least} and {self.clients} clients; a masked sum has 2 at least, as "
+                "the sum of one client is that client's upload, and no more than there are"
+            )
+        if self.min_clients is not None and self.min_clients < least:
+            raise ValueError(
+                f"min_clients is {self.min_clients}, but a masked sum of fewer than {least} clients is not opened; use "
+                f"--sums masked:least={max(self.min_clients, 2)}, whose noise is larger, or raise --min-clients"
+            )
+        return options.model_copy(update={"least": least})
 
     @property
     def num_workers(self) -> int:

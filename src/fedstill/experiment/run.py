@@ -26,6 +26,7 @@ from fedstill.data import places, public, sources
 from fedstill.engines import reply_checks, transport
 from fedstill.engines.client import Site, forget_state
 from fedstill.engines.client_evaluation import EvaluationResult
+from fedstill.engines.masked_sums import MaskedSums, adders_of, simulated_helpers
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Losing, Transport, Watcher, Watchers
@@ -41,6 +42,7 @@ from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
 from fedstill.runs.folder import Config, RunFolder, Taken
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
+from fedstill.sums.helpers import Helper
 
 _SETTINGS = {"max_bytes": "max_bytes (--max-message-mb)"}
 """Name of the flag for each field of a `RunSpec` that is called otherwise."""
@@ -321,6 +323,45 @@ def _federation(
         device=experiment.device,
         watcher=watcher,
         local_test=experiment.local_test > 0,
+        helpers=_helpers(job, spec.run),
+    )
+
+
+def _helpers(job: Job, run: str) -> list[Helper]:
+    """The simulated helpers of a run with masked sums, whose keys lie in its folder until it ends."""
+    options = job.experiment.masked
+    if options is None:
+        return []
+    return simulated_helpers(job.out / "helpers", options.helpers, run, job.experiment.clients)
+
+
+def masked_sums(job: Job, run: str) -> MaskedSums | None:
+    """What all parties of a run agree on about its masked sums; None for open ones.
+
+    Raises:
+        ValueError: the honest clients are too few.
+    """
+    experiment = job.experiment
+    options = experiment.masked
+    if options is None:
+        return None
+    assert options.least is not None
+    adders = adders_of(options.least, options.colluding)
+    if adders < 1:
+        raise ValueError(
+            f"of {options.least} clients a share of {options.colluding:g} may work with the server (colluding), which "
+            "leaves none whose noise counts; lower it, or take more clients"
+        )
+    helpers = _helpers(job, run)
+    return MaskedSums(
+        signers=tuple(helper.signer.hex() for helper in helpers),
+        boxes=tuple(helper.box.hex() for helper in helpers),
+        traitors=options.traitors,
+        least=options.least,
+        adders=adders,
+        clients=experiment.clients,
+        width=options.width,
+        records=options.records,
     )
 
 
@@ -389,6 +430,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             features=experiment.features,
             backbone=task.backbone,
             columns=task.columns,
+            sums=masked_sums(job, run),
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {sentence(error)}") from error

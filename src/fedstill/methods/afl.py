@@ -36,8 +36,8 @@ class AFL(MomentSums, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "afl")
-        replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
-        total = add_up(replies, self, fed.delta, fed.device)
+        sums = fed.sum(self.sum_up, exactly=sizes(fed, features, self), features=features)  # C_k, X_k^T Y_k
+        total = add_up(sums, self, fed.delta, fed.device)
         return head_model(fed, features, self.head(total), self)
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:

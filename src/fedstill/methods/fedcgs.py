@@ -40,8 +40,8 @@ class FedCGS(MomentSums, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedcgs")
-        replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, B_k, N_k
-        total = add_up(replies, self, fed.delta, fed.device)
+        sums = fed.sum(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, B_k, N_k
+        total = add_up(sums, self, fed.delta, fed.device)
         return head_model(fed, features, self.head(total), self)
 
     def head(self, total: Total) -> Float64[Tensor, "classes p"]:

@@ -53,8 +53,8 @@ class FedCGSP(MomentSums, Method):
     @override
     def server(self, fed: Federation) -> nn.Module:
         features = public_features(fed, self, "fedcgs-p")
-        replies = fed.ask(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, N_k
-        classes = gaussians.classes_of(add_up(replies, self, fed.delta, fed.device))
+        sums = fed.sum(self.sum_up, exactly=sizes(fed, features, self), features=features)  # A_k, N_k
+        classes = gaussians.classes_of(add_up(sums, self, fed.delta, fed.device))
         means = (classes.means * classes.present[:, None]).float().cpu()  # mu_c; 0 for a class without records
         fed.ask(self.personalise, features=features, means=means)
         model = fed.new_model()  # stands for the clients' models in `evaluate`

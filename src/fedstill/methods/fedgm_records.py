@@ -46,8 +46,8 @@ class FedGMRecords(Summing, Method):
     def server(self, fed: Federation) -> nn.Module:
         nets = [fed.new_model(draw=1 + i) for i in range(self.nets)]
         centre, radius = public_ball(nets, fed.public)
-        replies = fed.ask(self.sum_up, exactly=row_size(fed, nets), centre=centre, radius=radius)
-        means = class_means(fed, replies, centre, radius, self)
+        sums = fed.sum(self.sum_up, exactly=row_size(fed, nets), centre=centre, radius=radius)
+        means = class_means(fed, sums, centre, radius, self)
         images = self.fitting.fit(nets, means, self.ipc, fed.like, fed.rng("images"), fed.progress("fitting images"))
         fed.show("synthetic", images)
         return train_on(fed, images, self.training)

@@ -81,7 +81,7 @@ class FedPFT(MomentSums, Method):
             examples = self.drawn((each for reply in noisy for each in reply.fitted(radius)), rng)
         else:
             exactly = sizes(fed, features, self, by_class=True)
-            total = add_up(fed.ask(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
+            total = add_up(fed.sum(self.sum_up, exactly=exactly, features=features), self, fed.delta, fed.device)
             examples = self.drawn_of(total, radius, rng)
         with isolated(0):  # the start is 0
             head = nn.Linear(features.projection.shape[1], fed.num_classes)

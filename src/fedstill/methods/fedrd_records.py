@@ -58,8 +58,8 @@ class FedRDRecords(Summing, Method):
         model = projected(fed.new_model(), "fedrd-records")
         nets = [_with_projection(model, fed.new_model(draw=1 + i)) for i in range(self.nets)]
         centre, radius = public_ball(nets, fed.public)
-        replies = fed.ask(self.sum_up, exactly=row_size(fed, nets), centre=centre, radius=radius)
-        means = class_means(fed, replies, centre, radius, self)
+        sums = fed.sum(self.sum_up, exactly=row_size(fed, nets), centre=centre, radius=radius)
+        means = class_means(fed, sums, centre, radius, self)
         rng = fed.rng("representations")
         noise = fed.like.normalisation.apply(torch.rand(self.dpc * fed.num_classes, *fed.like.shape, generator=rng))
         with torch.no_grad():

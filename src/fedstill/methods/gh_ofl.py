@@ -48,8 +48,8 @@ class GHOFL(MomentSums, Method):
     def server(self, fed: Federation) -> nn.Module:
         features, by_class = public_features(fed, self, "gh-ofl"), self.classifier == "qda"
         exactly = sizes(fed, features, self, by_class=by_class)
-        replies = fed.ask(self.sum_up, exactly=exactly, features=features)  # A_k, N_k, B_k or S_k
-        total = add_up(replies, self, fed.delta, fed.device)
+        sums = fed.sum(self.sum_up, exactly=exactly, features=features)  # A_k, N_k, B_k or S_k
+        total = add_up(sums, self, fed.delta, fed.device)
         if self.classifier != "qda":
             head = self.trained_head(total, fed) if self.classifier == "fisher-mix" else self.head(total)
             return head_model(fed, features, head, self)

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from typing_extensions import override
 
 from fedstill.base import files
@@ -54,10 +63,20 @@ class Charge(BaseModel):
     """Theorem that the cost rests on."""
     adaptive: bool = False
     """Whether the noise was chosen from earlier releases, so that only a filter can bound the sum."""
+    adders: Annotated[int, Field(ge=1, le=10**7)] = 1
+    """Honest clients whose noise the event counts on, in a sum of which nobody sees a single upload; else 1."""
+    alone: Event | None = None
+    """Then: the cost of this client's own noise, if everybody else works together."""
     part: Annotated[Words, Field(max_length=200)] | None = None
     """Disjoint part of the client's records that the release depends on; None for all records."""
     records: Annotated[bytes | None, Field(exclude=True, repr=False)] = None
     """Records of that part (`Part.records`), for a ledger that checks parts; it never leaves. None if unknown."""
+
+    @model_serializer(mode="wrap")
+    def _without_share(self, usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields; without those of a shared noise where there is none, so that open uploads have no such bytes."""
+        fields: dict[str, Any] = usual(self)
+        return fields if self.adders > 1 else {k: v for k, v in fields.items() if k not in ("adders", "alone")}
 
     @model_validator(mode="after")
     def _labels_only(self) -> Self:

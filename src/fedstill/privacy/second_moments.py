@@ -113,36 +113,58 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
 
     def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
         """The sums of batches of features ``(n, d)`` with classes ``(n,)``, read one at a time."""
-        width, groups = self.dims + 1, self.num_classes if self.by_class else 1
+        products, first = self.exact(rows)
+        places, cut = diagonal_places(self.dims + 1, products.device), products.numel()
+        flat = products.new_empty(cut + first.numel())
+        flat[cut:] = first.flatten() * self.weight
+        flat[:cut] = products.flatten()
+        products = flat[:cut].view_as(products)
+        kept = products[:, places]
+        products.mul_(math.sqrt(2))[:, places] = kept
+        flat = self.noised(flat, noise)
+        products, sums = flat[:cut].view_as(products), flat[cut:].view_as(first)
+        kept = products[:, places]
+        products.div_(math.sqrt(2))[:, places] = kept
+        return Moments(products, sums / self.weight)
+
+    def exact(
+        self, rows: Iterable[Labelled], *, steps: int | None = None
+    ) -> tuple[Float64[Tensor, "groups entries"], Float64[Tensor, "classes d+1"]]:
+        """G's upper triangles and H without noise; of rows in whole numbers of ``steps``, if given, exactly.
+
+        Raises:
+            ValueError: features have another shape, or there are more records than float64 sums exactly.
+        """
+        width, groups, records = self.dims + 1, self.num_classes if self.by_class else 1, 0
         second = torch.zeros(groups, width, width, dtype=torch.float64)
         first = torch.zeros(self.num_classes, width, dtype=torch.float64)
         with _blas().limit(limits=torch.get_num_threads()):  # the last bits of a sum depend on it
             for features, labels in rows:
                 if features.ndim != 2 or features.shape[1] != self.dims:
                     raise ValueError(f"features of shape {tuple(features.shape)}; they must be (records, {self.dims})")
+                records += len(features)
                 r = features.new_empty(len(features), width, dtype=torch.float64)
                 second, first = second.to(r.device), first.to(r.device)
                 blocks = max(1, r.numel() // _BLOCK)
                 for some in zip(*(part.tensor_split(blocks) for part in (features, labels, r)), strict=True):
-                    first.index_add_(0, some[1], extend(some[0], self.radius, self.bias, out=some[2]))
+                    row = extend(some[0], self.radius, self.bias, out=some[2])
+                    first.index_add_(0, some[1], row if steps is None else row.mul_(steps).trunc_())
                 if self.by_class:
                     for label in torch.bincount(labels).nonzero().flatten().tolist():
                         _add_products(second[label], r[labels == label])
                 else:
                     _add_products(second[0], r)
-        cut = groups * entries(width)
-        flat = second.new_empty(cut + first.numel())
-        flat[cut:] = first.flatten() * self.weight
-        places = torch.arange(width, device=second.device)
-        diagonal = places * width - places * (places - 1) // 2  # their places in a triangle
-        products = _packed(second, flat[:cut].view(groups, -1))
-        kept = products[:, diagonal]
-        products.mul_(math.sqrt(2))[:, diagonal] = kept
-        flat = self.noised(flat, noise)
-        products, sums = flat[:cut].view(groups, -1), flat[cut:].view_as(first)
-        kept = products[:, diagonal]
-        products.div_(math.sqrt(2))[:, diagonal] = kept
-        return Moments(products, sums / self.weight)
+        if steps is not None and records * steps**2 >= 2**53:
+            raise ValueError(
+                f"{records} records in steps of {steps}; sums of at most {2**53 // steps**2 - 1} are exact"
+            )
+        return _packed(second, second.new_empty(groups, entries(width))), first
+
+
+def diagonal_places(width: int, device: torch.device | str = "cpu") -> Int64[Tensor, " width"]:
+    """Places of the diagonal in the upper triangle of a matrix ``(width, width)``, row by row."""
+    places = torch.arange(width, device=device)
+    return places * width - places * (places - 1) // 2
 
 
 def _packed(matrices: Tensor, out: Tensor) -> Tensor:

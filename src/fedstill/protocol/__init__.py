@@ -17,8 +17,8 @@ from fedstill.base.settings import Settings
 from fedstill.base.weights import load, parameters, state
 from fedstill.privacy.ledger import Part
 from fedstill.privacy.releases import Released, map_released
-from fedstill.protocol.sides import Client, Federation, Reply, Round, Step, step
-from fedstill.schema import Change, Count, Labels, OwnState, Parameters, Public, Shared, State
+from fedstill.protocol.sides import Client, Federation, Reply, Round, Step, Summation, step
+from fedstill.schema import Change, Count, Labels, OwnState, Parameters, Public, Shared, State, Summed
 
 __all__ = [
     "Change",
@@ -39,6 +39,8 @@ __all__ = [
     "Shared",
     "State",
     "Step",
+    "Summation",
+    "Summed",
     "client_steps",
     "load",
     "load_own",

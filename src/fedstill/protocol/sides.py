@@ -5,6 +5,7 @@ Engines implement both. Methods import them from `fedstill.protocol`.
 
 import dataclasses
 import inspect
+import math
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,6 +145,11 @@ class Step(typing.Generic[R]):
             raise TypeError(f"the step {self.name} must return a class derived from fedstill.Reply, not {reply}")
         return typing.cast(type[R], reply)
 
+    @property
+    def sums(self) -> bool:
+        """Whether the server uses the total of the replies only."""
+        return any(f.is_summed for f in self.reply.schema)
+
 
 def step(function: Callable[..., R]) -> Step[R]:
     """Declare a client step: ``@step def update(self, client: Client, weights: State) -> Update``."""
@@ -164,6 +170,8 @@ class Client(ABC):
         device: device of the tensors. Replies may hold tensors of any device.
         delta: the delta at which the run states epsilon.
         architecture: name of the client's own model for `new_model`; the run's model unless clients differ.
+        adders: number of honest clients whose noise a mechanism of a sum counts on; 1 where each upload is seen.
+        masked: whether nobody sees this client's upload to a sum, so that it must be whole numbers.
     """
 
     id: int
@@ -171,6 +179,8 @@ class Client(ABC):
     state: dict[str, Tensor]
     device: torch.device
     delta: float
+    adders: int
+    masked: bool
 
     @property
     @abstractmethod
@@ -232,6 +242,26 @@ class Client(ABC):
 
 
 @dataclass(frozen=True)
+class Summation(typing.Generic[R]):
+    """The total of clients' replies (`Federation.sum`).
+
+    Attributes:
+        total: a reply whose tensors are the totals, in float64, or int64 for whole numbers.
+        clients: numbers of the clients in it, in order.
+        adders: number of honest clients whose noise the guarantee counts on; 1 where each upload is seen.
+    """
+
+    total: R
+    clients: Sequence[int]
+    adders: int = 1
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the total's noise, in units of the noise that the guarantee counts on."""
+        return math.sqrt(len(self.clients) / self.adders)
+
+
+@dataclass(frozen=True)
 class Round:
     """One round of a server's loop: its number, from 1, and its log."""
 
@@ -253,6 +283,7 @@ class Federation(ABC):
         delta: the delta at which the run states epsilon.
         budget: largest total epsilon of each client; None for no limit.
         max_bytes: size of the largest message.
+        masked: whether the server learns totals of sums only (`sum`).
         architecture: name of the run's model for `new_model`.
         architectures: name of every client's own model, by client number.
     """
@@ -267,6 +298,7 @@ class Federation(ABC):
     delta: float
     budget: float | None
     max_bytes: int
+    masked: bool
 
     @abstractmethod
     def ask(
@@ -295,6 +327,26 @@ class Federation(ABC):
 
         Raises:
             TooFewReplies: if fewer clients than the run or the method requires sent a usable reply.
+        """
+
+    @abstractmethod
+    def sum(
+        self,
+        step: Step[R],
+        to: Sequence[int] | None = None,
+        *,
+        exactly: Mapping[str, int] | None = None,
+        at_least: int = 0,
+        **arguments: Any,
+    ) -> Summation[R]:
+        """Send a request to clients and return the total of their replies, whose fields are declared `Summed`.
+
+        With ``--sums open`` the server adds up replies that it sees; with ``--sums masked`` it learns the total alone,
+        and clients add a share of the noise each. A method's file does not know which. Arguments are as of `ask`.
+
+        Raises:
+            TooFewReplies: as in `ask`.
+            fedstill.sums.masks.SumRefused: the helpers do not open the sum; what was sent stays sealed.
         """
 
     @abstractmethod

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float32, Float64, Num
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from fedstill import models
 from fedstill.base.settings import Epsilon, Settings, Share
 from fedstill.distill.embedding import embed
-from fedstill.methods.parts.moments import MomentSums, Sums, noise_of
+from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, noise_of
 from fedstill.privacy.accounting import release_noise
+from fedstill.privacy.integer_sums import IntegerClassSums
 from fedstill.privacy.mechanisms import ClassSums
 from fedstill.privacy.second_moments import unpacked
-from fedstill.protocol import Client, Federation, Public, Records, Released, Reply
+from fedstill.protocol import Client, Federation, Public, Records, Reply, Summation, Summed
 
 Centre = Annotated[Float32[Tensor, " dims"], Public()]
 
@@ -29,7 +30,7 @@ Centre = Annotated[Float32[Tensor, " dims"], Public()]
 class FeatureSums(Reply):
     """Noisy sums, by class, of unit features and of a constant."""
 
-    sums: Released[Float32[Tensor, "classes dims"]]
+    sums: Summed[Num[Tensor, "classes dims"]]
 
 
 _ALIKE = 1e-6
@@ -71,17 +72,23 @@ def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, se
     relative = rows - centre.to(client.device)
     constant = relative.new_full((len(relative), 1), radius * math.sqrt(settings.count_share))
     relative = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1)
-    mechanism = ClassSums(client.train.num_classes, radius, release_noise(settings.epsilon, client.delta))
-    sums = client.release(mechanism, (relative, client.train.labels))
+    classes, noise = client.train.num_classes, release_noise(settings.epsilon, client.delta)
+    labelled = relative, client.train.labels
+    if client.masked:
+        whole = IntegerClassSums(num_classes=classes, radius=radius, noise_multiplier=noise, adders=client.adders)
+        return FeatureSums(sums=client.release(whole, labelled).map(Tensor.cpu))
+    sums = client.release(ClassSums(classes, radius, noise), labelled)
     return FeatureSums(sums=sums.map(Tensor.float))
 
 
 def class_means(
-    fed: Federation, replies: Sequence[FeatureSums], centre: Tensor, radius: float, settings: Summing
+    fed: Federation, summed: Summation[FeatureSums], centre: Tensor, radius: float, settings: Summing
 ) -> Float[Tensor, "classes d"]:
     """Each class's mean row over all clients, from their releases."""
-    total = sum(reply.sums.value.double() for reply in replies)  # A = sum_k A_k
-    sums = torch.as_tensor(total, device=fed.device)
+    total = summed.total.sums.value  # A = sum_k A_k
+    sums = total.double().to(fed.device)
+    if not total.is_floating_point():
+        sums *= radius / IntegerClassSums.steps
     counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)
     means: Tensor = sums[:, :-1] / (math.sqrt(1 - settings.count_share) * counts) + centre.to(fed.device)
     return means
@@ -122,21 +129,20 @@ class Total:
         return self.std * math.sqrt(2 * self.first.shape[1])
 
 
-def add_up(replies: Sequence[Sums], settings: MomentSums, delta: float, device: torch.device) -> Total:
-    """The sums of all replies, of which one is in memory at a time."""
-    second = torch.zeros(replies[0].second.value.shape, dtype=torch.float64)
-    first = torch.zeros(replies[0].first.value.shape, dtype=torch.float64)
-    for reply in replies:
-        second += reply.second.value
-        first += reply.first.value
+def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: torch.device) -> Total:
+    """The clients' total in real numbers, with the noise in it."""
+    second, first = sums.total.second.value, sums.total.first.value
+    of_second, of_first = settings.scale, settings.scale
+    if not second.is_floating_point():
+        steps = settings.steps or WHOLE_STEPS
+        of_second, of_first = float(steps**2), float(steps)
     std, first_std = noise_of(settings, delta)
-    many = math.sqrt(len(replies))
     return Total(
-        second.div_(settings.scale).to(device),
-        first.div_(settings.scale).to(device),
+        second.double().div_(of_second).to(device),
+        first.double().div_(of_first).to(device),
         settings.bias,
-        many * std,
-        many * first_std,
+        sums.spread * std,
+        sums.spread * first_std,
     )
 
 

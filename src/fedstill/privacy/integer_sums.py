@@ -1,0 +1,236 @@
+"""Sums of whole numbers with discrete Gaussian noise, of which each client adds a share: the mechanisms of `fed.sum`.
+
+A record is clipped and rounded toward zero to whole numbers of public steps before it is multiplied and added, so
+that a client's sums are exact whole numbers with an exact sensitivity. They are equal to the bit for any split and
+order of the records, and no rounding argument is needed.
+
+``adders`` is the number of honest clients whose noise the guarantee counts on (`fedstill.sums`); 1 where each upload is
+seen. The noise of one client is that of the sum divided by the square root of it.
+
+``docs/proofs.md`` and ``docs/sums.md`` have the proofs.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from typing_extensions import override
+
+from fedstill.base.seeds import Noise
+from fedstill.privacy import lattice
+from fedstill.privacy.mechanisms import GaussianMechanism, check_noise, check_positive, clipped, gaussian_event
+from fedstill.privacy.releases import Event
+from fedstill.privacy.second_moments import Labelled, Moments, SecondMoments, diagonal_places
+
+Rows = TypeVar("Rows", contravariant=True)
+Value = TypeVar("Value", covariant=True)
+LEAST_STEPS, MOST_STEPS = 8, 4096
+"""Bounds of the steps of a row's largest length; their square times 2^28 records stays below 2^53, exact in float64."""
+MOST_RECORDS = 2**28
+"""Most records of one client."""
+
+
+class IntegerSum(GaussianMechanism[Rows, Value]):
+    """A mechanism whose value is whole numbers, with a share of the noise; subclasses are data classes.
+
+    Attributes:
+        adders: number of honest clients whose noise the event counts on, from 1.
+    """
+
+    adders: int
+
+    @property
+    @abstractmethod
+    def scales(self) -> tuple[float, ...]:
+        """Standard deviations of the sum's noise by kind of coordinate, per noise multiplier."""
+
+    @abstractmethod
+    def reach(self, records: int, clients: int) -> float:
+        """The largest magnitude of a number in the exact total of this many records and clients."""
+
+    def largest(self, records: int, clients: int) -> float:
+        """The largest magnitude in a total with noise; less than 1e-40 of a number lies beyond."""
+        std = self.noise_multiplier * max(self.scales) * math.sqrt(clients / self.adders)
+        return self.reach(records, clients) + 14 * math.sqrt(std**2 + lattice.SMOOTH * clients)
+
+    @property
+    def alone(self) -> Event:
+        """The cost of one client's own share of the noise, if everybody else works together."""
+        if not self.noise_multiplier:
+            return self.event
+        of_one = min(lattice.alone(self.noise_multiplier * scale, self.adders) / scale for scale in self.scales)
+        return gaussian_event(max(of_one, 1e-9))
+
+    def integers(self, exact: Int64[Tensor, "..."], scale: float, noise: Noise) -> Int64[Tensor, "..."]:
+        """The exact whole numbers plus this client's share of the noise."""
+        if not self.noise_multiplier:
+            return exact
+        variance = lattice.share(self.noise_multiplier * scale, self.adders)
+        return exact + lattice.discrete_gaussian(exact.shape, variance, noise).to(exact.device)
+
+    def _check(self, steps: int) -> None:
+        check_noise(self.noise_multiplier)
+        if not LEAST_STEPS <= steps <= MOST_STEPS:
+            raise ValueError(f"steps is {steps}; it must be from {LEAST_STEPS} to {MOST_STEPS}")
+        if self.adders < 1:
+            raise ValueError(f"adders is {self.adders}; at least one client must add noise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
+    """The sums G and H of `SecondMoments` in whole numbers: of rows r with ``|r| <= steps``, rounded toward zero.
+
+    Theorem: one record adds ``(r r^T, r)``, which moves ``v = (D, sqrt(2) U, a L H)`` by at most
+    ``L^2 sqrt(1 + a^2)`` with L the steps, exactly. Discrete Gaussian noise with the parameters of ``N(0, s^2)`` on D,
+    ``N(0, s^2 / 2)`` on U and ``N(0, (s / aL)^2)`` on H costs no more than ``N(0, s^2)`` on v (`lattice`).
+    """
+
+    theorems = (
+        "one record adds its row r of whole numbers, |r| <= {0.steps}, to one class and r r^T, so that the sums, H "
+        "times {0.weight_of_first:.4g}, move by at most {0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise "
+        "of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+    )
+
+    steps: int = 256
+    adders: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check(self.steps)
+
+    @property
+    def weight_of_first(self) -> float:
+        """The factor a L of H."""
+        return self.weight * self.steps
+
+    @property
+    @override
+    def sensitivity(self) -> float:
+        return self.steps**2 * math.sqrt(1 + self.weight**2)
+
+    @property
+    @override
+    def scales(self) -> tuple[float, float, float]:
+        whole = self.sensitivity
+        return whole, whole / math.sqrt(2), whole / self.weight_of_first
+
+    @override
+    def reach(self, records: int, clients: int) -> float:
+        return records * self.steps**2
+
+    @override
+    def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
+        """The sums of batches of features ``(n, d)`` with classes ``(n,)``, read one at a time, as int64."""
+        products, first = (part.to(torch.int64) for part in self.exact(rows, steps=self.steps))
+        diagonal, above, of_first = self.scales
+        places = diagonal_places(self.dims + 1, products.device)
+        second = self.integers(products, above, noise)
+        second[:, places] = self.integers(products[:, places], diagonal, noise)
+        return Moments(second, self.integers(first, of_first, noise))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerClassSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], Int64[Tensor, "classes d"]]):
+    """For each class the sum of its rows, clipped to length ``radius`` and rounded toward zero to steps of it.
+
+    Attributes:
+        num_classes: number of classes, public: each has a row of the sums, even if it is absent.
+        radius: length to which rows are clipped, positive and public; ``steps`` of the whole numbers make it.
+    """
+
+    theorems = (
+        "one record adds one row of whole numbers of length at most {0.steps}, the sensitivity, to one class; discrete "
+        "Gaussian noise of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism (Balle, Wang 2018, "
+        "theorem 8)",
+    )
+
+    num_classes: int
+    radius: float
+    noise_multiplier: float
+    steps: int = 256
+    adders: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("radius", self.radius)
+        self._check(self.steps)
+
+    @property
+    @override
+    def sensitivity(self) -> float:
+        return float(self.steps)
+
+    @property
+    @override
+    def scales(self) -> tuple[float]:
+        return (self.sensitivity,)
+
+    @override
+    def reach(self, records: int, clients: int) -> float:
+        return records * self.steps
+
+    @override
+    def __call__(
+        self, rows: tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]], noise: Noise
+    ) -> Int64[Tensor, "classes d"]:
+        """The sums ``(num_classes, d)`` of rows ``(n, d)`` with classes ``(n,)``."""
+        values, labels = rows
+        total = torch.zeros(self.num_classes, values.shape[1], dtype=torch.int64, device=values.device)
+        total.index_add_(0, labels, whole_steps(clipped(values, self.radius) / self.radius, self.steps))
+        return self.integers(total, self.sensitivity, noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
+    """A client's whole vector, such as a model's change, clipped to length ``radius`` and rounded toward zero.
+
+    The unit is the client: neighbours differ by one client that is in the sum or not.
+    """
+
+    theorems = (
+        "one client adds one vector of whole numbers of length at most {0.steps}, the sensitivity, whatever its "
+        "records; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism "
+        "(Balle, Wang 2018, theorem 8)",
+    )
+
+    radius: float
+    noise_multiplier: float
+    steps: int = 4096
+    adders: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("radius", self.radius)
+        self._check(self.steps)
+
+    @property
+    @override
+    def sensitivity(self) -> float:
+        return float(self.steps)
+
+    @property
+    @override
+    def scales(self) -> tuple[float]:
+        return (self.sensitivity,)
+
+    @override
+    def reach(self, records: int, clients: int) -> float:
+        return clients * self.steps
+
+    @override
+    def __call__(self, rows: Float[Tensor, " d"], noise: Noise) -> Int64[Tensor, " d"]:
+        """The clipped vector ``(d,)`` in whole numbers with noise; one that is not finite counts as 0."""
+        exact = whole_steps(clipped(rows[None], self.radius) / self.radius, self.steps)[0]
+        return self.integers(exact, self.sensitivity, noise)
+
+
+def whole_steps(rows: Float[Tensor, "n d"], steps: int) -> Int64[Tensor, "n d"]:
+    """Rows of length at most 1, up to rounding in float64, as whole numbers with a squared length of at most steps^2.
+
+    Rounding toward zero makes no row longer. Its squared length is a whole number below ``steps^2 (1 + 1e-12)``, so it
+    is at most ``steps^2``.
+    """
+    return (rows * steps).trunc().to(torch.int64)
