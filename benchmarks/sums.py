@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["afl", "fedcgs", "gh-ofl"])
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--epsilons", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--partitions", nargs="+", default=["dirichlet:alpha=0.1"])
+    parser.add_argument("--partitions", nargs="+", default=["classes:1"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--all", action="store_true", help="all training records in place of 4,000")
     chosen = parser.parse_args()
@@ -64,7 +64,7 @@ def best(out: Path, data: str, method: str, epsilon: int, way: str) -> int:
     scores = {}
     for dims in DIMS[way][epsilon]:
         words = (
-            f"{method} --data {data} --partition dirichlet:alpha=0.1 --clients 10 --limit 5000 --validation 0.2 "
+            f"{method} --data {data} --partition classes:1 --clients 10 --limit 5000 --validation 0.2 "
             f"{FEATURES} --epsilon {epsilon} --sums {way} --space.dims {dims}"
         )
         scores[dims] = fedstill(words, out / f"try-{data}-{method}-{epsilon}-{way}-{dims}")["accuracy"]

@@ -220,7 +220,8 @@ def test_a_run_leaves_its_folder_and_the_same_command_again_finds_it(
     }  # fmt: skip
     assert summary["guarantee"].keys() == {
         "holds", "unit", "adjacency", "epsilon", "delta", "adversary", "accountant", "reason", "simulated",
-        "exposed", "unchecked", "group", "group_size", "group_epsilon", "group_delta",
+        "exposed", "unchecked", "group", "group_size", "group_epsilon", "group_delta", "adders",
+        "alone_epsilon",
         "pairs",
     }  # fmt: skip
     assert summary["bytes_up_per_client"] * 10 == summary["bytes_up"]

@@ -82,6 +82,7 @@ from fedstill.methods.fedaux_f import FedAUXF as FedAUXF
 from fedstill.methods.fedaux import FedAUX as FedAUX
 from fedstill.methods.fedgm_labels import FedGMLabels as FedGMLabels
 from fedstill.methods.ldp_fedavg import LDPFedAvg as LDPFedAvg
+from fedstill.methods.dp_fedavg import DPFedAvg as DPFedAvg
 from fedstill.methods.dp_fl import DPFL as DPFL
 from fedstill.methods.adap_dp_fl import AdapDPFL as AdapDPFL
 from fedstill.methods.fedkd import FedKD as FedKD

@@ -28,6 +28,7 @@ from fedstill.protocol import Method, Settings, returns_run_model, state, wire
 PRIVATE = {
     "fedgm-labels": "label",
     "ldp-fedavg": "client",
+    "dp-fedavg": "client",
     "dp-fl": "record",
     "adap-dp-fl": "record",
     "fedkd": "record",

@@ -28,7 +28,7 @@ from fedstill.methods.parts.feature_sums import Total, add_up, cleaned
 from fedstill.methods.parts.gaussians import FisherMix, classes_of
 from fedstill.methods.parts.moments import DTYPES, Sums
 from fedstill.privacy.second_moments import SecondMoments
-from fedstill.protocol import Records, Released, load
+from fedstill.protocol import Records, Released, Summation, load
 
 TINY = {"extractor": {"pretrain": "none"}, "space": {"dims": 8}, "epsilon": None, "precision": "double"}
 CLASSES, DIMS, BIAS = 5, 12, 0.1
@@ -96,8 +96,11 @@ def sent(rows: Tensor, labels: Tensor, parts: list[Tensor], *, by_class: bool = 
     )
     noise = Simulated(stream(0, "noise"))
     exact = (mechanism([(rows[part], labels[part])], noise) for part in parts)
-    replies = [Sums(second=Released(each.second), first=Released(each.first)) for each in exact]
-    return add_up(replies, AFL(epsilon=None, precision="double"), 1e-5, torch.device("cpu"))
+    second, first = None, None
+    for each in exact:
+        second, first = (each.second, each.first) if second is None else (second + each.second, first + each.first)
+    total = Summation(Sums(second=Released(second), first=Released(first)), range(len(parts)))
+    return add_up(total, AFL(epsilon=None, precision="double"), 1e-5, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["afl", "fedcgs"])

@@ -54,6 +54,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fens": {"local": LOCAL, "rounds": 2},
     "fedgm-labels": {"ipc": 1, "training": TRAINING, "matching": {"nets": 2, "batch_size": 8}},
     "ldp-fedavg": {"rounds": 2, "local": LOCAL},
+    "dp-fedavg": {"rounds": 2, "local": LOCAL},
     "dp-fl": PRIVATE_ROUNDS,
     "adap-dp-fl": PRIVATE_ROUNDS,
     "fedkd": PRIVATE_ROUNDS,
@@ -109,5 +110,6 @@ PRIVATE: dict[str, dict[str, Any]] = {
     },
     "fedpft": {**SMALL["fedpft"], "epsilon": 1.0, "mixture": {"components": 1, "covariance": "full"}},
     "ldp-fedavg": {**SMALL["ldp-fedavg"], "local": {"lr": 0.05, "batch_size": 16, "epochs": 1}},
+    "dp-fedavg": {**SMALL["dp-fedavg"], "local": {"lr": 0.05, "batch_size": 16, "epochs": 1}},
 }
 FACTS: dict[str, dict[str, Any]] = {"fedrd-records": {"model": "projected:width=8"}}

@@ -120,6 +120,8 @@ def uploads(
     job = read_simulated(folder, "")
     task = share_out(job.experiment, data)
     check_unchanged(folder, job, task)
+    if job.experiment.masked is not None:
+        raise ValueError(f"{folder} has masked sums, so nobody has seen a client's upload; {_REMEDY}")
     spec = spec_of(job, task)
     replies = list(_replies(folder, spec))
     known = task.test[torch.randperm(len(task.test), generator=stream(job.experiment.seed, "attack"))[:_REFERENCE]]
@@ -157,6 +159,9 @@ def uploads(
     results["inversion"] = _inverted(folder, settings, spec, task)
     files.write_json(RunFolder(folder).attack / _NUMBERS, results)
     return results
+
+
+_REMEDY = "attack its model by membership (fedstill attack without --uploads), or a run with --sums open"
 
 
 def _replies(folder: Path, spec: RunSpec) -> Iterator[_Reply]:

@@ -336,6 +336,7 @@ SCENES: dict[str, Callable[[str, float], Scene]] = {
     "fedgm-records": partial(_class_sums, ipc=1, **_FITTED),
     "fedrd-records": partial(_class_sums, **_PROJECTED, **_FITTED),
     "ldp-fedavg": updates,
+    "dp-fedavg": updates,
     "dp-fl": rounds,
     "adap-dp-fl": rounds,
     "fedkd": partial(rounds, **_ENERGY),

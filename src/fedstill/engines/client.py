@@ -256,7 +256,8 @@ class SiteClient(Client):
                 f"{type(mechanism).__name__} counts on the noise of {mechanism.adders} clients, but in this run "
                 f"{self.adders} add theirs; pass adders=client.adders"
             )
-        check_range(mechanism, self._spec)
+        if self._spec.sums is not None:
+            check_range(mechanism, self._spec.sums)
         return mechanism.adders, mechanism.alone if mechanism.adders > 1 else None
 
     def sign(self, text: bytes) -> bytes:
@@ -324,7 +325,7 @@ class Site:
         self._open_ledger = open_ledger
         self._logged: set[str] = set()
         self._results: dict[tuple[bytes, str], Any] = {}
-        self._steps = masked_steps(steps_of(spec.method), spec)
+        self._steps = masked_steps(steps_of(spec.method), spec.sums, spec.digest)
         self.failure: Exception | None = None
         """The error of the latest answer, with its traceback; None if there was none."""
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from fedstill.privacy.releases import Released
 from fedstill.protocol import Public, Reply, Step
 from fedstill.sums.helpers import Answers, Helper, Roster, masks_of, total_of, usable
 from fedstill.sums.masks import LEAST_BYTES, MOST_BYTES, Terms, Upload, box_size, mask, quorum
-
-if TYPE_CHECKING:
-    from fedstill.engines.run_spec import RunSpec
 
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -84,22 +81,17 @@ class MaskedReply(Reply):
     signature: Annotated[UInt8[Tensor, "64"], Public()]
 
 
-def run_digest(spec: "RunSpec") -> bytes:
-    """SHA-256 of the run's public settings."""
-    return hashlib.sha256(spec.text().encode()).digest()
-
-
 def adders_of(least: int, colluding: float) -> int:
     """Honest clients among ``least`` of whom a share works together, rounded down."""
     return least - int(np.ceil(colluding * least - 1e-9))
 
 
 class MaskedStep(Step[MaskedReply]):
-    """A step whose reply is masked: ``inner`` computes it."""
+    """A step whose reply is masked: ``inner`` computes it; ``run`` is the digest of the run's spec."""
 
-    def __init__(self, inner: Step[Any], spec: "RunSpec") -> None:
+    def __init__(self, inner: Step[Any], sums: MaskedSums, run: bytes) -> None:
         super().__init__(inner.function)
-        self._inner, self._spec = inner, spec
+        self._inner, self._sums, self._run = inner, sums, run
         self.function = self._masked
 
     @cached_property
@@ -118,11 +110,9 @@ class MaskedStep(Step[MaskedReply]):
         return True
 
     def _masked(self, method: Any, client: Any, **arguments: Any) -> MaskedReply:
-        sums = self._spec.sums
-        assert sums is not None
         reply = self._inner.function(method, client, **arguments)
         numbers = _flat(reply, self._inner.reply)
-        terms = sums.terms(run_digest(self._spec), client.exchange, len(numbers))
+        terms = self._sums.terms(self._run, client.exchange, len(numbers))
         data, upload = mask(numbers, terms, client.id, client.sign)
         boxes = torch.from_numpy(np.frombuffer(b"".join(upload.boxes), np.uint8).copy())
         return MaskedReply(
@@ -170,15 +160,12 @@ def shapes(kind: type[Reply], sizes: Mapping[str, int]) -> dict[str, tuple[int, 
     return found
 
 
-def check_range(mechanism: IntegerSum[Any, Any], spec: "RunSpec") -> None:
+def check_range(mechanism: IntegerSum[Any, Any], sums: MaskedSums) -> None:
     """Refuse a sum that may leave the range of its masks, by public numbers, before anything is released.
 
     Raises:
         ValueError: it may.
     """
-    sums = spec.sums
-    if sums is None:
-        return
     reach, most = mechanism.largest(sums.records, sums.clients), 2 ** (8 * sums.width - 1) - 1
     if reach > most:
         raise ValueError(
@@ -187,11 +174,11 @@ def check_range(mechanism: IntegerSum[Any, Any], spec: "RunSpec") -> None:
         )
 
 
-def masked_steps(steps: Mapping[str, Step[Any]], spec: "RunSpec") -> dict[str, Step[Any]]:
+def masked_steps(steps: Mapping[str, Step[Any]], sums: MaskedSums | None, run: bytes) -> dict[str, Step[Any]]:
     """The steps with masked replies in place of sums, if the run's sums are masked."""
-    if spec.sums is None:
+    if sums is None:
         return dict(steps)
-    return {name: MaskedStep(step, spec) if step.sums else step for name, step in steps.items()}
+    return {name: MaskedStep(step, sums, run) if step.sums else step for name, step in steps.items()}
 
 
 # Simulated parties ----------------------------------------------------------------------------------------------------

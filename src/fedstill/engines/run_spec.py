@@ -1,5 +1,6 @@
 """The public settings of a run, which the server and all clients know before the first request."""
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -153,6 +154,11 @@ class RunSpec(Settings):
     def text(self) -> str:
         """JSON of the spec, for `read`; facts that came later are left out where there are none."""
         return self.model_dump_json(by_alias=True, exclude={name for name in _LATER if not getattr(self, name)})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of `text`."""
+        return hashlib.sha256(self.text().encode()).digest()
 
     @classmethod
     def read(cls, text: str) -> Self:

@@ -26,7 +26,7 @@ from fedstill.base.records import Records
 from fedstill.base.weights import load, state
 from fedstill.engines import own_code, reply_checks
 from fedstill.engines.client_evaluation import EVALUATE, EvaluationResult, steps_of
-from fedstill.engines.masked_sums import MaskedReply, MaskedStep, Opening, masked_sizes, run_digest, shapes, unflattened
+from fedstill.engines.masked_sums import MaskedReply, MaskedStep, Opening, masked_sizes, shapes, unflattened
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport, Watcher
@@ -79,6 +79,14 @@ def guarantee_of(steps: Iterable[Step[Any]], releases: Releases, spec: RunSpec) 
         f"field '{f.name}' of step '{s.name}'" for s in steps for f in s.reply.schema if f.protection == "unprotected"
     ]
     found = guarantee.derive(unprotected, releases, spec.delta, budget=spec.budget, simulated=spec.simulated_noise)
+    if found.adders and (sums := spec.sums):
+        found = replace(
+            found,
+            adversary=(
+                f"the server, up to {sums.traitors} of {len(sums.signers)} helpers and {sums.least - sums.adders} of "
+                f"{sums.least} clients who work together, and whoever sees what they make of the totals"
+            ),
+        )
     kind = type(spec.method)
     if not (found.holds and lookup.is_own(kind)):
         return found
@@ -222,7 +230,6 @@ class ServerFederation(Federation):
     ) -> None:
         self.spec = spec
         self._helpers = helpers
-        self._sums = folder / "sums"
         self.clients = range(num_clients)
         self.architecture = spec.model
         self.architectures = [spec.architecture(client) for client in self.clients]
@@ -324,15 +331,14 @@ class ServerFederation(Federation):
             return self._added(kind, self.ask(step, to, exactly=exactly, at_least=at_least, **arguments))
         sizes = {**self.spec.facts.sizes, **(exactly or {})}
         length = sum(map(math.prod, shapes(kind, sizes).values()))
-        exchange = self._exchange
+        terms = sums.terms(self.spec.digest, self._exchange, length)
         replies = self.ask(
-            MaskedStep(step, self.spec),
+            MaskedStep(step, sums, self.spec.digest),
             to,
-            exactly=masked_sizes(sums.terms(run_digest(self.spec), exchange, length)),
+            exactly=masked_sizes(terms),
             at_least=max(at_least, sums.least),
             **arguments,
         )
-        terms = sums.terms(run_digest(self.spec), exchange, length)
         clients, total = self._opened(terms, replies, step.name)
         return Summation(unflattened(kind, total, sizes), clients, sums.adders)
 
@@ -353,7 +359,8 @@ class ServerFederation(Federation):
 
         The set of clients is written down before a helper sees it: a resumed run shows the helpers no other.
         """
-        place, reading = {client: i for i, client in enumerate(replies.clients)}, self._sums / f"{terms.exchange}.json"
+        place = {client: i for i, client in enumerate(replies.clients)}
+        reading = self._folder.sums / f"{terms.exchange:06d}.json"
         fixed = json.loads(reading.read_text("utf-8")) if reading.exists() else None
         clients = list(replies.clients) if fixed is None else [client for client in fixed if client in place]
         opening = Opening(terms, self._helpers, clients, lambda client: replies[place[client]])

@@ -14,12 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
 from fedstill.engines import server
 from fedstill.engines.client import Site
-from fedstill.engines.reply_checks import listed
+from fedstill.engines.masked_sums import MaskedReply
+from fedstill.engines.reply_checks import Replies, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Arrival, Transport, Watcher
@@ -33,6 +36,7 @@ from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.ledger import Charge
 from fedstill.protocol import Round, wire
 from fedstill.runs.journal import EVALUATIONS
+from fedstill.sums.masks import Terms
 
 _SHORT = 5.0
 """Seconds below which a step is repeated, since the first one waits for memory, caches and libraries."""
@@ -159,6 +163,11 @@ class RehearsalFederation(ServerFederation):
         self._clock = clock
 
     @override
+    def _opened(self, terms: Terms, replies: Replies[MaskedReply], step: str) -> tuple[list[int], NDArray[np.int64]]:
+        """No total: one client's reply stands for all, and helpers would refuse copies of it."""
+        return list(replies.clients), np.zeros(terms.length, dtype=np.int64)
+
+    @override
     def rounds(self, number: int, *carry: nn.Module | dict[str, Tensor]) -> Iterator[Round]:
         self.num_rounds = number
         with self._clock.times(number):
@@ -222,12 +231,12 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
     check_job(job)
     task = share_out(experiment, None, progress=watcher.progressed)
     check_records(job, task)
-    spec = spec_of(job, task)
-    assert spec.facts  # raises where the model cannot be built
-    warn_of_depth(spec)
     clients = client_data(experiment, task)
     with TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True) as place:
         folder, clock = Path(place), Clock()
+        spec = spec_of(job, task, helpers=folder / "helpers")
+        assert spec.facts  # raises where the model cannot be built
+        warn_of_depth(spec)
         site = Site(spec, clients, folder / "clients", device=experiment.device, threads=experiment.threads)
         rehearsal = Rehearsal(site, [len(own) for own, _ in task.parts], clock)
         federation = RehearsalFederation(

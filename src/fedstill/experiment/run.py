@@ -4,6 +4,7 @@ import importlib
 import logging
 import multiprocessing
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -203,6 +204,8 @@ def run(
     check_job(job, late=_is_extension(job))
     if sites is not None and (job.experiment.drop or job.experiment.slow):
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
+    if sites is not None and job.experiment.masked is not None:
+        raise ValueError("--sums masked is for simulated clients; real sites have no helpers yet: use --sums open")
     if sites is not None and job.experiment.validation:
         raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
     with (
@@ -244,7 +247,7 @@ def _run(
     check_records(job, task)
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **public_facts(experiment)}
     check_facts(folder.path, begun, facts)
-    spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16))
+    spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16), folder.helpers)
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
@@ -264,9 +267,8 @@ def _run(
     if sites is None:
         folder.write_partition(task.class_names, task.counts(), task.values, (*task.origin, *task.remarks))
         keep_memory()
-        make_site = partial(
-            Site, spec, data_of_clients, folder.clients, device=experiment.device, threads=experiment.threads
-        )
+        where: dict[str, Any] = {"device": experiment.device, "threads": experiment.threads}
+        make_site = partial(Site, spec, data_of_clients, folder.clients, **where)
     late = "extends" in origin
     with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
         federation = _federation(job, spec, transport, task, public_records, watcher)
@@ -323,19 +325,19 @@ def _federation(
         device=experiment.device,
         watcher=watcher,
         local_test=experiment.local_test > 0,
-        helpers=_helpers(job, spec.run),
+        helpers=helpers_of(job, spec.run, RunFolder(job.out).helpers),
     )
 
 
-def _helpers(job: Job, run: str) -> list[Helper]:
-    """The simulated helpers of a run with masked sums, whose keys lie in its folder until it ends."""
+def helpers_of(job: Job, run: str, folder: Path) -> list[Helper]:
+    """The simulated helpers of a run with masked sums, whose keys lie in ``folder`` until the run ends."""
     options = job.experiment.masked
     if options is None:
         return []
-    return simulated_helpers(job.out / "helpers", options.helpers, run, job.experiment.clients)
+    return simulated_helpers(folder, options.helpers, run, job.experiment.clients)
 
 
-def masked_sums(job: Job, run: str) -> MaskedSums | None:
+def masked_sums(job: Job, run: str, folder: Path) -> MaskedSums | None:
     """What all parties of a run agree on about its masked sums; None for open ones.
 
     Raises:
@@ -352,7 +354,7 @@ def masked_sums(job: Job, run: str) -> MaskedSums | None:
             f"of {options.least} clients a share of {options.colluding:g} may work with the server (colluding), which "
             "leaves none whose noise counts; lower it, or take more clients"
         )
-    helpers = _helpers(job, run)
+    helpers = helpers_of(job, run, folder)
     return MaskedSums(
         signers=tuple(helper.signer.hex() for helper in helpers),
         boxes=tuple(helper.box.hex() for helper in helpers),
@@ -405,8 +407,11 @@ def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
     return not before
 
 
-def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
+def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], helpers: Path | None = None) -> RunSpec:
     """The spec of a run; ``run`` is its random number.
+
+    ``helpers`` is the folder of the simulated helpers, which have keys there; without it the spec is that of a run
+    whose sums are open, as for reading what a run has left.
 
     Raises:
         ValueError: a value is out of its range.
@@ -430,7 +435,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"]) -> RunSpec:
             features=experiment.features,
             backbone=task.backbone,
             columns=task.columns,
-            sums=masked_sums(job, run),
+            sums=None if helpers is None else masked_sums(job, run, helpers),
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {sentence(error)}") from error
@@ -446,7 +451,6 @@ def _finish(
 ) -> dict[str, Any]:
     """Write the results of the run."""
     experiment, journal = job.experiment, federation.journal
-    seconds = journal.seconds
     folder.write_model(state(model), federation.spec.task)
     evaluation = federation.last(model)
     by_value = task.test_values and confusion_by_value(model, task.test, *task.test_values)
@@ -475,8 +479,9 @@ def _finish(
         "bytes_up_per_client": journal.bytes_up / experiment.clients,
         "bytes_down_per_client": journal.bytes_down / experiment.clients,
         "bytes_judging": journal.bytes_judging,
-        "seconds": round(seconds, 2),
+        "seconds": round(journal.seconds, 2),
         "guarantee": asdict(_guarantee(experiment, task, federation, data)),
+        "sums": folder.sum_costs(),
         "refused": [asdict(refusal) for refusal in journal.refusals()],
         "version": fedstill.__version__,
         "finished": environment.now(),
@@ -499,7 +504,8 @@ def _guarantee(
 
 
 def _forget_states(folder: RunFolder, journal: Journal) -> None:
-    """Delete what simulated clients kept, but of those that were refused, which may be asked again."""
+    """Delete what simulated clients kept, but of those that were refused, which may be asked again, and helpers."""
+    shutil.rmtree(folder.helpers, ignore_errors=True)  # what was sealed to their keys opens no more
     forget_state(folder.clients, keep={refusal.client for refusal in journal.refusals()})
 
 

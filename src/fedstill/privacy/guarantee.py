@@ -27,7 +27,7 @@ APART = (
     "and leave out --limit, --validation and --public held"
 )
 """Remedy: data of which no draw depends on all records."""
-_WHOLE = frozenset({"ClippedUpdate"})
+_WHOLE = frozenset({"ClippedUpdate", "IntegerUpdate"})
 """Mechanisms whose theorem lets all of a client's records change."""
 
 
@@ -56,6 +56,9 @@ class Guarantee:
         group_size: that bound.
         group_epsilon: privacy loss of all of a group's records together; None if nothing is promised to them.
         group_delta: its delta.
+        adders: number of honest clients on whose noise the guarantee counts, in a run with masked sums; else None.
+        alone_epsilon: then the privacy loss, at ``delta``, if all other clients, the server and the helpers work
+            together, so that the client's own share of the noise is all; None if that promises nothing.
     """
 
     holds: bool
@@ -74,6 +77,8 @@ class Guarantee:
     group_size: int | None = None
     group_epsilon: float | None = None
     group_delta: float | None = None
+    adders: int | None = None
+    alone_epsilon: float | None = None
 
 
 def no_guarantee(reason: str, *, simulated: bool) -> Guarantee:
@@ -217,8 +222,7 @@ def derive(
     for entry in entries:
         if isinstance(entry.event, Unbounded):
             return no(f"{entry.mechanism} of step '{entry.step}': {entry.event.reason}")
-    units = {entry.unit for entry in entries}
-    if len(units) > 1:
+    if len(units := {entry.unit for entry in entries}) > 1:
         return no("some releases protect records, others labels only; costs of different adjacencies don't add up")
     unit: Literal["record", "label", "client"] = units.pop() if units else "record"
     if entries and all(entry.mechanism in _WHOLE for entry in entries):
@@ -233,13 +237,14 @@ def derive(
             epsilon, accountant = own, how
     theorems = list(dict.fromkeys(f"{entry.mechanism}: {entry.theorem}" for entry in entries))
     reason = "; ".join(theorems) or "every field that the clients sent is declared public"
-    if simulated:
-        reason += ". Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
+    reason += _SIMULATED if simulated else ""
     if not math.isfinite(epsilon):
         return no(f"the releases together have no finite epsilon at delta {delta:g}")
     pure = all(entry.event.kind == "pure" for entry in entries)
     return Guarantee(
         holds=True,
+        adders=max((entry.adders for entry in entries if entry.adders > 1), default=None),
+        alone_epsilon=_alone(spent, delta, budget),
         unit=unit,
         adjacency=ADJACENCY[unit],
         epsilon=epsilon,
@@ -249,6 +254,23 @@ def derive(
         reason=reason,
         simulated=simulated,
     )
+
+
+_SIMULATED = ". Its noise came from the run's seed, so this run is a simulation (--noise entropy for real noise)"
+
+
+def _alone(spent: Mapping[int, Sequence[Charge]], delta: float, budget: float | None) -> float | None:
+    """The largest epsilon of a client whose own share of the noise is all; None if nothing bounds it, or no share."""
+    if all(entry.adders == 1 for each in spent.values() for entry in each):
+        return None
+    most = 0.0
+    for each in spent.values():
+        own = [entry.model_copy(update={"event": entry.alone or entry.event}) for entry in each]
+        try:
+            most = max(most, of_client(own, delta, None if any(entry.adaptive for entry in own) else budget)[0])
+        except UNCOUNTABLE:
+            return None
+    return most if math.isfinite(most) else None
 
 
 def of_client(entries: Sequence[Charge], delta: float, budget: float | None) -> tuple[float, str]:

@@ -188,13 +188,13 @@ class IntegerClassSums(IntegerSum[tuple[Float[Tensor, "n d"], Int64[Tensor, " n"
 class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
     """A client's whole vector, such as a model's change, clipped to length ``radius`` and rounded toward zero.
 
-    The unit is the client: neighbours differ by one client that is in the sum or not.
+    The unit is the client: neighbours differ in all records of one client.
     """
 
     theorems = (
-        "one client adds one vector of whole numbers of length at most {0.steps}, the sensitivity, whatever its "
-        "records; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism "
-        "(Balle, Wang 2018, theorem 8)",
+        "the clipped update is whole numbers of length at most {0.steps} whatever the records, so that other records, "
+        "one or all, move it by at most {0.sensitivity:g}, the sensitivity; discrete Gaussian noise of {0.adders} "
+        "honest clients (docs/sums.md, theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
     )
 
     radius: float
@@ -209,7 +209,7 @@ class IntegerUpdate(IntegerSum[Float[Tensor, " d"], Int64[Tensor, " d"]]):
     @property
     @override
     def sensitivity(self) -> float:
-        return float(self.steps)
+        return 2.0 * self.steps
 
     @property
     @override

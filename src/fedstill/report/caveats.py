@@ -139,6 +139,7 @@ _SAID: dict[str, _Words] = {
     "delta": lambda value: f"delta {value:g}",
     "budget": lambda value: f"budget epsilon {value:g}",
     "noise": lambda value: f"{value} noise",
+    "sums": lambda value: f"{value.partition(':')[0]} sums",
 }
 """Setting of a task -> its words, where it is not the default."""
 UNSAID = frozenset(

@@ -33,10 +33,17 @@ def words(guarantee: Guarantee) -> str:
     text = f"eps {round_up(guarantee.epsilon)}"
     text += f", delta {round_up(guarantee.delta)}" if guarantee.delta else ""
     text += f" per {guarantee.unit}" if guarantee.unit else ""
+    text += _alone(guarantee) if guarantee.adders else ""
     text += _of_group(guarantee) if guarantee.group else ""
     checked = f"checked on {guarantee.pairs} pairs" if guarantee.pairs else "unchecked"
     trusted = f", if {guarantee.unchecked} keeps records apart ({checked})" if guarantee.unchecked else ""
     return text + exposed_words(guarantee.exposed) + trusted
+
+
+def _alone(guarantee: Guarantee) -> str:
+    """``" (alone eps 9.8)"``: what holds if all others work together."""
+    found = guarantee.alone_epsilon
+    return " (alone none)" if found is None else f" (alone eps {round_up(found)})"
 
 
 def _of_group(guarantee: Guarantee) -> str:
@@ -115,6 +122,14 @@ def explained(guarantee: Guarantee, *, sent: bool) -> tuple[str, ...]:
         "the time; random guesses are right 50 % of the time.",
         f"Holds against: {guarantee.adversary}." if guarantee.adversary else "",
         guarantee.reason,
+        f"The noise is that of {guarantee.adders} honest clients together. If all others work together, what a client "
+        + (
+            "adds itself promises nothing."
+            if guarantee.alone_epsilon is None
+            else f"adds itself gives epsilon {round_up(guarantee.alone_epsilon)}."
+        )
+        if guarantee.adders
+        else "",
         f"It supposes that each row which {guarantee.unchecked} releases depends on its own record only; "
         + (
             f"fedstill check found no other on {guarantee.pairs} pairs of data sets, which is no proof"

@@ -15,6 +15,8 @@
       environment.jsonl     versions, processor, commits and time of each start
       journal/              requests, replies and checkpoints (`fedstill.runs.journal`)
       clients/              states of simulated clients
+      helpers/              keys and journals of simulated helpers of masked sums
+      sums/                 the clients in each masked sum, and what its opening cost
       attack/               results of ``fedstill attack``
 
 Every file is checked when it is read, as a folder may have been edited, truncated or copied.
@@ -245,7 +247,11 @@ class Taken(InputError):
 def first_other(path: Path) -> str | None:
     """The name of a file that a new run's folder must not have, or None."""
     names = sorted(f.name for f in path.iterdir())
-    return next((name for name in names if name != LOCK and not name.endswith(files.PART)), None)
+    return next((name for name in names if name not in (LOCK, HELPERS) and not name.endswith(files.PART)), None)
+
+
+HELPERS = "helpers"
+"""Folder of the keys of simulated helpers, which a run needs before it has any other file."""
 
 
 @contextmanager
@@ -395,6 +401,8 @@ class RunFolder:
         self.environment = path / "environment.jsonl"
         self.journal = path / "journal"
         self.clients = path / "clients"
+        self.helpers = path / HELPERS
+        self.sums = path / "sums"
         self.attack = path / "attack"
 
     def __str__(self) -> str:
@@ -509,6 +517,10 @@ class RunFolder:
         more: dict[str, Any] = {"values": dict(values)} if values else {}
         more |= {"origin": list(origin)} if origin else {}
         files.write_json(self.partition, {"class_names": list(class_names), "counts": counts.tolist(), **more})
+
+    def sum_costs(self) -> list[dict[str, Any]]:
+        """What the opening of each masked sum cost: bytes to and from a helper, seconds, and the number of clients."""
+        return [self.read_json(file) for file in sorted(self.sums.glob("*.cost.json"))]
 
     def read_partition(self, clients: int) -> tuple[tuple[str, ...], Counts | None]:
         """Class names and counts; no names and None if the file is absent."""

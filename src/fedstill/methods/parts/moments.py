@@ -62,14 +62,15 @@ class MomentSums(OnFeatures):
         """Factor of the numbers sent: in half precision, so that sums of millions of records fit its range."""
         return 2.0**-10 if self.precision == "half" else 1.0
 
-    def whole(self, masked: bool) -> int | None:
-        """The steps of whole numbers, if rows are rounded to them."""
-        return self.steps or (WHOLE_STEPS if masked else None)
-
     @property
     def first_reply(self) -> tuple[Any, ...]:
         """The settings that a client's sums depend on, for `Method.first_reply`."""
         return Sums, self.epsilon, self.extractor, self.space, self.bias, self.share, self.precision, self.steps
+
+
+def whole_steps(settings: MomentSums, masked: bool) -> int | None:
+    """The steps of whole numbers, if rows are rounded to them."""
+    return settings.steps or (WHOLE_STEPS if masked else None)
 
 
 def noise_of(settings: MomentSums, delta: float) -> tuple[float, float]:
@@ -106,7 +107,7 @@ def sizes(
         ValueError: the reply would be larger than a message may be; no client has released anything yet.
     """
     width, groups = (dims or features.projection.shape[1]) + 1, fed.num_classes if by_class else 1
-    each = 8 if settings.whole(fed.masked) else DTYPES[settings.precision].itemsize
+    each = 8 if whole_steps(settings, fed.masked) else DTYPES[settings.precision].itemsize
     size = each * (groups * entries(width) + fed.num_classes * width)
     if size > fed.max_bytes:
         raise ValueError(
@@ -137,7 +138,7 @@ def release_moments(
         "by_class": by_class,
     }
     rows = _batches(client, features, embedding)
-    if steps := settings.whole(client.masked):
+    if steps := whole_steps(settings, client.masked):
         sums = client.release(IntegerMoments(**facts, steps=steps, adders=client.adders), rows)
         return Sums(second=sums.map(lambda sums: sums.second.cpu()), first=sums.map(lambda sums: sums.first.cpu()))
     released = client.release(SecondMoments(**facts), rows)
