@@ -109,10 +109,10 @@ def _changes(node: Any) -> Iterator[str]:
         yield "pass"
 
 
-def failure(copy: Path, tests: list[str], limit: float) -> str:
-    """What the tests say in a copy where one fails; empty if all pass."""
+def failure(copy: Path, tests: list[str], limit: float, slow: bool = False) -> str:
+    """What the tests say in a copy where one fails, ``slow`` ones too if asked; empty if all pass."""
     env = os.environ | {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:randomly", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *([] if slow else ["-m", "not slow"]), *tests]
     try:
         ended = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -120,14 +120,14 @@ def failure(copy: Path, tests: list[str], limit: float) -> str:
     return ended.stdout + ended.stderr if ended.returncode else ""
 
 
-def run_one(copy: Path, mutant: Mutant, tests: list[str], limit: float) -> tuple[bool, float]:
+def run_one(copy: Path, mutant: Mutant, tests: list[str], limit: float, slow: bool) -> tuple[bool, float]:
     """Whether the tests find a fault in the copy, and the seconds that they took."""
     file = copy / mutant.path
     original = file.read_bytes()
     file.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
     before = time.monotonic()
     try:
-        found = bool(failure(copy, tests, limit))
+        found = bool(failure(copy, tests, limit, slow))
     finally:
         file.write_bytes(original)
     return found, time.monotonic() - before
@@ -139,12 +139,17 @@ def main() -> None:
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("--number", type=int, default=60, help="faults, drawn from all (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slow", action="store_true", help="only survivors, with slow tests of their module")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for the tests of one fault (default: 240)")
     chosen = parser.parse_args()
     places, tests = AREAS[chosen.area]
     files = [f for place in places for f in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))]
     every = [mutant for file in sorted(files) for mutant in mutants(file)]
     drawn = random.Random(chosen.seed).sample(every, min(chosen.number, len(every)))
+    before = json.loads(RESULTS.read_text())[chosen.area] if chosen.slow else None
+    if before is not None:
+        left = {(one["path"], one["before"], one["after"]) for one in before["survivors"]}
+        drawn = [mutant for mutant in drawn if (mutant.path, mutant.before, mutant.after) in left]
     survivors: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
@@ -154,7 +159,9 @@ def main() -> None:
         for done, mutant in enumerate(drawn, 1):
             own = sorted((copy / "tests").rglob(f"test_{Path(mutant.path).stem}.py"))  # the quickest to find it
             first = [str(file.relative_to(copy)) for file in own]
-            found, seconds = run_one(copy, mutant, [*first, *tests], chosen.limit)
+            found, seconds = run_one(
+                copy, mutant, first or tests if chosen.slow else [*first, *tests], chosen.limit, chosen.slow
+            )
             if not found:
                 survivors.append({key: getattr(mutant, key) for key in ("path", "line", "before", "after")})
             words = "found" if found else "SURVIVED"
@@ -162,7 +169,12 @@ def main() -> None:
                 f"{done}/{len(drawn)} {words} in {seconds:.0f} s: {mutant.path}:{mutant.line} {mutant.after[:70]!r}",
                 flush=True,
             )
-            _write(chosen, len(every), done, survivors)
+            if before is None:
+                _write(chosen, len(every), done, survivors)
+        if before is not None:
+            results = json.loads(RESULTS.read_text())
+            results[chosen.area] |= {"found_by_slow_tests": len(drawn) - len(survivors), "survivors": survivors}
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _write(chosen: argparse.Namespace, every: int, done: int, survivors: list[dict[str, object]]) -> None:

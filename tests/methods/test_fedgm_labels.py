@@ -13,6 +13,7 @@ from scipy import stats
 from small import run, world
 from torch import Tensor
 
+from fedstill.base.records import Normalisation
 from fedstill.data.sources import DataSet
 from fedstill.engines.client import SiteClient, last_state
 from fedstill.engines.server import ServerFederation, TooFewReplies
@@ -278,3 +279,18 @@ def test_clients_without_records_or_without_stage_one_say_so(digits: DataSet, tm
     with pytest.raises(TooFewReplies, match="no labels of stage 1"):
         fed.ask(method.distil_all, weights=state(fed.new_model()))
     assert fed.journal.releases() == {}
+
+
+def test_records_whose_label_the_prior_makes_unlikely_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With k classes kept, a label of rank k (from 0) is the first that is left out; records of later parts stay."""
+    prior = torch.tensor([[0.6, 0.3, 0.1]]).repeat(4, 1)
+    records = small_records(torch.tensor([0, 1, 2, 2]))
+    monkeypatch.setattr(label_sets, "top_k", lambda prior, epsilon: torch.full((len(prior),), 1))
+    later = torch.tensor([False, False, False, True])
+    assert label_sets.without_unlikely(records, prior, 1.0, later).labels.tolist() == [0, 2]
+    monkeypatch.setattr(label_sets, "top_k", lambda prior, epsilon: torch.full((len(prior),), 2))
+    assert label_sets.without_unlikely(records, prior, 1.0, later).labels.tolist() == [0, 1, 2]
+
+
+def small_records(labels: Tensor) -> Records:
+    return Records(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, 3, Normalisation((0.5,), (0.25,)))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedstill.distill.public_map import PublicFeatures, PublicMap, split_public
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.engines.transport import Inline
 from fedstill.methods.parts.on_features import public_features
-from fedstill.methods.parts.private_heads import PrivateHeads, mean_head
+from fedstill.methods.parts.private_heads import PrivateHeads, class_head, mean_head
 from fedstill.models.heads import HeadModel
 from fedstill.privacy.accounting import gaussian_noise
 from fedstill.privacy.logistic import logits
@@ -575,3 +576,12 @@ def test_a_client_whose_features_are_zero_or_no_numbers_works(
     found = method.server(fed)
     assert all(torch.isfinite(value).all() for value in state(found).values())
     assert len(fed.up[0]) == CLIENTS
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_share_of_a_published_budget_is_a_share_of_epsilon(share: float) -> None:
+    settings = PrivateHeads(privacy="published", epsilon=2.0)
+    client = SimpleNamespace(train=SimpleNamespace(num_classes=3), delta=1e-5)
+    features = SimpleNamespace(radius=1.0)
+    head = class_head(client, features, settings, share)
+    assert head.epsilon == pytest.approx(2.0 * share)

@@ -1,5 +1,6 @@
 """AFL, FedCGS and GH-OFL: the split of the records does not matter; heads agree with other implementations."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -342,3 +343,17 @@ def test_cleaned_eigenvalues_are_those_along_the_noisy_eigenvectors() -> None:
 def test_without_noise_the_spectrum_is_left_alone(kind: Any) -> None:
     total = sums(*features(), radius=2.0)
     assert torch.equal(kind(spectrum="cleaned").head(total), kind().head(total))
+
+
+@pytest.mark.parametrize("name", ["afl", "safle"])
+def test_more_noise_means_more_ridge(name: str) -> None:
+    """The multiple of the identity grows with the noise, so the head shrinks."""
+    rows, labels = features(2000)
+    exact = sent(rows, labels, [torch.arange(len(labels))])
+    method: Any = methods.find(name)(buckets={"group": 1, "thresholds": 1}) if name == "safle" else methods.find(name)()
+    heads = []
+    for std in (0.0, 30.0, 300.0):
+        total = dataclasses.replace(exact, std=std)
+        head = method.embeddings(total)[0] if name == "safle" else method.head(total)[:, :-1]
+        heads.append(float(head.norm()))
+    assert heads[0] > 1.02 * heads[1] > 1.02**2 * heads[2]

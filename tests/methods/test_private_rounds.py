@@ -16,7 +16,7 @@ from fedstill.methods import find
 from fedstill.methods.adap_dp_fl import AdapDPFL
 from fedstill.methods.fedkadp import FedKADP, taught_loss
 from fedstill.methods.fedkd import mutual_loss
-from fedstill.methods.parts.private_rounds import PrivateRounds, claimed
+from fedstill.methods.parts.private_rounds import PrivateRounds, claimed, replace_weights
 from fedstill.privacy import accounting
 from fedstill.privacy.dp_sgd import BatchClippedSGD
 from fedstill.privacy.ledger import covers, total_epsilon
@@ -309,3 +309,13 @@ def test_an_adaptation_that_fails_says_nothing(
     assert len(failed) == 4
     assert fed.journal.refusals() == []
     assert fed.guarantee().holds
+
+
+def test_the_distance_between_two_rounds_models_is_that_of_their_weights() -> None:
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(2.0)
+    moved = {"weight": torch.full((2, 3), 1.5), "bias": torch.tensor([2.0, 4.0])}
+    assert replace_weights(model, moved) == pytest.approx((6 * 0.25 + 4.0) ** 0.5)
+    assert torch.equal(model.bias, moved["bias"])

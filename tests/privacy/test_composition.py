@@ -92,3 +92,14 @@ def test_a_replaced_label_is_a_record_removed_and_one_added() -> None:
     bound = accounting.epsilon(for_replaced_labels(event), 1e-5, "record")
     assert bound >= accounting.epsilon([event], 1e-5, "label")
     assert for_replaced_labels(Pure(epsilon=0.3)) == [Pure(epsilon=0.3)] * 2
+
+
+@pytest.mark.parametrize("kind", [Pure(epsilon=0.3), Gaussian(noise_multiplier=3.0, sampling=0.2)])
+def test_no_release_is_left_out_of_the_use_of_a_bound(kind: Event) -> None:
+    """Of releases of several kinds the Gaussian filter's sum would count only the Gaussian ones."""
+    whole = Gaussian(noise_multiplier=8.0)
+    both, one = (accounting.used(events, whole, 2.0, 1e-5) for events in ([whole, kind], [whole]))
+    renyi = accounting.rdp_filter(2.0, 1e-5 * accounting._SHARE, whole)
+    assert both.share == pytest.approx(renyi.share([whole, kind])) and both.share > one.share
+    assert one.share == pytest.approx(accounting.gaussian_noise(2.0, 1e-5 * (1 - accounting._SHARE)) ** 2 / 64)
+    assert one.epsilon == pytest.approx(accounting.gaussian_epsilon(8.0, 1e-5 * (1 - accounting._SHARE)))

@@ -450,3 +450,28 @@ def test_long_gradients_reach_the_clip_and_short_ones_stay() -> None:
         found, norms = ClippedGradients(model).clipped_sum(x[i : i + 1], torch.zeros(1), 1.0, linear)
         assert float(found[0].norm()) == pytest.approx(length, rel=1e-6)
         assert float(norms) == pytest.approx(float(x[i].norm()))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [("convnet:width=4,depth=2", (1, 8, 8)), ("linear", (1, 8, 8)), ("mlp:hidden=16", (12,)), ("lenet5", (3, 16, 16))],
+)
+def test_a_record_adds_its_own_clipped_gradient_and_moves_no_other(
+    spec: str, shape: tuple[int, ...], fast: bool
+) -> None:
+    """In a batch of thousands, of an odd size: the sum with a record less the sum without is what it adds alone."""
+    model = build(lambda: models.build(spec, shape, 3))
+    n = 2003 if fast else 203
+    x, y = batch(shape, n)
+    gradients, clip = ClippedGradients(model, fast=fast), 0.7
+    whole, _ = gradients.clipped_sum(x, y, clip, loss)
+    for i in (0, 1, n // 2, n - 1):
+        keep = torch.arange(n) != i
+        without, _ = gradients.clipped_sum(x[keep], y[keep], clip, loss)
+        own, _ = gradients.clipped_sum(x[i : i + 1], y[i : i + 1], clip, loss)
+        moved = torch.cat([(a - b).flatten() for a, b in zip(whole, without, strict=True)])
+        alone = torch.cat([part.flatten() for part in own])
+        assert float(alone.norm()) <= clip
+        assert float((moved - alone).abs().max()) <= 1e-12 * n
+        assert float(moved.norm()) <= clip * (1 + 1e-11)

@@ -18,6 +18,7 @@ from fedstill.data import sources
 from fedstill.data.places import Reading
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.task import share_out
+from fedstill.privacy import guarantee
 from fedstill.report import export, spending
 from fedstill.report.record import RunRecord
 
@@ -144,3 +145,15 @@ def test_the_sum_and_the_warning_stand_wherever_the_number_stands(runs: dict[str
 def test_every_private_method_says_its_unit() -> None:
     units = {methods.find(name).protects for name in methods.TABLE} - {""}
     assert units == {"record", "label", "client"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "flags"),
+    [
+        (["normalisation"], "state it (--mean 0.5 --std 0.25)"),
+        (["number of classes"], "state it (--num-classes or --class-names)"),
+        (["scale", "number of classes"], "state them (--mean 0.5 --std 0.25, --num-classes or --class-names)"),
+    ],
+)
+def test_the_remedy_names_the_flags_of_what_was_measured(measured: list[str], flags: str) -> None:
+    assert guarantee.remedy(measured) == flags

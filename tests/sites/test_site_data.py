@@ -1,6 +1,7 @@
 """A site's records in a run's task: columns and classes are those of one name, or the site refuses."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedstill import methods, schema
 from fedstill.base.records import Normalisation, Records
 from fedstill.data import sources
 from fedstill.engines.run_spec import RunSpec
+from fedstill.sites.site import policy, site_data
 from fedstill.sites.site.policy import SitePolicy, check
 from fedstill.sites.site.site_data import SiteData
 
@@ -114,3 +116,23 @@ def test_a_sites_column_of_classes_may_be_named_and_its_remarks_are_warnings(tmp
     policy = SitePolicy(data=place, label_column="died", **rules)
     assert "not in the vectors, as they are texts: ward" in list(check(policy))
     assert sources.load_part(str(place), policy.reading, cache_dir=tmp_path).class_names == ("False", "True")
+
+
+def test_a_site_never_downloads_a_backbone_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def load(name: str, shape: object, *, download: bool = True) -> Any:
+        asked.append(download)
+        raise ValueError("not here")
+
+    monkeypatch.setattr(site_data.backbones, "load", load)
+    data = SiteData.__new__(SiteData)
+    data._spec = SimpleNamespace(features="hf:somebody/net", backbone="0" * 64)
+    with pytest.raises(schema.Refused, match="can't load the backbone 'hf:somebody/net'"):
+        data.check_backbone()
+    assert asked == [False]
+
+
+def test_a_policy_with_code_in_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"own_code has the file 'net.py:net'; a site runs code of installed packages"):
+        policy._check_code("net.py:net")
