@@ -11,6 +11,7 @@ on all test records. A finished run is not repeated. ``results/sums.json`` has e
 import argparse
 import json
 import shlex
+import statistics
 import subprocess
 import sys
 from datetime import date
@@ -20,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/sums.json"
 FEATURES = "--model patches:centroids=128,stride=2 --public noise=1000 --extractor.pretrain none --workers 0"
+NAMES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 DIMS = {"open": {1: (16, 32, 64), 4: (32, 64, 128)}, "masked": {1: (32, 64, 128, 256), 4: (64, 128, 256, 400)}}
 """Features that are tried, by way and epsilon; the board's for open sums."""
 
@@ -43,20 +45,39 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--partitions", nargs="+", default=["classes:1"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--ways", nargs="+", default=["open", "masked", "one"], help="one: a client with all records")
     parser.add_argument("--all", action="store_true", help="all training records in place of 4,000")
     chosen = parser.parse_args()
     found = {run["command"]: run for run in json.loads(RESULTS.read_text())["runs"]} if RESULTS.exists() else {}
     for data in chosen.data:
         for method in chosen.methods:
             for epsilon in chosen.epsilons:
-                for way in ("open", "masked"):
-                    dims = best(chosen.out, data, method, epsilon, way)
-                    for partition in chosen.partitions:
-                        for clients in chosen.clients:
+                for way in chosen.ways:
+                    dims = best(chosen.out, data, method, epsilon, "masked" if way == "one" else way)
+                    for partition in chosen.partitions if way != "one" else ["iid"]:
+                        for clients in chosen.clients if way != "one" else [1]:
                             for seed in chosen.seeds:
                                 run = one(chosen, data, method, epsilon, way, dims, partition, clients, seed)
                                 found[run["command"]] = run
                                 RESULTS.write_text(json.dumps({"runs": list(found.values())}, indent=1) + "\n")
+
+
+def table(runs: list[dict[str, Any]], method: str, epsilon: int, **chosen: Any) -> list[str]:
+    """Lines of a Markdown table: a row for each data set and way, means and deviations over seeds in percent."""
+    own = [run for run in runs if (run["method"], run["epsilon"]) == (method, epsilon)]
+    own = [run for run in own if run["sums"] != "one" and all(run[key] == value for key, value in chosen.items())]
+    clients = sorted({run["clients"] for run in own})
+    lines = [f"| {method.upper()} at epsilon {epsilon} |" + "".join(f" {n:,} clients |" for n in clients)]
+    lines += ["|---|" + "---|" * len(clients)]
+    for data in dict.fromkeys(run["data"] for run in own):
+        for way in ("open", "masked"):  # one client's own numbers stand apart
+            cells = []
+            for n in clients:
+                some = [100 * r["accuracy"] for r in own if (r["data"], r["sums"], r["clients"]) == (data, way, n)]
+                spread = f" ± {statistics.stdev(some):.1f}" if len(some) > 1 else ""
+                cells.append(f"{statistics.mean(some):.1f}{spread}" if some else "-")
+            lines.append(f"| {NAMES[data]}, {way} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def best(out: Path, data: str, method: str, epsilon: int, way: str) -> int:
@@ -84,9 +105,10 @@ def one(
 ) -> dict[str, Any]:
     """One run with its facts."""
     amount = "" if chosen.all else "--limit 4000 "
+    sums = "open" if way == "one" else way
     words = (
         f"{method} --data {data} --partition {partition} --clients {clients} {amount}--seed {seed} {FEATURES} "
-        f"--epsilon {epsilon} --sums {way} --space.dims {dims}"
+        f"--epsilon {epsilon} --sums {sums} --space.dims {dims}"
     )
     name = (
         f"{data}-{method}-{epsilon}-{way}-{dims}-{partition.replace(':', '-')}-{clients}-{seed}" + "-all" * chosen.all
