@@ -18,6 +18,7 @@ from fedstill.base.settings import sentence
 from fedstill.data import own
 from fedstill.data.places import Reading
 from fedstill.data.sources import DataSet, place_of
+from fedstill.data.table_schema import TableSchema
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher, Watchers
 from fedstill.experiment import reuse
@@ -125,7 +126,9 @@ def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, d
         return data, settings
     if isinstance(data, str | Path):
         return place_of(data), settings
-    reading = Reading(label=settings.get("label_column"), group=settings.get("group"))
+    schema = None if settings.get("schema_file") is None else TableSchema.read(settings["schema_file"])
+    group = settings.get("group") or (None if schema is None else schema.group)
+    reading = Reading(label=settings.get("label_column"), group=group, schema=schema)
     found, clients = own.given(data, reading)
     if clients is None:
         return found, settings

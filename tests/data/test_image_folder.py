@@ -231,7 +231,7 @@ def test_saved_data_sets(splits: bool, labels: str, data_root: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "rows", "message"),
     [
-        ((), None, "has 0 images and 0 parquet files; lay the images out as train/<class>/<image>"),
+        ((), None, "has 0 images and 0 parquet or CSV files; lay images out as train/<class>/<image>"),
         ((*SPLIT, "cat.png"), None, r"the image 'cat.png' of .* is in none of the splits \(test, train\)"),
         (("train/1.png", "test/2.png"), None, r"image 'test/2.png' of .* has no class; move it to a folder with"),
         (("a/1.png", "b/c/1.png"), None, "lie 1 and 2 folders deep, but each image's last folder is its class"),

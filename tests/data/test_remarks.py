@@ -262,7 +262,7 @@ def test_one_class_in_all_is_refused_with_the_folders(tmp_path: Path) -> None:
     assert len(sources.load(f"{tmp_path}/own").class_names) == 1  # public records may have one
 
 
-@pytest.mark.parametrize(("name", "words"), [("a.csv", "is a CSV file"), ("a.xlsx", "no .parquet and no .npz file")])
+@pytest.mark.parametrize(("name", "words"), [("a.xlsx", "no .parquet, .csv or .npz file")])
 @pytest.mark.parametrize("label", [None, "died"])
 def test_a_file_that_is_not_read_is_named_also_with_a_label(
     name: str, words: str, label: str | None, tmp_path: Path

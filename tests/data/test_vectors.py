@@ -154,13 +154,6 @@ def test_categories_of_pandas_are_their_values(tmp_path):
     assert data.train.images[:, 3].tolist() == [(3.0, 5.0)[label] for label in data.train.labels.tolist()]
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.CSV"])
-def test_a_csv_file_is_refused_with_its_conversion(tmp_path, name):
-    (tmp_path / name).write_text("a,b,label\n1,2,0\n")
-    with pytest.raises(ValueError, match=r"is a CSV file, which is not read; .*\('t\..*'\).to_parquet\('t.parquet'\)"):
-        load(str(tmp_path / name))
-
-
 def test_a_test_split_with_other_columns_is_refused(tmp_path):
     written(tmp_path, "train-0.parquet")
     written(tmp_path, "test-0.parquet", size=None, width=COLUMNS["size"])

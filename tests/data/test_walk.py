@@ -225,7 +225,9 @@ def test_hidden_tables_are_not_read(hidden: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.tar", "a.feather", "a.h5"])
 def test_a_file_of_another_kind_is_refused_with_its_remedy(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match="is no .parquet and no .npz file, and others are not read; write a table as"):
+    with pytest.raises(
+        ValueError, match="is no .parquet, .csv or .npz file, and others are not read; write a table as"
+    ):
         load(str(tmp_path / name), cache_dir=tmp_path / "cache")
 
 

@@ -103,6 +103,13 @@ class Format(Settings):
     """Print JSON, and nothing else, to standard output."""
 
 
+class SchemaDraft(Settings):
+    """What a schema is drafted for."""
+
+    target: str | None = None
+    """Column of the classes; one called label, target, class or outcome by default, or the last with two values."""
+
+
 class Published(Settings):
     """Where ``fedstill publish`` writes."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
     from fedstill.audits.lower_bounds import Finding
     from fedstill.audits.own_methods import Checked, CheckSettings
     from fedstill.audits.whole_runs import AuditSettings
-    from fedstill.cli.flags import Format, Output
+    from fedstill.cli.flags import Format, Output, SchemaDraft
     from fedstill.experiment.config import Experiment
     from fedstill.protocol import Method
     from fedstill.report.plan import Plan
@@ -111,6 +111,16 @@ def show_data(words: list[str], experiment: "Experiment", output: "Output") -> N
         print_json(data_page.numbers(experiment, output.out))
     else:
         terminal().print(*data_page.show(experiment, output.out), sep="\n")
+
+
+def draft_schema(words: list[str], drafting: "SchemaDraft") -> None:
+    """``fedstill data schema``."""
+    from pathlib import Path
+
+    from fedstill.data import readers, table_schema
+
+    table = readers.read_table(Path(words[0]).expanduser())
+    print(table_schema.draft(table, drafting.target, words[0]), end="")
 
 
 def forget(names: list[str]) -> None:
@@ -254,6 +264,13 @@ DATA = Command(
             "DATA ...",
             "Delete decoded copies of data sets, by name or path, also of a path that is gone; or of all.",
             needs="usage: fedstill data forget DATA ...; name data sets or paths, or all",
+        ),
+        "schema": Command(
+            draft_schema,
+            "FILE",
+            "Draft the schema of a table from an example, a parquet or CSV file, as TOML for a person to check.",
+            (Part("SchemaDraft", "draft"),),
+            needs="usage: fedstill data schema FILE [--target COLUMN]; name a parquet or CSV file",
         ),
         "show": Command(
             show_data,

@@ -247,7 +247,7 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
         return train, test
     if kind == "datasets":
         saved = data if isinstance(data, Mapping) else {"train": data}
-        return read_datasets(lambda: saved, where, reading.label)
+        return read_datasets(lambda: saved, where, reading.schema or reading.label)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_frame(data[0]):
         if isinstance(data[1], str):
             return read_frame(_table(data[0]), where, data[1]), None
@@ -255,7 +255,7 @@ def _splits(data: Any, where: str, reading: Reading) -> tuple[Split, Split | Non
         table = _table(data[0]).append_column(label, [np.asarray(data[1])])
         return read_frame(table, where, label), None
     if _is_frame(data):
-        return read_frame(_table(data), where, reading.label), None
+        return read_frame(_table(data), where, reading.schema or reading.label), None
     if isinstance(data, Dataset) or (isinstance(data, tuple | list) and len(data) == 2):
         return _split(data if isinstance(data, Dataset) else (data[0], data[1]), where, (), {}), None
     shape = f" of shape {tuple(data.shape)}" if hasattr(data, "shape") else ""

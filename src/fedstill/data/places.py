@@ -14,11 +14,12 @@ from fedstill.base.lookup import suggestion
 from fedstill.data import decode, pictures, walk
 from fedstill.data.names import KNOWN, Known
 from fedstill.data.pictures import Fit
-from fedstill.data.readers import Splits, read_digits, read_folder, read_hub, read_npz, read_parquet
+from fedstill.data.readers import Splits, Stated, read_digits, read_folder, read_hub, read_npz, read_parquet
+from fedstill.data.table_schema import TableSchema
 
 LARGEST = 4096
 """Largest height and width of resized images, in pixels."""
-_READERS = 4
+_READERS = 5
 """Version of the readers of files: increased if the same files give other records or columns than before."""
 
 
@@ -31,6 +32,7 @@ class Reading:
         label: the column of the classes; None for one with a usual name.
         group: the column whose values stay together when test records are drawn, such as patients; None for the
             default (`fedstill.data.sources.complete`), ``"none"`` for records by themselves.
+        schema: the public description of a table's columns; it names the classes' column too.
         clients: number of clients among which the values of ``group`` are dealt, if the partition names it: with as
             many values or fewer, each client has records of each split.
     """
@@ -39,6 +41,7 @@ class Reading:
     label: str | None = None
     group: str | None = None
     clients: int | None = None
+    schema: TableSchema | None = None
 
     @property
     def words(self) -> str:
@@ -79,7 +82,11 @@ class UnknownData(InputError):
     """
 
     def __init__(self, name: str, others: Sequence[str] = ()) -> None:
-        kinds = ["a folder of parquet files or of images", "a .parquet or .npz file", "a Hugging Face id 'owner/name'"]
+        kinds = [
+            "a folder of parquet or CSV files or of images",
+            "a .parquet, .csv or .npz file",
+            "a Hugging Face id 'owner/name'",
+        ]
         *first, last = [*kinds, *others]
         super().__init__(
             f"{name!r} is neither a known data set ({', '.join(KNOWN)}) nor an existing file or folder, here or in "
@@ -102,12 +109,18 @@ def find(name: str, reading: Reading = AS_IT_IS) -> Source:
     if size is not None and not 1 <= size <= LARGEST:
         raise ValueError(f"--size is {size}; it must be from 1 to {LARGEST} pixels")
     fit = size and (lambda image, words: pictures.fitted(image, size, words))
-    source = replace(_found(name, fit or None, reading.label), reading=reading)
+    if reading.schema is not None and reading.label not in (None, reading.schema.target):
+        raise ValueError(
+            f"--label-column is {reading.label!r}, but the schema's target is {reading.schema.target!r}; leave one out"
+        )
+    source = replace(_found(name, fit or None, reading.schema or reading.label), reading=reading)
     return source if size is None else replace(source, read=partial(decode.resized, source.read, size))
 
 
-def _found(name: str, fit: Fit | None, label: str | None) -> Source:
+def _found(name: str, fit: Fit | None, label: Stated) -> Source:
     known = KNOWN.get(name)
+    if known is not None and isinstance(label, TableSchema):
+        raise ValueError(f"--schema describes a table of one's own, but {name!r} is a known data set; leave it out")
     if known is not None and label is not None:
         raise ValueError(f"--label-column is {label!r}, but the classes of {name!r} are known; leave it out")
     if name == "digits":
@@ -127,11 +140,11 @@ def _found(name: str, fit: Fit | None, label: str | None) -> Source:
     return Source(name, f"hub {hub}", state, read, known, published=known is not None)
 
 
-def _reader(path: Path, known: Known | None, fit: Fit | None, label: str | None) -> Callable[[], Splits]:
+def _reader(path: Path, known: Known | None, fit: Fit | None, label: Stated) -> Callable[[], Splits]:
     """The reader of a file or folder here."""
     if path.is_dir():
         return partial(read_folder, path, known, fit, label)
-    if path.suffix.lower() in walk.TABLES:
+    if path.suffix.lower() in (*walk.TABLES, *walk.CSV):
         return partial(read_parquet, path, fit, label)
     return partial(read_npz, path, label)
 

@@ -26,6 +26,7 @@ from fedstill.data.decode import (
 )
 from fedstill.data.names import Known
 from fedstill.data.pictures import Fit
+from fedstill.data.table_schema import TableSchema, read_csv
 
 if TYPE_CHECKING:
     import datasets
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 
 Splits = tuple[Split, Split | None]
+Stated = str | TableSchema | None
+"""The column of the classes, if somebody states it, or the schema of the table, which names it."""
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
@@ -47,7 +50,7 @@ def read_digits() -> Splits:
     return Split(pixels[:, None], digits.target.astype(np.int64)), None
 
 
-def read_folder(path: Path, known: Known | None, fit: Fit | None = None, label: str | None = None) -> Splits:
+def read_folder(path: Path, known: Known | None, fit: Fit | None = None, label: Stated = None) -> Splits:
     """A folder of parquet files in the hub's layout, of ``datasets``' ``save_to_disk``, or of images."""
     if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
         return _read_saved(path, known, fit, label)
@@ -60,15 +63,17 @@ def read_folder(path: Path, known: Known | None, fit: Fit | None = None, label: 
     if not found.tables:
         beside = f", but {walk.kinds(found.others)} that cannot be read" if found.others else ""
         raise ValueError(
-            f"{str(path)!r} has 0 images and 0 parquet files{beside}; lay the images out as train/<class>/<image>, "
-            "write tables as parquet, or give a folder written by datasets' save_to_disk"
+            f"{str(path)!r} has 0 images and 0 parquet or CSV files{beside}; lay images out as train/<class>/<image>, "
+            "write tables as parquet or CSV, or give a folder written by datasets' save_to_disk"
         )
     walk.check_tables(found)
     tables: dict[str, list[tuple[Path, str]]] = {}
     for file, place in zip(found.tables, walk.table_places(found.tables, found.root), strict=True):
         tables.setdefault(place.split or "train", []).append((file, "/".join(place.folders)))
     taken = {split: walk.some([str(file) for file, _ in files]) for split, files in tables.items()}
-    return _read_tables(taken, lambda split: unified(found.root, tables[split]), str(path), known, found, fit, label)
+    return _read_tables(
+        taken, lambda split: unified(found.root, tables[split], label), str(path), known, found, fit, label
+    )
 
 
 def _below(table: "pa.Table", split: str) -> str:
@@ -79,12 +84,13 @@ def _below(table: "pa.Table", split: str) -> str:
     return f" in {len(folders)} folders ({walk.some(folders)})"
 
 
-def unified(root: Path, files: Sequence[tuple[Path, str]]) -> "pa.Table":
-    """The rows of several parquet files with the same columns, in any order and in types that fit together.
+def unified(root: Path, files: Sequence[tuple[Path, str]], label: Stated = None) -> "pa.Table":
+    """The rows of several parquet or CSV files with the same columns, in any order and in types that fit together.
 
     Args:
         root: the folder of the files.
         files: each file, relative to ``root``, and the folder that its column ``folder`` names, if these differ.
+        label: the schema, if the values of CSV files are to stay texts.
 
     Raises:
         ValueError: a file cannot be read, or has other columns or types than the first.
@@ -94,7 +100,7 @@ def unified(root: Path, files: Sequence[tuple[Path, str]]) -> "pa.Table":
     several = len({folder for _, folder in files}) > 1
     tables: list[pa.Table] = []
     for file, folder in files:
-        table = read_table(root / file)
+        table = read_table(root / file, label)
         if len(files) > 1:  # some hospital's file may have an index, another's none
             table, _ = without_index(table, ())
         if several and image_folder.FOLDER not in table.column_names:
@@ -131,8 +137,8 @@ def _other_type(root: Path, files: Sequence[tuple[Path, str]], tables: Sequence[
     return ValueError(f"the tables of {str(root)!r} do not fit together; write them with one schema")
 
 
-def read_table(path: Path) -> "pa.Table":
-    """The rows of a parquet file; categories become their values.
+def read_table(path: Path, label: Stated = None) -> "pa.Table":
+    """The rows of a parquet or CSV file; categories become their values, and those of CSV stay texts for a schema.
 
     Raises:
         ValueError: it cannot be read, or has two columns of one name.
@@ -140,6 +146,8 @@ def read_table(path: Path) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.suffix.lower() in walk.CSV:
+        return read_csv(path, as_text=isinstance(label, TableSchema))
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
@@ -150,14 +158,14 @@ def read_table(path: Path) -> "pa.Table":
         raise ValueError(f"{str(path)!r} cannot be read ({_reason(error)}); copy it again") from error
 
 
-def read_parquet(path: Path, fit: Fit | None = None, label: str | None = None) -> Splits:
-    """One parquet file, without a test split."""
+def read_parquet(path: Path, fit: Fit | None = None, label: Stated = None) -> Splits:
+    """One parquet or CSV file, without a test split."""
     return _read_tables(
-        {"train": repr(path.name)}, lambda _: read_table(path), str(path), None, path.parent, fit, label
+        {"train": repr(path.name)}, lambda _: read_table(path, label), str(path), None, path.parent, fit, label
     )
 
 
-def _read_saved(path: Path, known: Known | None, fit: Fit | None, label: str | None) -> Splits:
+def _read_saved(path: Path, known: Known | None, fit: Fit | None, label: Stated) -> Splits:
     """Splits that ``save_to_disk`` of a ``Dataset`` or a ``DatasetDict`` wrote."""
 
     def load() -> "Mapping[str, datasets.Dataset]":
@@ -169,7 +177,7 @@ def _read_saved(path: Path, known: Known | None, fit: Fit | None, label: str | N
     return _read_datasets(load, str(path), known, "save it again with datasets' save_to_disk", fit, label)
 
 
-def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None, label: str | None = None) -> Splits:
+def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None, label: Stated = None) -> Splits:
     """A repository on the Hugging Face hub, or its copy in the cache of ``datasets``.
 
     ``name`` is the folder of a local copy in ``FEDSTILL_DATA``, for the error message.
@@ -190,14 +198,18 @@ def read_hub(hub: str, known: Known | None, name: str, fit: Fit | None = None, l
     return _read_datasets(load, hub, known, advice, fit, label)
 
 
-def read_datasets(load: "Callable[[], Mapping[str, datasets.Dataset]]", where: str, label: str | None) -> Splits:
+def read_datasets(load: "Callable[[], Mapping[str, datasets.Dataset]]", where: str, label: Stated) -> Splits:
     """Data sets of Hugging Face's ``datasets`` in memory, by split; ``label`` is the column of classes, if stated."""
     return _read_datasets(load, where, None, "give a datasets.Dataset or DatasetDict", None, label)
 
 
-def read_frame(table: "pa.Table", where: str, label: str | None) -> Split:
+def read_frame(table: "pa.Table", where: str, label: Stated) -> Split:
     """An Arrow table in memory; ``label`` is the column of classes, if it is stated."""
-    return from_table(plain_types(table), where, image=_IMAGE_COLUMNS, label=labels_of(None, label))
+    plain, told = plain_types(table), tuple[str, ...]()
+    if isinstance(label, TableSchema):
+        plain, told = label.encode(plain, where)
+    found = from_table(plain, where, image=_IMAGE_COLUMNS, label=labels_of(None, label))
+    return replace(found, remarks=(*told, *found.remarks))
 
 
 def _is_reachable(hub: str) -> bool:
@@ -233,7 +245,7 @@ def _read_datasets(
     known: Known | None,
     advice: str,
     fit: Fit | None,
-    label: str | None,
+    label: Stated,
 ) -> Splits:
     try:
         splits = load()
@@ -260,7 +272,7 @@ def _read_tables(
     known: Known | None,
     place: walk.Walk | Path,
     fit: Fit | None,
-    label: str | None,
+    label: Stated,
 ) -> Splits:
     """Choose the train and the test split and decode them.
 
@@ -284,16 +296,17 @@ def _read_tables(
             [*(c for c in columns if c in rows.column_names), *(c for c in rows.column_names if c not in columns)]
         )
         columns.extend(rows.column_names)
-        image = (known.image,) if known else ()
+        image, place = (known.image,) if known else (), f"the split {split!r} of {where!r}"
+        rows, told = label.encode(rows, place) if isinstance(label, TableSchema) else (rows, ())
         found = from_table(
             rows,
-            f"the split {split!r} of {where!r}",
+            place,
             image=image + _IMAGE_COLUMNS,
             label=labels_of(known, label),
             folder=folder,
             fit=fit,
         )
-        return replace(found, origin=taken[split])
+        return replace(found, origin=taken[split], remarks=(*told, *found.remarks))
 
     rest = [f"{name!r} ({taken[name]})" for name in taken if name not in (train, test)]
     remarks = (f"not used: the split{'s' * (len(rest) > 1)} {', '.join(rest)}",) if rest else ()
@@ -350,8 +363,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def labels_of(known: Known | None, stated: str | None = None) -> tuple[str, ...]:
+def labels_of(known: Known | None, stated: Stated = None) -> tuple[str, ...]:
     """Possible names of the label column, best first; the ``stated`` one alone, if there is one."""
+    if isinstance(stated, TableSchema):
+        return (stated.target,)
     if stated is not None:
         return (stated,)
     return ((known.label,) if known else ()) + _LABEL_COLUMNS
@@ -365,7 +380,7 @@ _NAMES = {
 _NO_COLUMNS = {name for pairs in _NAMES.values() for pair in pairs for name in pair} | {"val_images", "val_labels"}
 
 
-def read_npz(path: Path, label: str | None = None) -> tuple[Split, Split | None]:
+def read_npz(path: Path, label: Stated = None) -> tuple[Split, Split | None]:
     """``x_train, y_train, x_test, y_test``, or ``train_images, train_labels, ...``: images, or vectors ``(n, d)``.
 
     Other 1-d arrays as long as the train labels are columns.
@@ -373,16 +388,13 @@ def read_npz(path: Path, label: str | None = None) -> tuple[Split, Split | None]
     Raises:
         ValueError: the file cannot be read, or an array is missing or does not fit.
     """
-    if path.suffix.lower() == ".csv":
-        raise ValueError(
-            f"{str(path)!r} is a CSV file, which is not read; convert it, as with "
-            f"pandas.read_csv({path.name!r}).to_parquet({path.with_suffix('.parquet').name!r})"
-        )
     if path.suffix.lower() not in (".npz", ""):
         raise ValueError(
-            f"{str(path)!r} is no .parquet and no .npz file, and others are not read; write a table as .parquet, "
+            f"{str(path)!r} is no .parquet, .csv or .npz file, and others are not read; write a table as .parquet, "
             "arrays with numpy.savez, or unpack an archive and give the folder"
         )
+    if isinstance(label, TableSchema):
+        raise ValueError("--schema describes the columns of a table, which an .npz file has not; leave it out")
     if label is not None:
         raise ValueError(f"--label-column is {label!r}, but an .npz file has its classes in y_train; leave it out")
     try:

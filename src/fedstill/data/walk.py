@@ -26,6 +26,8 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 TABLES = (".parquet", ".pq", ".parq")
 """Endings of tables, in small letters."""
+CSV = (".csv", ".tsv")
+"""Endings of CSV files, which are read where there are no pictures and no tables with types."""
 _HIDDEN = ("__MACOSX", "__pycache__")
 _NO_RECORDS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "_success", "_metadata", "_common_metadata"}
 _PROSE = {".txt", ".md", ".rst", ".pdf", ".html", ".htm", ".log", ".crc", ".sha256", ".md5", ".lock"}
@@ -111,6 +113,10 @@ def walk(root: Path) -> Walk:
             found.others.append(file)
     if found.pictures:
         return found
+    if not (found.tables or any(file.suffix.lower() in TABLES for file in found.metadata)):
+        rows = [file for file in (*found.others, *found.metadata) if file.suffix.lower() in CSV]
+        others = [file for file in found.others if file not in rows]
+        return found._replace(tables=sorted(rows, key=str), others=others, metadata=[]) if rows else found
     as_table = [file for file in found.metadata if file.suffix.lower() in TABLES]
     return found._replace(tables=sorted([*found.tables, *as_table], key=str), metadata=[])
 
@@ -185,8 +191,9 @@ def check_tables(found: Walk) -> None:
         ValueError: there are such files.
     """
     if lost := [file for file in found.others if file.suffix.lower() in _ROWS]:
+        kind = "CSV" if found.tables and found.tables[0].suffix.lower() in CSV else "parquet"
         raise ValueError(
-            f"{str(found.root)!r} has {len(found.tables)} parquet files and {kinds(lost)}, which are not read, such as "
+            f"{str(found.root)!r} has {len(found.tables)} {kind} files and {kinds(lost)}, which are not read, such as "
             f"{str(lost[0])!r}; write them as parquet, or move them away"
         )
 

@@ -28,6 +28,7 @@ from fedstill.privacy.releases import LEAST_DELTA
 
 if TYPE_CHECKING:  # `fedstill run METHOD --help` imports no torch
     from fedstill.data.places import Reading
+    from fedstill.data.table_schema import TableSchema
     from fedstill.protocol import Method
 
 
@@ -143,6 +144,9 @@ class Experiment(Settings):
     label_column: str | None = None
     """Column of a table, or of the metadata of images, with the classes; by default label, labels, fine_label or
     target, or the images' folders."""
+    schema_file: str | None = None
+    """Schema of a table (a TOML file, see `fedstill data schema`): kinds, ranges and categories of its columns, what
+    stands for a gap, the target and its classes, so that nothing of them is measured from records."""
     group: str | None = None
     """Column whose values stay on one side of every split (test, --validation, --local-test, --public held), such as
     patients with several records; none to draw records by themselves. By default the column of --partition by:COLUMN
@@ -266,9 +270,18 @@ class Experiment(Settings):
         from fedstill.data.places import Reading
 
         rule, _, column = self.partition.partition(":")
-        if self.group is None and rule == "by":
-            return Reading(self.size, self.label_column, column, self.clients)
-        return Reading(self.size, self.label_column, self.group)
+        schema = self.table_schema
+        group = self.group or (None if schema is None else schema.group)
+        if group is None and rule == "by":
+            return Reading(self.size, self.label_column, column, self.clients, schema)
+        return Reading(self.size, self.label_column, group, schema=schema)
+
+    @property
+    def table_schema(self) -> "TableSchema | None":
+        """The schema of the table; None without one."""
+        from fedstill.data.table_schema import TableSchema
+
+        return None if self.schema_file is None else TableSchema.read(self.schema_file)
 
     @property
     def masked(self) -> SumOptions | None:

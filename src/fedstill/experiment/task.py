@@ -1,7 +1,7 @@
 """The task of a run: its records, and their partition among the clients."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,7 +40,9 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
         ValueError: they don't fit the records.
     """
     columns, measured = data.train.shape[0], set(data.measured)
-    mean, std = experiment.mean, experiment.std
+    mean, std, schema = experiment.mean, experiment.std, experiment.table_schema
+    if schema is not None and not (mean or std):
+        mean, std = (0.0,), (1.0,)  # it has scaled the columns
     if mean or std:
         if not data.train.are_vectors and not all(0 <= value <= 1 for value in mean):
             raise ValueError(f"--mean is {', '.join(map(str, mean))}, but the pixels of images lie in [0, 1]")
@@ -55,8 +57,8 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     else:
         normalisation = data.train.normalisation
     names, count, places = data.class_names, experiment.num_classes, None
-    if experiment.class_names:
-        names, places = _classes_of(experiment, data)
+    if stated := experiment.class_names or (schema.classes if schema else ()):
+        names, places = _classes_of(experiment, stated, data)
         measured -= {*sources.CLASSES}
     elif count is not None and sources.CLASSES[0] in measured:
         raise ValueError(f"--num-classes is {count}, but the classes are names; give all with --class-names")
@@ -74,13 +76,15 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     return replace(data, train=train, test=test, class_names=names, measured=left, constant=constant)
 
 
-def _classes_of(experiment: Experiment, data: sources.DataSet) -> tuple[tuple[str, ...], torch.Tensor | None]:
-    """All classes that the experiment names, and the place of each of the data's among them; None if they are numbers.
+def _classes_of(
+    experiment: Experiment, stated: Sequence[str], data: sources.DataSet
+) -> tuple[tuple[str, ...], torch.Tensor | None]:
+    """All classes that the experiment states, and the place of each of the data's among them; None if they are numbers.
 
     Raises:
         ValueError: the names don't fit the data's.
     """
-    names = tuple(map(nfc, experiment.class_names))
+    names = tuple(map(nfc, stated))
     if experiment.num_classes not in (None, len(names)):
         raise ValueError(f"--num-classes is {experiment.num_classes}, but --class-names has {len(names)}; leave it out")
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -332,6 +336,7 @@ def _loaded(
         backbone = found.digest
     loaded = with_stated(experiment, data or sources.load(experiment.data, experiment.reading))
     stated = experiment.mean or experiment.std or experiment.num_classes or experiment.class_names
+    stated = stated or experiment.table_schema is not None
     return loaded, loaded.train if data is not None or stated else experiment.data, backbone
 
 

@@ -121,6 +121,7 @@ def _matrix(run: RunRecord) -> NDArray[np.int64]:
 _Words = Callable[[Any], str]
 _SAID: dict[str, _Words] = {
     "size": lambda value: f"images of {value} x {value} pixels",
+    "schema_file": lambda value: f"columns by the schema {value}",
     "label_column": lambda value: f"classes of the column {value}",
     "group": lambda value: "records drawn by themselves" if value == "none" else f"whole groups by {value}",
     "group_bound": lambda value: f"at most {value} records a group",

@@ -28,6 +28,7 @@ TASK = (
     "local_test",
     "group",
     "group_bound",
+    "schema_file",
     "label_column",
 )
 """Settings that make a task: accuracies of runs that differ in one of these are not comparable."""

@@ -15,6 +15,7 @@ from fedstill.base.settings import Settings, read_toml
 from fedstill.data import features, sources
 from fedstill.data.places import Reading
 from fedstill.data.public import is_noise
+from fedstill.data.table_schema import TableSchema
 from fedstill.engines.client_evaluation import steps_of
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.releases import LEAST_DELTA
@@ -31,6 +32,8 @@ class SitePolicy(Settings):
     """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them."""
     size: Annotated[int, Ge(1), Le(4096)] | None = None
     """Height and width to which the site's pictures, and public ones, are resized, and cropped at the centre."""
+    schema_file: Path | None = None
+    """Schema of a table (a TOML file, as the server's), by which the columns become numbers; relative to this file."""
     label_column: str | None = None
     """Column of the site's table with the classes; by default label, labels, fine_label or target, or the folders."""
     class_names: tuple[str, ...] = ()
@@ -115,6 +118,7 @@ class SitePolicy(Settings):
             update={
                 "data": here / policy.data.expanduser(),
                 "state": here / policy.state.expanduser(),
+                "schema_file": policy.schema_file and here / policy.schema_file.expanduser(),
                 "public": {name: here / place.expanduser() for name, place in policy.public.items()},
             }
         )
@@ -122,7 +126,8 @@ class SitePolicy(Settings):
     @property
     def reading(self) -> Reading:
         """How the site's records are read."""
-        return Reading(self.size, self.label_column)
+        schema = None if self.schema_file is None else TableSchema.read(self.schema_file)
+        return Reading(self.size, self.label_column, schema=schema)
 
     @property
     def max_request(self) -> int:

@@ -1,0 +1,468 @@
+"""Tables as people have them: CSV files, and a public schema by which a site turns its rows into vectors.
+
+A schema is a TOML file that everybody has before anybody reads a record: what each column is, its range or its
+categories, what stands for a gap, the target, and the columns of the site and of the person. One-hot columns and scales
+follow from it, the same at every site, so that nothing of them is measured from records.
+
+    target = "died"
+    classes = ["no", "yes"]
+    group = "patient"
+
+    [columns.age]
+    kind = "number"
+    range = [0, 110]
+    missing = 60
+
+    [columns.ward]
+    kind = "category"
+    values = ["surgery", "medicine"]
+    outside = "other"
+"""
+
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+from typing_extensions import override
+
+from fedstill.base.lookup import nfc, suggestion
+from fedstill.base.settings import Settings, read_toml
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+_GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
+"""Texts that stand for a gap, in small letters."""
+_TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+_SNIFFED = 64 * 1024
+"""Characters of a CSV file by which its separator is found."""
+_MOST_VALUES = 50
+"""Most values of a column that is drafted as a category."""
+Scalar = float | str
+
+
+class Column(Settings):
+    """One column of a table."""
+
+    kind: Literal["number", "category", "boolean", "date"]
+    """Numbers are scaled by ``range`` to [-1, 1], dates likewise by days, categories become a column for each value."""
+    range: tuple[Scalar, Scalar] | None = None
+    """Least and largest value, public: of numbers, or of dates as YYYY-MM-DD."""
+    values: tuple[str, ...] = ()
+    """All categories."""
+    missing: bool | float | str | None = None
+    """Value that stands for a gap, with a further column that tells gaps; without one, a gap is refused."""
+    outside: Literal["refuse", "clip", "other"] = "refuse"
+    """What becomes of a value outside of ``range`` (clip it) or ``values`` (a category of its own)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        ranged = self.kind in ("number", "date")
+        if ranged and self.range is None:
+            raise ValueError(f"a column of kind {self.kind!r} needs its range, as range = [0, 110]")
+        if self.kind == "category" and not self.values:
+            raise ValueError("a column of kind 'category' needs its values, as values = ['a', 'b']")
+        if self.values and self.kind != "category" or self.range is not None and not ranged:
+            raise ValueError(f"values are for categories and a range is for numbers and dates; this is a {self.kind}")
+        if len(set(self.values)) < len(self.values):
+            raise ValueError(f"values names {next(v for v in self.values if self.values.count(v) > 1)!r} twice")
+        if self.outside == {"category": "clip"}.get(self.kind, "other"):
+            raise ValueError(f"outside is {self.outside!r}, which a column of kind {self.kind!r} can't do")
+        if ranged:
+            low, high = self.bounds
+            if not low < high:
+                raise ValueError(f"the range {list(self.range or ())} is empty; give the least value, then the largest")
+        if self.missing is not None and self.kind == "category" and self.missing not in (*self.values, "other"):
+            raise ValueError(f"missing is {self.missing!r}, which is not one of the values")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The range as numbers; days since 1 January of year 1 for dates."""
+        assert self.range is not None
+        low, high = (_day(value) if self.kind == "date" else float(value) for value in self.range)
+        return low, high
+
+
+def _day(value: object) -> float:
+    return float(date.fromisoformat(str(value)[:10]).toordinal())
+
+
+class TableSchema(Settings):
+    """The public description of a table: the same at the server and at every site."""
+
+    target: str
+    """Column of the classes."""
+    classes: tuple[str, ...]
+    """All classes, in order."""
+    columns: dict[str, Column]
+    """Columns that a model uses; others are left out."""
+    group: str | None = None
+    """Column of the person (or whatever keeps together), whose values stay on one side of every split."""
+    site: str | None = None
+    """Column of the site, for --partition by:COLUMN."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.columns:
+            raise ValueError("columns names no column, so that a record would be empty")
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"classes is {list(self.classes)}; name each class once, and two at least")
+        for name in (self.target, self.group, self.site):
+            if name in self.columns:
+                raise ValueError(f"{name!r} is a column of the model, and the target, the group or the site; drop one")
+        return self
+
+    @classmethod
+    def read(cls, path: str | Path) -> "TableSchema":
+        """Read the file.
+
+        Raises:
+            ValueError: it can't be read, or a setting is invalid; with the column.
+        """
+        place = Path(path).expanduser()
+        none = f"there is no schema {str(path)!r}; draft one with fedstill data schema FILE"
+        return read_toml(cls, place, f"the schema {str(path)!r}", none)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its content."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @override
+    def __str__(self) -> str:  # stands in the name of a cache entry
+        return f"schema {self.digest[:16]}"
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the numbers of a vector, in order."""
+        return tuple(name for column in self.columns for name in self._names(column))
+
+    def _names(self, name: str) -> list[str]:
+        column = self.columns[name]
+        own = [name]
+        if column.kind == "category":
+            own = [f"{name}={value}" for value in (*column.values, *["other"] * (column.outside == "other"))]
+        return [*own, *[f"{name} is missing"] * (column.missing is not None)]
+
+    def encode(self, table: "pa.Table", where: str) -> tuple["pa.Table", tuple[str, ...]]:
+        """A table of numbers, the target, the group and the site; and sentences on values that were clipped.
+
+        Args:
+            table: the rows as they are.
+            where: name of the table for error messages.
+
+        Raises:
+            ValueError: a column is absent, or a value is none of its kind, outside of its range or categories, or a
+                gap where no value stands for one; with the value, the limit and the remedy.
+        """
+        import pyarrow as pa
+
+        needed = [*self.columns, self.target, *filter(None, (self.group, self.site))]
+        if absent := [name for name in needed if name not in table.column_names]:
+            near = suggestion(absent[0], table.column_names)
+            raise ValueError(
+                f"{where} has no column {absent[0]!r}, which the schema names{near or '; rename one of them'}"
+            )
+        frame = table.select(list(dict.fromkeys(needed))).to_pandas()
+        remarks: list[str] = []
+        found: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            parts = _encoded(frame[name], column, f"column {name!r} of {where}", remarks)
+            found |= dict(zip(self._names(name), parts, strict=True))
+        found[self.target] = _target(frame[self.target], self.classes, f"column {self.target!r} of {where}")
+        for name in dict.fromkeys(filter(None, (self.group, self.site))):
+            found[name] = _texts(frame[name]).fillna("").to_list()
+        left = [name for name in table.column_names if name not in needed]
+        if left:
+            remarks.append(f"not in the schema, so not read: {', '.join(left[:8])}{', ...' * (len(left) > 8)}")
+        return pa.table(found), tuple(remarks)
+
+
+def _texts(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Values as texts in composed letters without outer blanks, whole numbers without a fraction; gaps are None."""
+    import pandas as pd
+
+    if pd.api.types.is_bool_dtype(values):
+        values = values.map({True: "true", False: "false"})
+    elif pd.api.types.is_float_dtype(values):
+        whole = values.dropna()
+        if (whole == whole.round()).all():
+            values = values.astype("Int64")
+    texts = values.astype("string").str.strip().map(nfc, na_action="ignore")
+    return texts.mask(texts.str.lower().isin(_GAPS))
+
+
+def _target(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> list[str]:
+    texts = _texts(values)
+    if texts.isna().any():
+        raise ValueError(f"{where} has {int(texts.isna().sum())} gaps; drop the records without a class")
+    if wrong := sorted(set(texts) - set(classes)):
+        near = suggestion(wrong[0], classes)
+        raise ValueError(
+            f"{where} has the class {wrong[0]!r}, which is none of {', '.join(classes)}"
+            f"{near or '; correct it, or the schema'}"
+        )
+    found: list[str] = texts.to_list()
+    return found
+
+
+def _encoded(values: "pd.Series[Any]", column: Column, where: str, remarks: list[str]) -> Iterator[NDArray[np.float32]]:
+    """The numbers of a column, and whether each is a gap, if a value stands for gaps."""
+    if column.kind in ("number", "date"):
+        numbers = _numbers(values, where) if column.kind == "number" else _days(values, where)
+        gaps = np.isnan(numbers)
+        yield _scaled(numbers, gaps, column, where, remarks)
+    elif column.kind == "boolean":
+        texts = _texts(values).str.lower()
+        gaps = texts.isna().to_numpy()
+        known = texts.isin(_TRUE | _FALSE).to_numpy() | gaps
+        if not known.all():
+            raise ValueError(f"{where} has {values[~known].iloc[0]!r}, which is neither true nor false")
+        yield np.where(gaps, float(bool(column.missing)), texts.isin(_TRUE).to_numpy(dtype=float)).astype(np.float32)
+    else:
+        texts = _texts(values)
+        gaps = texts.isna().to_numpy()
+        filled = texts.fillna(str(column.missing)) if column.missing is not None else texts
+        unknown = ~filled.isin(column.values).to_numpy() & ~(gaps & (column.missing is None))
+        other = unknown.copy()
+        if column.outside == "refuse" and unknown.any():
+            first = texts[unknown].iloc[0]
+            raise ValueError(
+                f"{where} has {first!r}, which is none of {', '.join(column.values[:8])}"
+                f"{suggestion(str(first), column.values)}; add it to values at every site, or set outside = 'other'"
+            )
+        for value in column.values:
+            yield (filled == value).fillna(False).to_numpy(dtype=np.float32)
+        if column.outside == "other":
+            if unknown.any():
+                remarks.append(f"{int(unknown.sum())} of {len(values)} values of {where} are in no category (other)")
+            yield other.astype(np.float32)
+    if column.missing is not None:
+        yield gaps.astype(np.float32)
+    elif gaps.any():
+        raise ValueError(f"{where} has {int(gaps.sum())} gaps; say what stands for one (missing), or drop the records")
+
+
+def _scaled(
+    numbers: NDArray[np.float64], gaps: NDArray[np.bool_], column: Column, where: str, remarks: list[str]
+) -> NDArray[np.float32]:
+    low, high = column.bounds
+    if column.missing is not None:
+        fill = _day(column.missing) if column.kind == "date" else float(column.missing)
+        numbers = np.where(gaps, fill, numbers)
+    beyond = (numbers < low) | (numbers > high)
+    if beyond.any() and column.outside == "refuse":
+        value = numbers[beyond][0]
+        times = f" ({value / high:.3g} times the largest; another unit?)" if 0 < 5 * high < value else ""
+        shown = date.fromordinal(int(value)) if column.kind == "date" else f"{value:g}"
+        raise ValueError(
+            f"{where} has {shown}, outside of {list(column.range or ())}{times}, in {int(beyond.sum())} of "
+            f"{len(numbers)} records; correct them, widen the range at every site, or set outside = 'clip'"
+        )
+    if beyond.any():
+        remarks.append(
+            f"{int(beyond.sum())} of {len(numbers)} values of {where} are clipped to {list(column.range or ())}"
+        )
+    scaled: NDArray[np.float64] = (np.clip(numbers, low, high) - low) * (2 / (high - low)) - 1
+    return scaled.astype(np.float32)
+
+
+def _numbers(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
+    """Numbers, also of texts with a decimal point or a decimal comma; gaps are NaN."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(values):
+        found: NDArray[np.float64] = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isinf(found).any():
+            raise ValueError(f"{where} has an infinite value; correct it")
+        return found
+    if pd.api.types.is_datetime64_any_dtype(values):
+        raise ValueError(f"{where} has dates, but the schema says numbers; set kind = 'date'")
+    texts = _texts(values)
+    if texts.str.contains(",", regex=False).any():
+        if texts.str.contains(".", regex=False).any():
+            both = texts[texts.str.contains(",", regex=False, na=False)].iloc[0]
+            raise ValueError(
+                f"{where} has commas and points, as in {both!r}; write numbers with one decimal sign alone"
+            )
+        texts = texts.str.replace(",", ".", regex=False)
+    found = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = np.isnan(found) & ~texts.isna().to_numpy()
+    if wrong.any():
+        raise ValueError(f"{where} has {values[wrong].iloc[0]!r}, which is no number; correct it, or set another kind")
+    return found
+
+
+def _days(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
+    """Days since 1 January of year 1, of dates or of texts YYYY-MM-DD; gaps are NaN."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(values):
+        raise ValueError(f"{where} has numbers, but the schema says dates; set kind = 'number', or write YYYY-MM-DD")
+    texts = _texts(values)
+    good = texts.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?")
+    if not good.fillna(True).all():
+        first = texts[~good.fillna(True).to_numpy(dtype=bool)].iloc[0]
+        raise ValueError(f"{where} has {first!r}; write dates as YYYY-MM-DD, which every country reads alike")
+    found = pd.to_datetime(texts.str[:10], format="%Y-%m-%d", errors="coerce")
+    wrong = found.isna().to_numpy() & ~texts.isna().to_numpy()
+    if wrong.any():
+        raise ValueError(f"{where} has {texts[wrong].iloc[0]!r}, which is no day of a calendar")
+    since: NDArray[np.float64] = (found - pd.Timestamp("1970-01-01")).dt.days.to_numpy(np.float64, na_value=np.nan)
+    return since + date(1970, 1, 1).toordinal()
+
+
+# CSV ------------------------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path, *, as_text: bool) -> "pa.Table":
+    """The rows of a CSV file: UTF-8 with or without a mark, separated by commas, semicolons, tabs or bars.
+
+    Args:
+        path: the file.
+        as_text: whether all values stay texts, for a schema; otherwise types are found, and gaps are null.
+
+    Raises:
+        ValueError: it is no UTF-8, has no separator, two columns of one name, or a row of another length.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{str(path)!r} is not UTF-8 (byte {error.start}); save it again as 'CSV UTF-8', as spreadsheets call it"
+        ) from error
+    separator, names = _header(text, path)
+    decimal = "," if separator == ";" and re.search(r";\s*-?\d+,\d", text[:_SNIFFED]) else "."
+    types = dict.fromkeys(names, pa.string()) if as_text else None
+    try:
+        table = arrow.read_csv(
+            io.BytesIO(text.encode()),
+            parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
+            convert_options=arrow.ConvertOptions(
+                column_types=types,
+                strings_can_be_null=True,
+                null_values=["", "NA", "N/A", "NaN", "nan", "null", "NULL", "?"],
+                decimal_point=decimal,
+            ),
+        )
+    except pa.ArrowException as error:
+        reason = re.sub(r"\s+", " ", str(error))[:200]
+        raise ValueError(
+            f"{str(path)!r} cannot be read as CSV ({reason}); give each row as many cells as the header"
+        ) from error
+    return table.rename_columns(names)
+
+
+def _header(text: str, path: Path) -> tuple[str, list[str]]:
+    """The separator and the names of the columns."""
+    first = next(csv.reader(io.StringIO(text[:_SNIFFED]), delimiter="\x00"), [""])[0] if text.strip() else ""
+    separator = max(",;\t|", key=first.count)
+    if not first.count(separator):
+        raise ValueError(f"{str(path)!r} has one column ({first[:40]!r}); separate columns by commas or semicolons")
+    names = [nfc(name.strip()) for name in next(csv.reader(io.StringIO(text[:_SNIFFED]), delimiter=separator))]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{str(path)!r} has two columns {twice!r}; rename or drop one")
+    if "" in names and names.index("") > 0:
+        raise ValueError(f"{str(path)!r} has a column without a name, number {names.index('') + 1}; name or drop it")
+    return separator, ["Unnamed: 0" if name == "" else name for name in names]
+
+
+# Drafts ---------------------------------------------------------------------------------------------------------------
+
+_HEADER = """\
+# A draft from {rows} rows of {name}. Ranges and categories stand in it as these rows have them: replace them by public
+# numbers (a data dictionary, what can be measured at all) before anybody else gets this file.
+"""
+_PERSONS = {"patient", "patient_id", "subject", "subject_id", "person", "id"}
+_SITES = {"site", "hospital", "centre", "center", "provider"}
+"""Names of columns of persons and of sites, in small letters."""
+
+
+def draft(table: "pa.Table", target: str | None, name: str) -> str:
+    """A schema for a person to check, as TOML.
+
+    Args:
+        table: an example, with types or texts.
+        target: the column of the classes; None for one called as such, or the last with few values.
+        name: name of the example.
+
+    Raises:
+        ValueError: no column can be the target.
+    """
+    import tomli_w
+
+    frame = table.to_pandas()
+    texts = {column: _texts(frame[column]) for column in frame}
+    if target is None:
+        target = next((c for c in frame if c.casefold() in ("label", "labels", "target", "class", "outcome")), None)
+        target = target or next((c for c in reversed(list(frame)) if texts[c].nunique() == 2), None)
+    if target is None or target not in frame:
+        raise ValueError(f"{name} has the columns {', '.join(frame)}; say with --target which one has the classes")
+    columns: dict[str, Any] = {}
+    left: dict[str, str] = {}
+    roles: dict[str, str] = {}
+    for column in (c for c in frame if c != target):
+        role = "group" if column.casefold() in _PERSONS else "site" if column.casefold() in _SITES else None
+        if role is not None and role not in roles:
+            roles[role] = column
+        elif isinstance(found := _drafted(frame[column], texts[column]), dict):
+            columns[column] = found
+        else:
+            left[column] = found
+    classes = sorted(texts[target].dropna().unique().tolist())
+    lines = tomli_w.dumps({"target": target, "classes": classes, **roles, "columns": columns})
+    ignored = "".join(f"# left out: {column!r} ({why})\n" for column, why in left.items())
+    return _HEADER.format(rows=len(frame), name=name) + ignored + lines
+
+
+def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any] | str:
+    """The settings of a column, or the reason to leave it out."""
+    present = texts.dropna()
+    gaps = len(present) < len(texts)
+    distinct = set(present)
+    if len(distinct) < 2:
+        return "it has one value"
+    if {text.lower() for text in distinct} <= _TRUE | _FALSE:
+        return {"kind": "boolean"} | ({"missing": False} if gaps else {})
+    if present.str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ].*)?").all():
+        days = sorted(text[:10] for text in distinct)
+        return {"kind": "date", "range": [days[0], days[-1]]} | ({"missing": days[len(days) // 2]} if gaps else {})
+    try:
+        numbers = _numbers(values, "it")
+    except ValueError:
+        if len(distinct) > _MOST_VALUES or len(distinct) == len(present):
+            return f"texts with {len(distinct)} values"
+        return {"kind": "category", "values": sorted(distinct)} | ({"missing": present.mode()[0]} if gaps else {})
+    some = numbers[~np.isnan(numbers)]
+    if len(distinct) == len(present) > 20 and (some == np.round(some)).all():
+        return "another whole number in each row, as ids have"
+    middle = float(f"{np.median(some):.3g}")
+    settings = {"kind": "number", "range": [_outer(some.min(), -1), _outer(some.max(), 1)]}
+    return settings | ({"missing": middle} if gaps else {})
+
+
+def _outer(value: float, way: int) -> float:
+    """A number of two digits at or beyond ``value``."""
+    if value == 0:
+        return 0.0
+    step = 10.0 ** (np.floor(np.log10(abs(value))) - 1)
+    found = (np.floor if way < 0 else np.ceil)(value / step) * step
+    return float(f"{found:.6g}")
