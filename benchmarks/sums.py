@@ -65,7 +65,13 @@ def main() -> None:
 def table(runs: list[dict[str, Any]], method: str, epsilon: int, **chosen: Any) -> list[str]:
     """Lines of a Markdown table: a row for each data set and way, means and deviations over seeds in percent."""
     own = [run for run in runs if (run["method"], run["epsilon"]) == (method, epsilon)]
-    own = [run for run in own if run["sums"] != "one" and all(run[key] == value for key, value in chosen.items())]
+    own = [
+        run
+        for run in own
+        if run["sums"] != "one"
+        and run["partition"] == "classes:1"
+        and all(run[key] == value for key, value in chosen.items())
+    ]
     clients = sorted({run["clients"] for run in own})
     lines = [f"| {method.upper()} at epsilon {epsilon} |" + "".join(f" {n:,} clients |" for n in clients)]
     lines += ["|---|" + "---|" * len(clients)]

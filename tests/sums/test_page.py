@@ -1,0 +1,49 @@
+"""The numbers of docs/sums.md are those of the files behind it."""
+
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/sums.md").read_text("utf-8")
+RESULTS = ROOT / "benchmarks/results"
+
+
+@pytest.fixture(scope="module")
+def sums() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sums", ROOT / "benchmarks/sums.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("epsilon", [1, 4])
+def test_the_table_is_that_of_the_runs(sums: ModuleType, epsilon: int) -> None:
+    runs = json.loads((RESULTS / "sums.json").read_text())["runs"]
+    lines = sums.table(runs, "afl", epsilon, all=False)
+    assert len(lines) == 8 and "\n".join(lines) in PAGE
+    for data, name in sums.NAMES.items():
+        some = [r["accuracy"] for r in runs if (r["data"], r["sums"], r["epsilon"]) == (data, "one", epsilon)]
+        assert len(some) == 3
+        text = " ".join(PAGE.split())
+        said = (
+            text[text.index(f"{name} ", text.index("One client with all 4,000 records")) :]
+            .split(",")[0]
+            .split(".  ")[0]
+        )
+        assert f"{100 * statistics.mean(some):.1f}" in said
+
+
+def test_every_row_of_costs_is_on_the_page() -> None:
+    for row in json.loads((RESULTS / "sum_costs.json").read_text())["rows"]:
+        upload = row["masked"]["client_bytes"]
+        shown = f"{upload / 1e6:.1f} MB" if upload >= 1e6 else f"{upload / 1e3:.1f} kB"
+        start = f"| {row['clients']:,} | 10^{len(str(row['numbers'])) - 1} |"
+        (line,) = [text for text in PAGE.splitlines() if text.startswith(start)]
+        assert shown in line
+        assert row["masked"]["client_bytes"] <= 1.3 * row["open"]["client_bytes"] + 1000
