@@ -16,7 +16,7 @@ from fedstill import attacks
 from fedstill.attacks import results as findings
 from fedstill.audits import whole_runs
 from fedstill.audits.lower_bounds import Finding
-from fedstill.base.errors import front_door
+from fedstill.base.errors import InputError, front_door
 from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
 from fedstill.data.names import KNOWN
@@ -32,6 +32,7 @@ from fedstill.protocol import Method
 from fedstill.report import caveats, tables, tuning
 from fedstill.report import plan as planning
 from fedstill.report import publish as publishing
+from fedstill.report.measures import Scores
 from fedstill.report.record import RunRecord, read_run
 
 if TYPE_CHECKING:
@@ -50,10 +51,12 @@ class Evaluation:
     Attributes:
         class_names: the model's classes.
         confusion: records by true (rows) and predicted class, int64 ``(C, C)``.
+        scores: the true classes and the model's probabilities, for `fedstill.report.measures`.
     """
 
     class_names: tuple[str, ...]
     confusion: NDArray[np.int64]
+    scores: Scores
 
     @property
     def records(self) -> int:
@@ -81,6 +84,35 @@ class Evaluation:
         """Mean of `recalls`."""
         return float(np.mean([*self.recalls.values()]))
 
+    def measures(self) -> "DataFrame":
+        """All measures of `fedstill.report.measures`, a row each, with 95 % intervals by resampling records or persons.
+
+        Columns: ``measure``, ``value``, ``low``, ``high``.
+        """
+        from pandas import DataFrame
+
+        values, bounds = self.scores.measures(), self.scores.intervals()
+        rows = [(name, value, *(bounds[name] or (None, None))) for name, value in values.items()]
+        return DataFrame(rows, columns=["measure", "value", "low", "high"])
+
+    def save(self, path: Path) -> None:
+        """Write a CSV file with a row for each record: its number, true and predicted class, and probabilities.
+
+        Raises:
+            InputError: there is such a file.
+        """
+        from pandas import DataFrame
+
+        if path.exists():
+            raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
+        names, scores = self.class_names, self.scores
+        columns: dict[str, Any] = {"record": range(len(scores.true)), "true": [names[c] for c in scores.true]}
+        columns |= {"predicted": [names[c] for c in scores.predicted]}
+        columns |= {f"probability of {name}": scores.probabilities[:, c] for c, name in enumerate(names)}
+        if scores.persons is not None:
+            columns["person"] = scores.persons
+        DataFrame(columns).to_csv(path, index=False)
+
     @property
     def remarks(self) -> list[str]:
         """What the accuracy does not say: classes that are never predicted, one class that explains it, few records."""
@@ -88,7 +120,15 @@ class Evaluation:
 
 
 @front_door
-def evaluate(model: Trained | RunRecord | str | Path, data: Any, *, label_column: str | None = None) -> Evaluation:
+def evaluate(
+    model: Trained | RunRecord | str | Path,
+    data: Any,
+    *,
+    label_column: str | None = None,
+    group: str | None = None,
+    positive: str | None = None,
+    threshold: float | None = None,
+) -> Evaluation:
     """Count a model's predictions on labelled records, which it finds by the names of classes and columns.
 
     Args:
@@ -96,7 +136,10 @@ def evaluate(model: Trained | RunRecord | str | Path, data: Any, *, label_column
         data: as for `run`, one data set: the records of a pair ``(X, y)`` or a table; the test records of a `DataSet`
             and of data by name, also of the path that the run trained on, where a fifth was held out; the test split of
             any other path, or all its records if it has none.
-        label_column: the column of the classes of a table; by default one with a usual name.
+        label_column: the column of the classes of a table; by default one with a usual name, or that of the run.
+        group: the column of the person, whose records are resampled together for intervals; by default that of the run.
+        positive: the class of two that sensitivity is of; by default the last.
+        threshold: probability from which it is predicted; by default the likelier class is.
 
     Raises:
         InputError: a class is not the model's, a column is missing, records have another shape, or there are none.
@@ -105,7 +148,7 @@ def evaluate(model: Trained | RunRecord | str | Path, data: Any, *, label_column
     found = folder if isinstance(folder, Trained) else load_model(folder)
     size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
     run = None if isinstance(folder, Trained) else Experiment(**read_run(folder).config["experiment"])
-    records, labels, names, columns = _judged(data, run, label_column, size)
+    records, labels, names, columns, persons = _judged(data, run, label_column, size, group)
     if not len(labels):
         raise ValueError("the data have 0 records; accuracy needs at least 1")
     if not names:
@@ -122,10 +165,18 @@ def evaluate(model: Trained | RunRecord | str | Path, data: Any, *, label_column
         if lacking := next((name for name in found.columns if name not in columns), None):
             raise ValueError(f"the data lack the column {lacking!r}; the model takes {', '.join(found.columns)}")
         records = records[:, [columns.index(name) for name in found.columns]]
-    predicted = found.predict_proba(records).argmax(1)
     classes = len(found.class_names)
-    counts = np.bincount(true * classes + predicted, minlength=classes**2).reshape(classes, classes)
-    return Evaluation(found.class_names, counts)
+    if positive is not None and (classes != 2 or positive not in found.class_names):
+        raise ValueError(
+            f"positive is {positive!r}; it must be one of two classes: {', '.join(found.class_names[:20])}"
+        )
+    if threshold is not None and not (classes == 2 and 0 <= threshold <= 1):
+        raise ValueError(f"threshold is {threshold}; it must be a probability, for a model of two classes")
+    sign = 1 if positive is None else found.class_names.index(positive)
+    likely = np.asarray(found.predict_proba(records), dtype=np.float64)
+    scores = Scores(found.class_names, true, likely, persons, sign, threshold)
+    counts = np.bincount(true * classes + scores.predicted, minlength=classes**2).reshape(classes, classes)
+    return Evaluation(found.class_names, counts, scores)
 
 
 @front_door
@@ -273,9 +324,11 @@ def publish(run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False)
 
 
 def _judged(
-    data: Any, run: Experiment | None, label: str | None, size: int | None
-) -> tuple[Any, NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
-    """Records, labels, names of classes (none if labels are numbers) and columns of the data to judge a model by."""
+    data: Any, run: Experiment | None, label: str | None, size: int | None, group: str | None
+) -> tuple[Any, NDArray[np.int64], tuple[str, ...], tuple[str, ...], NDArray[Any] | None]:
+    """Records, labels, names of classes (none if labels are numbers), columns and persons to judge a model by."""
+    schema = None if run is None else run.table_schema
+    group = group or (None if schema is None else schema.group)
     if isinstance(data, str | Path):
         trained = run is not None and _is_same(data, run.data)
         reading = run.reading if run is not None and trained else Reading(label=label, size=size)
@@ -286,9 +339,14 @@ def _judged(
     if isinstance(data, Raw):
         records, labels = data.test
         images = records if isinstance(records, list) else records.numpy()
-        return images, labels.numpy(), data.class_names, data.features
-    split = own.records_of(data, Reading(label=label, size=size if isinstance(data, str | Path) else None))
-    return split.images.tolist() if split.texts else split.images, split.labels, split.class_names, split.features
+        return images, labels.numpy(), data.class_names, data.features, data.test_columns.get(group or "")
+    reading = Reading(label=label, size=size if isinstance(data, str | Path) else None, schema=schema)
+    split = own.records_of(data, reading)
+    persons = split.columns.get(group or "")
+    if group is not None and persons is None and schema is None:
+        raise ValueError(f"the data have no column {group!r}; name the one with the person of each record")
+    images = split.images.tolist() if split.texts else split.images
+    return images, split.labels, split.class_names, split.features, persons
 
 
 def _is_same(one: str | Path, other: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fedstill.base import files
 from fedstill.cli.command import Command, start, unknown
-from fedstill.cli.folder_commands import PUBLISH, RUNS, WATCH
+from fedstill.cli.folder_commands import EVALUATE, PUBLISH, RUNS, WATCH
 from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, METHODS, PRIVACY
 from fedstill.cli.output import Bad
 from fedstill.cli.run_commands import COMPARE, REPORT, RUN, SWEEP
@@ -169,6 +169,7 @@ COMMANDS: dict[str, Command] = {
     "audit": AUDIT,
     "check": CHECK,
     "runs": RUNS,
+    "evaluate": EVALUATE,
     "publish": PUBLISH,
     "sweep": SWEEP,
     "watch": WATCH,

@@ -103,6 +103,22 @@ class Format(Settings):
     """Print JSON, and nothing else, to standard output."""
 
 
+class Judged(Settings):
+    """What a model is judged by."""
+
+    label_column: str | None = None
+    """Column of the classes of a table; by default one with a usual name, or that of the run's schema."""
+    group: str | None = None
+    """Column of the person, whose records are resampled together for intervals."""
+    positive: str | None = None
+    """The class of two that sensitivity is of; by default the last."""
+    threshold: Annotated[float, Ge(0), Le(1)] | None = None
+    """Probability from which it is predicted; by default the likelier class is."""
+    predictions: Path | None = None
+    """New CSV file with the true class, the predicted one and the probabilities of each record, which nothing
+    protects."""
+
+
 class SchemaDraft(Settings):
     """What a schema is drafted for."""
 

@@ -10,7 +10,7 @@ from fedstill.cli.command import FORM, Command
 from fedstill.cli.output import Bad, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from fedstill.cli.flags import Format, Listing, Published, Removal, Watching
+    from fedstill.cli.flags import Format, Judged, Listing, Published, Removal, Watching
     from fedstill.runs.listing import Listed
 
 
@@ -201,6 +201,36 @@ def publish(words: list[str], target: "Published", form: "Format") -> None:
         print(f"model: {out} ({', '.join(done['files'])})" + (f"\nhub: {done['hub']}" if "hub" in done else ""))
 
 
+def judge(words: list[str], judged: "Judged", form: "Format") -> None:
+    """``fedstill evaluate``."""
+    from fedstill import studies
+    from fedstill.base.lookup import add_working_folder
+
+    add_working_folder()
+    chosen = judged.model_dump(exclude={"predictions"})
+    found = studies.evaluate(words[0], words[1], **chosen)
+    if judged.predictions is not None:
+        found.save(judged.predictions)
+    measures = found.measures()
+    if form.json_:
+        rows = {row.measure: {"value": row.value, "low": row.low, "high": row.high} for row in measures.itertuples()}
+        print_json({"records": found.records, "measures": rows, "calibration": found.scores.calibration()})
+        return
+    who = "persons" if found.scores.persons is not None else "records"
+    shown = [[row.measure.replace("_", " "), *_shown(row.value, row.low, row.high)] for row in measures.itertuples()]
+    print_wide(table(["measure", "value", "95 % interval"], shown))
+    print(f"{found.records:,} records; intervals by resampling {who}. No guarantee covers the scores of these records.")
+    for remark in found.remarks:
+        print(remark)
+
+
+def _shown(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    """A value and its interval as texts; an absent one is a dash."""
+    if value is None or value != value:
+        return "-", "-"
+    return f"{value:.3f}", "-" if low is None or low != low else f"{low:.3f} to {high:.3f}"
+
+
 _TAG = "{0} needs a tag and a run: fedstill runs {0} baseline runs/fedavg-digits-0"
 _TWO = "compare needs two runs or more: fedstill runs compare runs/a runs/b"
 _PLACE = "remove needs the folder of a run or of a comparison: fedstill runs remove FOLDER ... [--yes]"
@@ -224,6 +254,14 @@ WATCH = Command(
     "epsilon and time left. The page only reads, and no other machine can open it.\n\n"
     "Example: fedstill watch runs/fedavg-digits-0",
     ("Watching", FORM),
+)
+EVALUATE = Command(
+    judge,
+    "RUN DATA",
+    "Judge a run's model on a labelled file: accuracy, areas under curves, sensitivity ..., with 95 % intervals.\n\n"
+    "Example: fedstill evaluate runs/afl new_patients.csv --positive yes --group patient",
+    ("Judged", FORM),
+    needs="usage: fedstill evaluate RUN DATA [flags]; name a finished run and a labelled file, folder or data set",
 )
 PUBLISH = Command(
     publish,

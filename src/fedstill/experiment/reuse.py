@@ -220,6 +220,19 @@ def lay_out(
     part.rename(out)
 
 
+def check_open(run: Path, job: Job) -> None:
+    """Refuse to use the replies of a run with masked sums again: nobody can open them another time.
+
+    Raises:
+        ValueError: its sums are masked.
+    """
+    if job.experiment.masked is not None:
+        raise ValueError(
+            f"{run} has masked sums, whose uploads are sealed to that run's helpers and opened once; start a run of "
+            "its own with --out"
+        )
+
+
 def _link(place: Path, to: Path, *, linked: bool) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     if linked:  # replies are never changed in place
@@ -250,6 +263,7 @@ def repeat(run: Path, job: Job) -> Job:
     """
     folder = RunFolder(run)
     before, content = read_job(run, job.out, job.command), folder.read_config()
+    check_open(run, before)
     if other := _other_task(job, before, content):
         raise ValueError(f"{run} has {other}; its replies are of that task")
     if (wanted := _work(job)) is None or wanted != _work(before):
@@ -334,7 +348,7 @@ def _work(job: Job) -> tuple[Any, ...] | None:
     clients do not know what was spent: such replies are not reused.
     """
     own, first = lookup.is_own(type(job.method)), job.method.first_reply
-    if first is None or (own and job.experiment.budget is not None):
+    if first is None or job.experiment.masked or (own and job.experiment.budget is not None):
         return None
     return first, type(job.method) if own else None
 
@@ -368,6 +382,7 @@ def begin(run: Path, job: Job) -> None:
     """
     folder = RunFolder(run)
     content = folder.read_config()
+    check_open(run, job)
     described = job.description()
     before = {**content.content, "experiment": {**content.experiment, "clients": job.experiment.clients}}
     if other := config.difference(before, described):
@@ -422,6 +437,7 @@ def leave_out(run: Path, client: int, job: Job) -> Job:
     """
     folder = RunFolder(run)
     content = folder.read_config()
+    check_open(run, job)
     job = job.replace(experiment=job.experiment.model_copy(update={"min_clients": 1}))
     check_code(run, job)
     if is_prepared(run, job, without=withdrawn(run) | {client}):
