@@ -327,3 +327,15 @@ def test_membership_is_inferred_from_a_model_of_a_masked_sum(tmp_path: Path) -> 
     assert found
     with pytest.raises(ValueError, match="has masked sums, so nobody has seen a client's upload"):
         fedstill.attack(record, "uploads")
+
+
+def test_too_few_usable_uploads_fix_no_set_and_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as tampered:
+        tampered.setattr(masked_sums.MaskedStep, "_masked", Tampering.of("boxes"))
+        with pytest.raises(TooFewReplies, match=r"5 of 6 clients gave a usable reply .* client 2"):
+            go(tmp_path / "run", "masked")
+    assert not (tmp_path / "run/sums/000000.json").exists()
+    assert not list((tmp_path / "run/helpers").glob("*/signed.jsonl"))
+    assert go(tmp_path / "run", "masked")["sums"][0]["clients"] == 6

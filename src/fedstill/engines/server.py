@@ -339,7 +339,7 @@ class ServerFederation(Federation):
             at_least=max(at_least, sums.least),
             **arguments,
         )
-        clients, total = self._opened(terms, replies, step.name)
+        clients, total = self._opened(terms, replies, step)
         return Summation(unflattened(kind, total, sizes), clients, sums.adders)
 
     def _added(self, kind: type[R], replies: Replies[R]) -> Summation[R]:
@@ -354,7 +354,9 @@ class ServerFederation(Federation):
                     totals[name] = wide.clone()
         return Summation(kind.from_payload(totals), list(replies.clients))
 
-    def _opened(self, terms: Terms, replies: Replies[MaskedReply], step: str) -> tuple[list[int], NDArray[np.int64]]:
+    def _opened(
+        self, terms: Terms, replies: Replies[MaskedReply], step: Step[Any]
+    ) -> tuple[list[int], NDArray[np.int64]]:
         """The clients in a masked sum, and their total.
 
         The set of clients is written down before a helper sees it: a resumed run shows the helpers no other.
@@ -365,10 +367,11 @@ class ServerFederation(Federation):
         clients = list(replies.clients) if fixed is None else [client for client in fixed if client in place]
         opening = Opening(terms, self._helpers, clients, lambda client: replies[place[client]])
         if fixed is None:
-            for client, reason in opening.refusals().items():
-                refusal = Refusal(client, step, self._round, reason)
+            refusals = [Refusal(c, step.name, self._round, reason) for c, reason in opening.refusals().items()]
+            for refusal in refusals:
                 self.journal.refuse_reply(terms.exchange, refusal)
                 self._watcher.arrived(refusal)
+            self._check_enough(terms.exchange, step, len(opening.uploads), len(clients), terms.least, refusals)
             files.write_json(reading, [upload.client for upload in opening.uploads])
         before = time.monotonic()
         total = opening.total()

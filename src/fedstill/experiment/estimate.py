@@ -34,7 +34,7 @@ from fedstill.experiment.run import spec_of
 from fedstill.experiment.task import client_data, share_out
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.ledger import Charge
-from fedstill.protocol import Round, wire
+from fedstill.protocol import Round, Step, wire
 from fedstill.runs.journal import EVALUATIONS
 from fedstill.sums.masks import Terms
 
@@ -163,7 +163,9 @@ class RehearsalFederation(ServerFederation):
         self._clock = clock
 
     @override
-    def _opened(self, terms: Terms, replies: Replies[MaskedReply], step: str) -> tuple[list[int], NDArray[np.int64]]:
+    def _opened(
+        self, terms: Terms, replies: Replies[MaskedReply], step: Step[Any]
+    ) -> tuple[list[int], NDArray[np.int64]]:
         """No total: one client's reply stands for all, and helpers would refuse copies of it."""
         return list(replies.clients), np.zeros(terms.length, dtype=np.int64)
 
