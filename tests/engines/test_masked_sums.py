@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedstill
 from fedstill.engines import masked_sums
-from fedstill.engines.server import TooFewReplies
+from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -232,17 +232,25 @@ def own(kind: type[Method], out: Path, sums: str = "masked", **more: Any) -> dic
 @pytest.mark.parametrize(
     ("kind", "sums", "why"),
     [
-        (Leaks, "masked", "released with a share of the noise, but its reply is no sum"),
+        (Leaks, "masked", "the server sees the field 'sums' of the step seen of each client"),
         (Counts, "open", r"counts on the noise of 50 clients, but in this run 1 add theirs; pass adders=client.adders"),
         (Reals, "masked", "field 'sums' of Total is torch.float32; a masked sum takes whole numbers"),
         (NoSize, "masked", r"fed.sum needs the size of 'dims' .* exactly=\{'dims': ...\}"),
-        (Sum, "masked:width=2", r"may reach .* but masks of 2 bytes hold 3.28e\+04 at most; use --sums masked:width=3"),
+        (Sum, "masked:width=2", r"may reach .* but masks of 2 bytes hold 3.28e\+04 at most; use --sums masked:width=4"),
         (Sum, "masked:colluding=0.9", "leaves none whose noise counts"),
     ],
 )
 def test_a_misuse_is_one_sentence(tmp_path: Path, kind: type[Method], sums: str, why: str) -> None:
     with pytest.raises((TypeError, ValueError, TooFewReplies), match=why):
         own(kind, tmp_path / "run", sums)
+
+
+def test_a_client_sends_no_share_of_noise_in_sight_whatever_the_server_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerFederation, "_check_seen", lambda self, step: None)
+    with pytest.raises(TooFewReplies, match="released with a share of the noise, but its reply is no sum"):
+        own(Leaks, tmp_path / "run")
 
 
 def test_ones_own_sum_works_both_ways(tmp_path: Path) -> None:
@@ -339,3 +347,9 @@ def test_too_few_usable_uploads_fix_no_set_and_are_asked_for_again(
     assert not (tmp_path / "run/sums/000000.json").exists()
     assert not list((tmp_path / "run/helpers").glob("*/signed.jsonl"))
     assert go(tmp_path / "run", "masked")["sums"][0]["clients"] == 6
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgm", "fedpft", "dense"])
+def test_a_method_whose_uploads_are_seen_is_refused(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ValueError, match=r"the server sees the field '.*' of the step .* use --sums open"):
+        fedstill.run(method, sums="masked", out=tmp_path / "run", workers=0, **TASK)

@@ -5,6 +5,7 @@ bytes that nobody can read alone; the rest of an engine treats it as any other.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -168,9 +169,11 @@ def check_range(mechanism: IntegerSum[Any, Any], sums: MaskedSums) -> None:
     """
     reach, most = mechanism.largest(sums.records, sums.clients), 2 ** (8 * sums.width - 1) - 1
     if reach > most:
+        needed = math.ceil((math.log2(reach) + 1) / 8)
+        wider = f"use --sums masked:width={needed} or " if needed <= MOST_BYTES else "use "
         raise ValueError(
             f"the sums of {sums.records} records may reach {reach:.3g}, but masks of {sums.width} bytes hold "
-            f"{most:.3g} at most; use --sums masked:width={sums.width + 1} or a smaller bound of records"
+            f"{most:.3g} at most; {wider}a smaller bound of records"
         )
 
 

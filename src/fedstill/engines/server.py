@@ -274,6 +274,8 @@ class ServerFederation(Federation):
         at_least: int = 0,
         **arguments: Any,
     ) -> Replies[R]:
+        if self.masked and not isinstance(step, MaskedStep):
+            self._check_seen(step)
         exchange, self._exchange = self._exchange, self._exchange + 1
         self.done = self._round or self.done  # a loop may end in the middle of a round
         return self._ask(exchange, step, to, arguments, at_most, exactly, at_least)
@@ -341,6 +343,18 @@ class ServerFederation(Federation):
         )
         clients, total = self._opened(terms, replies, step)
         return Summation(unflattened(kind, total, sizes), clients, sums.adders)
+
+    def _check_seen(self, step: Step[Any]) -> None:
+        """Refuse a step whose reply shows the server something of records, in a run whose sums are masked.
+
+        Raises:
+            ValueError: it does.
+        """
+        if seen := next((f for f in step.reply.schema if f.protection != "public"), None):
+            raise ValueError(
+                f"the server sees the field '{seen.name}' of the step {step.name} of each client, so that masked sums "
+                f"would hide nothing with {type(self.spec.method).__name__}; use --sums open"
+            )
 
     def _added(self, kind: type[R], replies: Replies[R]) -> Summation[R]:
         """The total of replies that the server sees, of which one is in memory at a time."""
