@@ -12,6 +12,8 @@ import pytest
 from fedstill import methods, schema
 from fedstill.base.records import Normalisation, Records
 from fedstill.data import sources
+from fedstill.data.places import Reading
+from fedstill.data.table_schema import TableSchema
 from fedstill.engines.run_spec import RunSpec
 from fedstill.sites.site import policy, site_data
 from fedstill.sites.site.policy import SitePolicy, check
@@ -136,3 +138,59 @@ def test_a_site_never_downloads_a_backbone_for_a_server(monkeypatch: pytest.Monk
 def test_a_policy_with_code_in_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"own_code has the file 'net.py:net'; a site runs code of installed packages"):
         policy._check_code("net.py:net")
+
+
+BY = """
+target = "label"
+classes = ["0", "1"]
+[columns.age]
+kind = "number"
+range = [0, 200]
+[columns.systolic]
+kind = "number"
+range = [0, 300]
+"""
+
+
+def by_schema(tmp_path: Path, text: str | None = BY) -> SitePolicy:
+    """A site with its records in a CSV file, whose columns stand in another order."""
+    rows = "\n".join(f"{y:.3f},{x:.3f},note {i},{i % 2}" for i, (x, y, _) in enumerate(X))
+    (tmp_path / "site.csv").write_text(f"systolic,age,remark,label\n{rows}\n")
+    rules: dict[str, Any] = {"client": 0, "methods": ("fedavg",), "unprotected": True, "state": tmp_path / "state"}
+    if text is not None:
+        (tmp_path / "site.toml").write_text(text)
+        rules["schema_file"] = tmp_path / "site.toml"
+    return SitePolicy(data=tmp_path / "site.csv", **rules)
+
+
+def of_run(tmp_path: Path, text: str = BY) -> RunSpec:
+    (tmp_path / "run.toml").write_text(text)
+    by = TableSchema.read(tmp_path / "run.toml")
+    server = sources.load(str(table(tmp_path / "server.parquet")), Reading(schema=by))
+    return spec(server.train, columns=server.features, table_schema=by.digest)
+
+
+def test_a_site_reads_a_csv_file_by_the_run_s_schema(tmp_path: Path) -> None:
+    site = SiteData(by_schema(tmp_path), of_run(tmp_path), tmp_path / "run")
+    site.check_schema()
+    site.check()
+    expected = np.stack([X[:, 0] / 100 - 1, X[:, 1] / 150 - 1], 1)
+    assert np.allclose(site.own[0].images.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "run", "message"),
+    [
+        (BY.replace("200", "400"), BY, "the site's schema has the SHA-256 .*; take the server's file"),
+        (None, BY, "the run reads its table by a schema and the site does not"),
+        (BY, None, "the site reads its table by a schema and the run does not"),
+    ],
+)
+def test_a_site_with_another_schema_refuses_before_its_records_are_read(
+    text: str | None, run: str | None, message: str, tmp_path: Path
+) -> None:
+    policy = by_schema(tmp_path, text)
+    asked = of_run(tmp_path) if run else spec(sources.load(str(table(tmp_path / "server.parquet"))).train)
+    (tmp_path / "site.csv").unlink()
+    with pytest.raises(schema.Refused, match=message):
+        SiteData(policy, asked, tmp_path / "run").check_schema()

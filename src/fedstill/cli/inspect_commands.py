@@ -280,7 +280,7 @@ DATA = Command(
                 Part(
                     "fedstill.experiment.config:Experiment",
                     "task",
-                    only=("data", "size", "partition", "clients", "seed", "limit"),
+                    only=("data", "size", "schema_file", "partition", "clients", "seed", "limit"),
                 ),
                 Part("Output", "output", without=("quiet",)),
             ),

@@ -122,6 +122,8 @@ class RunSpec(Settings):
     """Sample of the public records, if they are of a data set that real sites have."""
     columns: Annotated[tuple[Annotated[str, Len(1, 200)], ...], Len(0, 10_000)] = ()
     """Names of the columns of a table's vectors, in order, by which a site orders its own."""
+    table_schema: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the schema of a table: kinds, ranges and categories of its columns, the same at every site."""
     sums: MaskedSums | None = None
     """Helpers and sizes of masked sums; None where the server sees each upload."""
 
@@ -260,5 +262,5 @@ def _first(error: Exception) -> str:
     return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
-_LATER = ("features", "backbone", "public_sample", "columns", "sums")
+_LATER = ("features", "backbone", "public_sample", "columns", "table_schema", "sums")
 """Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

@@ -435,6 +435,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], helpers: Path | No
             features=experiment.features,
             backbone=task.backbone,
             columns=task.columns,
+            table_schema=None if (by := experiment.table_schema) is None else by.digest,
             sums=None if helpers is None else masked_sums(job, run, helpers),
         )
     except ValidationError as error:

@@ -369,6 +369,7 @@ class _Answer:
         folder = policy.state / "runs" / self._run
         data = SiteData(policy, spec, folder)
         data.check_backbone()
+        data.check_schema()
         site = Site(
             spec,
             data,

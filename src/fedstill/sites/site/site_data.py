@@ -62,6 +62,24 @@ class SiteData:
                 "(public)"
             ) from ValueError(words)
 
+    def check_schema(self) -> None:
+        """Compare the site's schema with the run's, whatever the records are: other ranges would be other numbers.
+
+        Raises:
+            Refused: one of them has none, or they are different.
+        """
+        own, expected = self._policy.reading.schema, self._spec.table_schema
+        if own is None and expected is None:
+            return
+        if own is None or expected is None:
+            which, other = ("run", "site") if own is None else ("site", "run")
+            raise schema.Refused(f"the {which} reads its table by a schema and the {other} does not (schema_file)")
+        if own.digest != expected:
+            raise schema.Refused(
+                f"the site's schema has the SHA-256 {own.digest[:16]}..., the run's {expected[:16]}...; take the "
+                "server's file (schema_file)"
+            )
+
     def check(self) -> None:
         """Read the records.
 
