@@ -39,6 +39,13 @@ def test_the_table_is_that_of_the_runs(sums: ModuleType, epsilon: int) -> None:
         assert f"{100 * statistics.mean(some):.1f}" in said
 
 
+def test_the_other_tables_are_those_of_the_runs(sums: ModuleType) -> None:
+    runs = json.loads((RESULTS / "sums.json").read_text())["runs"]
+    for method, whole in (("fedcgs", False), ("gh-ofl", False), ("afl", True)):
+        lines = sums.table(runs, method, 1, all=whole)
+        assert len(lines) > 3 and "\n".join(lines) in PAGE
+
+
 def test_every_row_of_costs_is_on_the_page() -> None:
     for row in json.loads((RESULTS / "sum_costs.json").read_text())["rows"]:
         upload = row["masked"]["client_bytes"]
