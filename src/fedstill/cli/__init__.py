@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedstill.base import files
 from fedstill.cli.command import Command, start, unknown
 from fedstill.cli.folder_commands import EVALUATE, PUBLISH, RUNS, WATCH
-from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, METHODS, PRIVACY
+from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, DOCTOR, METHODS, PRIVACY
 from fedstill.cli.output import Bad
 from fedstill.cli.run_commands import COMPARE, REPORT, RUN, SWEEP
 from fedstill.cli.server_commands import DEPLOY, SERVER
@@ -41,6 +41,7 @@ commands:
   server COMMAND              set up and run the server of real sites
   site COMMAND FOLDER         set up, run, show and govern a real site
   deploy check                try a server and two sites on this machine
+  doctor                      examine this machine; for reports of bugs
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
 fedstill --version prints the version, fedstill --install-completion [SHELL]
@@ -173,5 +174,6 @@ COMMANDS: dict[str, Command] = {
     "publish": PUBLISH,
     "sweep": SWEEP,
     "watch": WATCH,
+    "doctor": DOCTOR,
 }
 """The tree of commands, by the first word."""
