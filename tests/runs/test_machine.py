@@ -18,6 +18,7 @@ from fedstill.cli import main
 from fedstill.runs import machine
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="sentences with paths of POSIX")
 
 
 class Free(NamedTuple):
@@ -76,7 +77,7 @@ def test_a_cache_that_cannot_be_written_is_a_fault(
     assert lines[-1].startswith("runs are impossible: 1 fault, ")
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() == 0, reason="root writes everywhere")
 def test_a_cache_without_permission_is_a_fault(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o500)
     lines, code = doctor(capsys)
@@ -86,7 +87,6 @@ def test_a_cache_without_permission_is_a_fault(capsys: pytest.CaptureFixture[str
     )
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_cache_that_others_may_change_is_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "cache" / "digits-0").mkdir(parents=True)
     (tmp_path / "cache" / "digits-0" / "meta.json").write_text("{}")
