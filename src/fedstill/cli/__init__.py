@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fedstill.base import files
 from fedstill.cli.command import Command, start, unknown
 from fedstill.cli.folder_commands import EVALUATE, PUBLISH, RUNS, WATCH
-from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, METHODS, PRIVACY
-from fedstill.cli.output import Bad
+from fedstill.cli.inspect_commands import ATTACK, AUDIT, CHECK, DATA, DOCTOR, METHODS, PRIVACY
+from fedstill.cli.output import Bad, print_json
 from fedstill.cli.run_commands import COMPARE, REPORT, RUN, SWEEP
 from fedstill.cli.server_commands import DEPLOY, SERVER
 from fedstill.cli.site_commands import SITE
@@ -41,10 +41,12 @@ commands:
   server COMMAND              set up and run the server of real sites
   site COMMAND FOLDER         set up, run, show and govern a real site
   deploy check                try a server and two sites on this machine
+  doctor                      examine this machine; for reports of bugs
 
 Each command has a help text: fedstill run --help, fedstill run fedgm --help.
-fedstill --version prints the version, fedstill --install-completion [SHELL]
-lets bash, zsh or fish complete commands, methods and flags.
+fedstill --version prints the version, fedstill --schema [COMMAND] commands and
+settings as JSON Schema, fedstill --install-completion [SHELL] lets bash, zsh or
+fish complete commands, methods and flags.
 
 exit codes: 0 done; 1 the work failed (too few replies, a refuted claim, a
 damaged log); 2 the command or its input cannot be used; 130 interrupted.
@@ -139,6 +141,11 @@ def _dispatch(words: list[str]) -> None:
 
         print(f"fedstill {__version__}")
         return
+    if words[0] == "--schema":
+        from fedstill.cli import settings_schema
+
+        print_json(settings_schema.document(COMMANDS, words[1:]))
+        return
     if words[0] in ("--install-completion", "--show-completion"):
         from fedstill.cli import completion
 
@@ -173,5 +180,6 @@ COMMANDS: dict[str, Command] = {
     "publish": PUBLISH,
     "sweep": SWEEP,
     "watch": WATCH,
+    "doctor": DOCTOR,
 }
 """The tree of commands, by the first word."""

@@ -78,6 +78,7 @@ def _parser_of(tree: Mapping[str, Command]) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("fedstill", add_help=False)
     top.add_argument("--help", action="store_true", help="Show the commands.")
     top.add_argument("--version", action="store_true", help="Print the version.")
+    top.add_argument("--schema", action="store_true", help="Print all commands and settings as JSON Schema.")
     for flag in ("--install-completion", "--show-completion"):
         top.add_argument(flag, choices=SHELLS, help="Write or print the completion of a shell.")
     _add_all(top, tree)

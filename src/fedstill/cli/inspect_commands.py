@@ -1,4 +1,4 @@
-"""`fedstill methods`, `data`, `privacy`, `attack`, `audit`: what shows and tries."""
+"""`fedstill methods`, `data`, `privacy`, `attack`, `audit`, `doctor`: what shows and tries."""
 
 import textwrap
 from pathlib import Path
@@ -249,6 +249,25 @@ def _checked(method: "Method", settings: "CheckSettings", form: "Format") -> "Ch
     return found
 
 
+def doctor(_: list[str], form: "Format") -> None:
+    """``fedstill doctor``."""
+    from fedstill.runs import machine
+
+    findings = list(machine.examine())
+    number = {state: sum(found.state == state for found in findings) for state in ("fault", "warning")}
+    if form.json_:
+        print_json({"is_well": not number["fault"], "findings": [found._asdict() for found in findings]})
+    else:
+        width = max(len(found.part) for found in findings)
+        for found in findings:
+            remedy = f"; remedy: {found.remedy}" if found.remedy else ""
+            print(f"{found.state:<7}  {found.part:<{width}}  {found.text}{remedy}")
+        verdict = "runs are impossible" if number["fault"] else "runs are possible"
+        print(f"{verdict}: " + ", ".join(f"{n} {state}{'s' * (n != 1)}" for state, n in number.items()))
+    if number["fault"]:
+        raise SystemExit(1)
+
+
 METHODS = Command(
     list_methods,
     "",
@@ -330,4 +349,11 @@ CHECK = Command(
     "on one record. METHOD has its own flags too. Exit code 1: something does.",
     ("fedstill.audits.own_methods:CheckSettings", FORM),
     raw=True,
+)
+DOCTOR = Command(
+    doctor,
+    "",
+    "Examine this machine: versions, devices, threads, folders, disk, data and extras, each with the remedy. Exit code "
+    "1: a fault makes runs impossible.\n\nExample: fedstill doctor --json",
+    (FORM,),
 )

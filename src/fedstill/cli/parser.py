@@ -203,11 +203,11 @@ def _add(parser: argparse.ArgumentParser, section: Section) -> None:
         if name in nested:
             inner = getattr(settings, name)
             about = _plain(fields[name].description or type(inner).__doc__ or "").replace("%", "%%")
-            _add(parser, Section(inner, f"{prefix}{name}.", _flag(prefix + name)[2:], about))
+            _add(parser, Section(inner, f"{prefix}{name}.", flag_of(prefix + name)[2:], about))
 
 
 def _add_flag(group: Any, place: str, field: Any, default: Any) -> None:
-    kind, flag = bare(field.annotation), _flag(place)
+    kind, flag = bare(field.annotation), flag_of(place)
     text = _plain(field.description or "").replace("%", "%%") + _default(default)
     if kind is bool:
         before, dot, last = flag[2:].rpartition(".")
@@ -263,7 +263,8 @@ def bare(annotation: Any) -> Any:
     return annotation
 
 
-def _flag(place: str) -> str:
+def flag_of(place: str) -> str:
+    """The flag of a setting's dotted name, as ``--matching.nets``."""
     return "--" + place.replace("_", "-").strip("-")
 
 
@@ -314,7 +315,7 @@ def _changed(section: Section, given: Mapping[str, Any]) -> Settings:
             for part in path:
                 inner = inner.setdefault(part, {})
             inner[last] = value
-    return changed(section.settings, values, _flag(section.prefix) if section.prefix else "--")
+    return changed(section.settings, values, flag_of(section.prefix) if section.prefix else "--")
 
 
 def has(settings: object, name: str) -> bool:
