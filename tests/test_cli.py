@@ -164,7 +164,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "feddf", *QUICK, "--public", "nois"], "or held=N; did you mean noise?"),
         (["attack", "file", "membership"], "there is no folder file; give a folder written by `fedstill run`"),
         (["attack", ".", "membership"], ". is not the folder of a run; give a folder written by `fedstill run`"),
-        (["data", "sell"], "there is no command 'data sell'; choose list, forget, show (fedstill data --help)"),
+        (["data", "sell"], "there is no command 'data sell'; choose list, forget, schema, show (fedstill data --help)"),
         (
             ["run", "fedavg-p", "--data", "digits", "--public", "noise", "--mean", "2"],
             "--mean is 2.0, but the pixels of images lie in [0, 1]",

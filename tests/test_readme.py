@@ -150,7 +150,7 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         load_breast_cancer(as_frame=True).frame.to_parquet(tmp_path / "cancer.parquet")
     if words[1] in ("report", "runs", "watch"):
         compare(tmp_path)
-    if words[1] in ("attack", "publish"):
+    if words[1] in ("attack", "publish", "evaluate"):
         task = "--data digits --rounds 1 --limit 200 --workers 0 --clients 2 --model convnet:width=8,depth=2".split()
         main(["run", "fedavg", *task, "--out", str(tmp_path / words[2])])
     if "--replies" in words:  # of a run of the same method, whose clients do the same work

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedstill.base import seeds
 from fedstill.engines.client import SiteClient
 from fedstill.privacy import logistic, mechanisms, randomized_response
+from fedstill.privacy.integer_sums import IntegerSum
 from fedstill.privacy.ledger import Charge, Ledger
 from fedstill.privacy.logistic import BinaryHead, LogisticHead
 from fedstill.privacy.releases import Event, Gaussian
@@ -102,6 +103,9 @@ def listening(heard: Heard) -> Iterator[None]:
         rng = seeds.stream(len(heard.releases), "fake")
         return torch.randn(exact.shape, dtype=torch.float64, generator=rng) * std
 
+    def fake_integers(self: Any, exact: Tensor, scale: float, noise: Any) -> Tensor:
+        return fake(noise, exact.double(), self.noise_multiplier * scale).round().to(torch.int64)
+
     def fake_labels(labels: Tensor, order: Tensor, k: Tensor, *more: Any) -> Tensor:
         heard.priors.append((order, k))
         places = torch.arange(len(labels)) % order.shape[1]
@@ -113,6 +117,7 @@ def listening(heard: Heard) -> Iterator[None]:
             (SiteClient, "release", spy_release),
             (seeds.Simulated, "__init__", spy_start),
             (seeds.Simulated, "added", fake),
+            (IntegerSum, "integers", fake_integers),
             (randomized_response, "_drawn", fake_labels),
             (mechanisms, "clipped", partial(spied, mechanisms.clipped)),
             (logistic, "clipped", partial(spied, vars(logistic)["clipped"])),

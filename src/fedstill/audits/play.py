@@ -6,7 +6,7 @@ releases. Some of the copies have one more record than the others.
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Arrival, Inline
 from fedstill.privacy.guarantee import Guarantee
+from fedstill.privacy.integer_sums import IntegerSum
 from fedstill.privacy.releases import Event, Released
 from fedstill.protocol import Method, Reply
 
@@ -177,4 +178,11 @@ def _silence(tap: _Tap, exact: dict[int, list[tuple[Tensor, float]]]) -> Abstrac
         exact.setdefault(tap.client, []).append((value.clone(), std))
         return value
 
-    return mock.patch.object(seeds.Simulated, "added", added)
+    def integers(self: Any, value: Tensor, scale: float, noise: seeds.Noise) -> Tensor:
+        exact.setdefault(tap.client, []).append((value.double(), self.noise_multiplier * scale))
+        return value
+
+    patches = ExitStack()
+    patches.enter_context(mock.patch.object(seeds.Simulated, "added", added))
+    patches.enter_context(mock.patch.object(IntegerSum, "integers", integers))
+    return patches
