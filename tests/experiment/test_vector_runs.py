@@ -107,6 +107,12 @@ def test_features_that_do_not_fit_are_refused_before_they_are_computed(method, m
     assert not (tmp_path / "run").exists()
 
 
+def test_the_model_on_features_is_linear_unless_another_is_named():
+    assert Experiment(features="scattering").model == "linear"
+    assert Experiment(features="scattering", model="mlp").model == "mlp"
+    assert Experiment(features=None).model == Experiment().model == "convnet"
+
+
 def test_image_augmentations_are_refused_for_vectors(table, tmp_path):
     with pytest.raises(Exception, match="the augmentation 'crop' is for images"):
         finished("feddf", table, tmp_path / "run", {**SMALL["feddf"], "local_view": "crop"})
