@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import nn
 from torch.nn import functional
@@ -18,6 +19,7 @@ from fedstill.data.features import rows_of
 from fedstill.models import backbones, mobile
 
 NAMES = sorted(mobile.PUBLISHED)
+EPSILON = {"mobilenet-v2": 1e-5, "efficientnet-lite0": 1e-3}  # torch's default, and that of Google's code
 PALACE = 698  # ImageNet's class of scikit-learn's photograph china.jpg
 
 
@@ -81,7 +83,7 @@ def unfolded(name: str, state: dict[str, torch.Tensor], x: torch.Tensor) -> torc
             total = [max((-(-n // stride) - 1) * stride + side - n, 0) for n in (x.shape[3], x.shape[2])]
             around = [half for n in total for half in (n // 2, n - n // 2)]
         x = functional.conv2d(functional.pad(x, around), kernel, stride=stride, groups=groups)
-        x = functional.batch_norm(x, mean, variance, scale, shift, eps=published.epsilon)
+        x = functional.batch_norm(x, mean, variance, scale, shift, eps=EPSILON[name])
         return x.clamp(0, 6) if relu else x
 
     x = layer(x.double(), 2)
@@ -152,6 +154,25 @@ def test_a_record_s_vector_has_the_same_bits_in_batches_of_any_others(name):
     assert np.array_equal(rows_of(backbone, mixed)[1::3], rows[1::3])
     assert np.array_equal(rows_of(backbone, images[7:]), rows[7:])
     assert np.array_equal(rows_of(backbone, images[30:31]), rows[30:31])
+
+
+@pytest.mark.parametrize(
+    ("name", "filter_", "mean", "std"),
+    [
+        ("mobilenet-v2", Image.Resampling.BILINEAR, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+        ("efficientnet-lite0", Image.Resampling.BICUBIC, (127.0,) * 3, (128.0,) * 3),
+    ],
+)
+def test_photographs_are_prepared_as_published(name, filter_, mean, std):
+    """The central 224 pixels after the shorter side became 256, and the numbers of torchvision's and Google's code."""
+    published_file(name)
+    for picture, x in zip(photographs(), prepared(name)[1], strict=True):
+        whole = Image.fromarray(picture.permute(1, 2, 0).numpy())
+        small = np.array(whole.resize((256 * whole.width // whole.height, 256), filter_)).astype(np.float32)
+        left = (small.shape[1] - 224) // 2
+        expected = (small[16:240, left : left + 224] - mean) / np.array(std)
+        difference = np.abs(x.permute(1, 2, 0).numpy() - expected)
+        assert difference.max() < 2.1 / 57 and difference.mean() < 0.1 / 57  # a level of 255 here and there
 
 
 def test_small_images_are_used_as_they_are_and_large_ones_as_the_papers_do():
