@@ -15,8 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 from fedstill.base import weights
+from fedstill.base.records import AS_THEY_ARE
 from fedstill.data.features import rows_of
+from fedstill.experiment.trained import Trained
 from fedstill.models import backbones, mobile
+from fedstill.report import publish
 
 NAMES = sorted(mobile.PUBLISHED)
 EPSILON = {"mobilenet-v2": 1e-5, "efficientnet-lite0": 1e-3}  # torch's default, and that of Google's code
@@ -185,6 +188,20 @@ def test_small_images_are_used_as_they_are_and_large_ones_as_the_papers_do():
             assert torch.allclose(x[0, 2], (image[0] / 255 - 0.5) / 0.25)
     whole = backbones.Preprocessing(shortest=256, crop=(224, 224), mean=(0.5,) * 3, std=(0.25,) * 3)
     assert torch.equal(grey(image), whole(image))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_begins_with_the_network(name, tmp_path):
+    published_file(name)
+    pytest.importorskip("onnxruntime")
+    backbone = backbones.load(name, (3, 65, 96))
+    labels = ("a", "b", "c")
+    model = Trained(nn.Linear(mobile.WIDTH, 3), (mobile.WIDTH,), labels, AS_THEY_ARE, (name, backbone.digest))
+    publish.write(model, (3, 65, 96), tmp_path / "model.pt2", tmp_path / "model.onnx")  # compares their outputs
+    images = torch.randint(256, (5, 3, 65, 96), generator=torch.Generator().manual_seed(0))
+    found = torch.export.load(tmp_path / "model.pt2").module()(images / 255)
+    torch.testing.assert_close(found, model(images.byte()), rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_files_absent_packages_and_small_images_are_one_sentence(tmp_path, monkeypatch):

@@ -29,8 +29,8 @@ from fedstill.base import errors, weights
 WIDTH = 1280
 """Number of features."""
 BATCH = 16
-"""Number of images of a batch that a CPU computes fastest, at 128 pixels a side: the layers' outputs stay below the 32
-MiB from which C's memory is given back to the system each time, and MKL's kernels for small batches are slow."""
+"""Number of images of a batch that a CPU computes fastest at 128 and 224 pixels a side (``benchmarks/backbones.py``):
+fewer get slower kernels, and the layers' outputs of more leave the cache."""
 _STEM = 32
 _TRACKED = ".num_batches_tracked"
 
@@ -187,7 +187,6 @@ class Mobile(nn.Module):
                 channels = filters
         layers.append(_Layer(channels, WIDTH, 1))
         self.body = nn.Sequential(*layers)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
         self.eval().requires_grad_(False)
 
     @override
