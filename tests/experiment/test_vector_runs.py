@@ -13,6 +13,7 @@ from method_settings import SMALL
 
 from fedstill import DataSet, Experiment, Job, load_model, methods, run
 from fedstill.base.records import Records
+from fedstill.cli import parser
 from fedstill.data import from_torch
 from fedstill.experiment.task import share_out
 from fedstill.protocol import returns_run_model
@@ -105,6 +106,15 @@ def test_features_that_do_not_fit_are_refused_before_they_are_computed(method, m
     with pytest.raises(ValueError, match=sentence):
         run(Job(task, methods.find(method)(), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_model_on_features_is_linear_unless_another_is_named():
+    assert Experiment(features="scattering").model == "linear"
+    assert Experiment(features="scattering", model="mlp").model == "mlp"
+    assert Experiment(features=None).model == Experiment().model == "convnet"
+    typed = parser.changed(Experiment(data="digits"), {"features": "scattering"})
+    assert (typed.model, typed.data) == ("linear", "digits")
+    assert parser.changed(typed, {"model": "mlp"}).model == "mlp"
 
 
 def test_image_augmentations_are_refused_for_vectors(table, tmp_path):

@@ -249,7 +249,8 @@ def test_own_functions_and_scattering_are_backbones_too(tmp_path, monkeypatch):
     for name, message in (
         ("own_backbone:number", "is a int; the function must return a torch.nn.Module"),
         ("own_backbone:none", "can't be made"),
-        ("resnet18", "there is no backbone 'resnet18'; name a model of transformers as hf:owner/name"),
+        ("resnet18", "there is no backbone 'resnet18'; name mobilenet-v2, efficientnet-lite0, a model of another"),
+        ("mobilenetv2", r"there is no backbone 'mobilenetv2'; did you mean mobilenet-v2\?"),
     ):
         with pytest.raises(ValueError, match=message):
             backbones.load(name, (3, 8, 8))

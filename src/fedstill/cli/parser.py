@@ -327,9 +327,10 @@ def has(settings: object, name: str) -> bool:
 
 
 def _merged(base: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {name: getattr(base, name) for name in type(base).model_fields}
+    """The settings that ``base`` was given, and ``values``; the default of another may depend on them."""
+    merged = {name: getattr(base, name) for name in base.model_fields_set}
     for name, value in values.items():
-        inner = merged[name]
+        inner = getattr(base, name)
         if isinstance(inner, Settings) and isinstance(value, Mapping):
             merged[name] = _merged(inner, value)
         else:

@@ -26,7 +26,7 @@ from fedstill.data import cache, public, sources
 from fedstill.data.names import KNOWN
 from fedstill.data.places import AS_IT_IS, Reading
 from fedstill.models import backbones, build, features
-from fedstill.models.backbones import Backbone, Preprocessing, digest
+from fedstill.models.backbones import LIBRARIES, Backbone, Preprocessing, digest
 from fedstill.models.patches import Patches
 from fedstill.privacy import rowwise
 
@@ -273,8 +273,9 @@ def _by_row(backbone: Backbone, x: Tensor) -> Float[Tensor, "n d"]:
         other = rowwise.randomised(net)
         return lambda inputs: [rows(other, backbone.random_input(inputs))]
 
-    among = tuple(size for size in (_LARGE if x.is_cuda else rowwise.SIZES) if size * like.numel() <= _PIXELS) or (1,)
-    if backbone.name.startswith("hf:") or rowwise.is_known(net):
+    possible = _LARGE if x.is_cuda else tuple(size for size in rowwise.SIZES if size <= backbone.batch)
+    among = tuple(size for size in possible if size * like.numel() <= _PIXELS) or (1,)
+    if backbone.name.startswith(LIBRARIES) or rowwise.is_known(net):
         among = rowwise.sizes((rowwise.form(net), rows.__qualname__, "backbone"), make, like, among)
     else:  # code of the user's own may mix the records of a batch
         among = (1,)

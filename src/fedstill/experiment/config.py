@@ -166,15 +166,17 @@ class Experiment(Settings):
     """Names of all classes in order, of data whose classes are names or folders, so that the list is not read off
     private labels."""
     features: str | None = None
-    """Backbone that turns images or texts into vectors at each client: hf:owner/name or hf:./folder (transformers),
-    scattering, patches:public=SPEC (learnt from public images), or your own as package.module:function."""
+    """Backbone that turns images or texts into vectors at each client: mobilenet-v2, efficientnet-lite0 (--size 128 for
+    small images), hf:owner/name or hf:./folder (transformers), timm:NAME, torchvision:NAME, scattering,
+    patches:public=SPEC (learnt from public images), or your own as package.module:function."""
     partition: str = "iid"
     """Partition among the clients: iid, quantity:A, dirichlet:A, dirichlet-capped:A, balanced-dirichlet:A, classes:C,
     shards:S or by:COLUMN."""
     clients: PositiveInt = 10
     """Number of clients."""
     model: str = "convnet"
-    """Model with its options, as convnet:width=32, or your own as package.module:function."""
+    """Model with its options, as convnet:width=32, or your own as package.module:function; linear with --features, if
+    none is named."""
     models: tuple[str, ...] = ()
     """Models of the clients, in turn, for methods that support different ones; --model is then the server's."""
     seed: NonNegativeInt = 0
@@ -227,6 +229,13 @@ class Experiment(Settings):
     """Whether to keep the replies of earlier rounds; those of the last round are always kept."""
     max_message_mb: PositiveInt = 512
     """Maximum size of a message, in 10^6 bytes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _linear_on_features(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("features") is not None:
+            return {"model": "linear", **given}
+        return given
 
     @model_validator(mode="after")
     def _in_reach_of_noise(self) -> Self:

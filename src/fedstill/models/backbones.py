@@ -1,4 +1,4 @@
-"""Public backbones by name: pretrained ones of ``transformers``, scattering, and your own."""
+"""Public backbones by name: pretrained ones in wheels and of other libraries, scattering, and your own."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +14,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
+from typing_extensions import override
 
 from fedstill.base import errors, lookup, seeds
-from fedstill.base.weights import state
+from fedstill.base.weights import read, state
+from fedstill.models import mobile
 from fedstill.models.build import build
 from fedstill.models.heads import features
 
@@ -23,6 +26,9 @@ _FORMAT = 1
 """Version of the vectors: increased if the same weights give others than before."""
 _BLOCK = 32
 """Texts are padded to multiples of this number of tokens."""
+
+LIBRARIES = ("hf:", "timm:", "torchvision:")
+"""Beginnings of the names of backbones of other libraries, whose networks treat each record by itself."""
 
 Rows = Callable[[nn.Module, Tensor], Float[Tensor, "n d"]]
 
@@ -39,6 +45,7 @@ class Backbone:
         image_input: an image, uint8 ``(c, h, w)``, as float input ``(1, ...)``; None if the backbone takes texts.
         token_ids: numbers of a text's tokens and of the token that pads; None if the backbone takes images.
         vocabulary: number of tokens, for a backbone of texts.
+        batch: largest number of images in a batch on a CPU.
     """
 
     name: str
@@ -48,6 +55,7 @@ class Backbone:
     image_input: Callable[[UInt8[Tensor, "c h w"]], Float[Tensor, "1 c h w"]] | None = None
     token_ids: Callable[[str], tuple[list[int], int]] | None = None
     vocabulary: int = 0
+    batch: int = 64
 
     @property
     def takes(self) -> str:
@@ -178,6 +186,26 @@ class Preprocessing:
         return (self.shortest, other) if height <= width else (other, self.shortest)
 
 
+@dataclass(frozen=True)
+class UpTo(Preprocessing):
+    """The same for images that are larger than the crop; smaller ones are used as they are, not enlarged."""
+
+    @override
+    def resized(self, height: int, width: int) -> tuple[int, ...]:
+        """Height and width of an image after resizing, before the crop."""
+        return (height, width) if self._is_small(height, width) else super().resized(height, width)
+
+    @override
+    def batch(self, x: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        """The inputs of images of one size."""
+        if self._is_small(*x.shape[2:]):
+            return Preprocessing(mean=self.mean, std=self.std).batch(x)
+        return super().batch(x)
+
+    def _is_small(self, height: int, width: int) -> bool:
+        return min(height, width) <= min(self.crop)
+
+
 def _pair(size: Any) -> tuple[int, int]:
     if isinstance(size, Mapping):
         return int(size["height"]), int(size["width"])
@@ -208,7 +236,7 @@ def from_transformers(name: str, *, download: bool) -> Backbone:
         import transformers
     except ImportError as error:
         raise ValueError(f"--features {name} needs the package transformers: {errors.install('hf')}") from error
-    folder = _folder(name.removeprefix("hf:"), download)
+    folder = _folder(name, name.removeprefix("hf:"), download)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with _quiet(transformers.utils.logging):
@@ -254,7 +282,7 @@ def _quiet(logging: Any) -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _folder(model: str, download: bool) -> Path:
+def _folder(name: str, model: str, download: bool) -> Path:
     if model.startswith((".", "~", "/")):
         if not (folder := Path(model).expanduser()).is_dir():
             raise ValueError(f"there is no folder {model!r} with a backbone; check the path")
@@ -274,7 +302,7 @@ def _folder(model: str, download: bool) -> Path:
             return Path(snapshot_download(model, allow_patterns=_PATTERNS))
         except Exception as error:
             raise ValueError(
-                f"the backbone 'hf:{model}' is not on this machine; where there is a network, run 'hf download {model} "
+                f"the backbone {name!r} is not on this machine; where there is a network, run 'hf download {model} "
                 f"--local-dir {model}' and put the folder at $FEDSTILL_BACKBONES/{model}"
                 + ("" if root else " (set FEDSTILL_BACKBONES to a folder of backbones)")
             ) from error
@@ -325,6 +353,142 @@ def _mean_token(net: nn.Module, ids: Tensor) -> Tensor:
     return rows
 
 
+def from_timm(name: str, *, download: bool) -> Backbone:
+    """The backbone ``timm:NAME``, prepared as the package's evaluation does."""
+    timm = _package("timm", name)
+    model = name.removeprefix("timm:")
+    facts = timm.get_pretrained_cfg(model)
+    if facts is None or not facts.hf_hub_id:
+        near = lookup.suggestion(model, timm.list_models(pretrained=True), "timm:")
+        raise ValueError(f"timm has no pretrained model {model!r}{near or '; choose one of timm.list_models()'}")
+    if facts.crop_mode != "center" or facts.interpolation not in _NAMES:
+        raise ValueError(
+            f"{name!r} resizes by {facts.interpolation} with the crop {facts.crop_mode!r}; only a crop at the center, "
+            f"resized by {' or '.join(_NAMES)}, is supported"
+        )
+    file = _folder(name, facts.hf_hub_id, download) / "model.safetensors"
+    _, height, width = facts.input_size
+    prepare = Preprocessing(
+        shortest=int(min(height, width) / facts.crop_pct),
+        crop=(height, width),
+        resample=_NAMES[facts.interpolation],
+        mean=tuple(facts.mean),
+        std=tuple(facts.std),
+    )
+    with _loading(name, file), seeds.isolated(0):
+        net = timm.create_model(model, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
+        net.reset_classifier(0)
+    return _published(name, net, prepare, _call)
+
+
+def from_torchvision(name: str, *, download: bool) -> Backbone:
+    """The backbone ``torchvision:NAME`` or ``torchvision:NAME.WEIGHTS``: the input of its last linear layer."""
+    models = _package("torchvision", name).models
+    model, _, which = name.removeprefix("torchvision:").partition(".")
+    known = models.list_models(module=models)
+    if model not in known:
+        near = lookup.suggestion(model, known, "torchvision:")
+        near = near or f"; choose one of {', '.join(known)}"
+        raise ValueError(f"torchvision has no classifier {model!r}{near}")
+    all_weights = models.get_model_weights(model)
+    if which and which not in all_weights.__members__:
+        raise ValueError(f"{model!r} has no weights {which!r}; choose one of {', '.join(all_weights.__members__)}")
+    chosen = all_weights[which] if which else all_weights.DEFAULT
+    file, steps = _checkpoint(name, chosen.url, download), chosen.transforms()
+    prepare = Preprocessing(
+        shortest=steps.resize_size[0],
+        crop=(steps.crop_size[0],) * 2,
+        resample=_NAMES[steps.interpolation.value],
+        mean=tuple(steps.mean),
+        std=tuple(steps.std),
+    )
+    with _loading(name, file), seeds.isolated(0):
+        net = models.get_model(model, weights=None)
+        net.load_state_dict(read(file))
+    return _published(name, net, prepare, features)
+
+
+_NAMES = {"nearest": 0, "bilinear": 2, "bicubic": 3}
+"""torch's name of a resampling filter -> Pillow's number."""
+
+
+def _package(package: str, name: str) -> Any:
+    try:
+        return import_module(package)
+    except Exception as error:  # torchvision for another torch raises a RuntimeError, say
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        why = "which is not installed" if missing else f"which can't be imported ({errors.first_line(error)})"
+        raise ValueError(
+            f"--features {name} needs the package {package}, {why}; install the version for torch {torch.__version__}: "
+            f"pip install {package}"
+        ) from error
+
+
+@contextmanager
+def _loading(name: str, file: Path) -> Iterator[None]:
+    """Turn whatever damaged or foreign weights raise inside the block into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"the backbone {name!r} can't be loaded from {str(file)!r} ({errors.first_line(error)}); remove the file, "
+            "and fetch it again"
+        ) from error
+
+
+def _checkpoint(name: str, url: str, download: bool) -> Path:
+    """The file of weights of torchvision, whose name ends with the beginning of its SHA-256."""
+    file = url.rpartition("/")[2]
+    root, cache = os.environ.get("FEDSTILL_BACKBONES"), Path(torch.hub.get_dir()) / "checkpoints"
+    places = [*([Path(root).expanduser() / file] if root else []), cache / file]
+    place = next((place for place in places if place.is_file()), None)
+    begin = file.rpartition("-")[2].partition(".")[0]
+    try:
+        if place is None:
+            if not download:
+                raise FileNotFoundError(file)
+            cache.mkdir(parents=True, exist_ok=True)
+            place = cache / file
+            torch.hub.download_url_to_file(url, str(place), begin, progress=False)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"the backbone {name!r} is not on this machine; where there is a network, download {url} and put the file "
+            f"into {places[0].parent}"
+        ) from error
+    if not (found := hashlib.sha256(place.read_bytes()).hexdigest()).startswith(begin):
+        raise ValueError(
+            f"the weights {str(place)!r} of the backbone {name!r} have the SHA-256 {found[:16]}..., not {begin}...; "
+            "remove the file, and fetch it again"
+        )
+    return place
+
+
+def _published(name: str, net: nn.Module, prepare: Preprocessing, rows: Rows) -> Backbone:
+    """A backbone whose digest covers the weights without the classifier's name, and the preparation."""
+    net = net.eval().requires_grad_(False)
+    return Backbone(name, digest(state(net), {"name": name, "images": vars(prepare)}), net, rows, prepare)
+
+
+_LEAST, _SIDE = 64, 224
+"""Smallest side of an image that a mobile network takes, and that of the published networks' images."""
+
+
+def from_wheel(name: str, shape: tuple[int, ...]) -> Backbone:
+    """A network of `fedstill.models.mobile`; images up to 224 pixels a side are used as they are.
+
+    Larger ones are prepared as the papers do: the shorter side becomes 256 pixels, of which the central 224 are used.
+    """
+    if min(shape[1:]) < _LEAST:
+        raise ValueError(
+            f"the backbone {name!r} takes images of {_LEAST} pixels a side or more, and these are "
+            f"{shape[1]} x {shape[2]}; enlarge them, as with --size 128"
+        )
+    net, facts = mobile.load(name), mobile.PUBLISHED[name]
+    prepare = UpTo(shortest=_SIDE + 32, crop=(_SIDE, _SIDE), resample=facts.resample, mean=facts.mean, std=facts.std)
+    found = digest({}, {"weights": facts.sha256, "images": vars(prepare)})
+    return Backbone(name, found, net, _call, prepare, batch=mobile.BATCH)
+
+
 _SCATTERING = "scattering"
 
 
@@ -332,9 +496,11 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True) -> Backbon
     """The backbone ``name``.
 
     Args:
-        name: ``hf:owner/name`` or ``hf:./folder`` for a model of ``transformers``, ``scattering`` with its options, or
-            ``package.module:function`` for your own, a function without arguments that returns a module, which maps
-            pixels in [0, 1] ``(n, c, h, w)`` to ``(n, d)``.
+        name: ``mobilenet-v2`` or ``efficientnet-lite0`` (``fedstill[backbones]``), ``hf:owner/name`` or
+            ``hf:./folder`` for a model of ``transformers``, ``timm:NAME``, ``torchvision:NAME`` or
+            ``torchvision:NAME.WEIGHTS``, ``scattering`` with its options, or ``package.module:function`` for your own,
+            a function without arguments that returns a module, which maps pixels in [0, 1] ``(n, c, h, w)`` to
+            ``(n, d)``.
         shape: channels, height and width of an image; empty for texts.
         download: whether a model that is not on this machine may be downloaded.
 
@@ -344,18 +510,25 @@ def load(name: str, shape: tuple[int, ...], *, download: bool = True) -> Backbon
     if name.startswith("hf:"):
         return from_transformers(name, download=download)
     kind, _, rest = name.partition(":")
+    of_images = name in mobile.PUBLISHED or kind in ("timm", "torchvision", _SCATTERING)
+    if of_images and len(shape) != 3:
+        raise ValueError(no_images(name, shape))
+    if name in mobile.PUBLISHED:
+        return from_wheel(name, shape)
+    if kind in ("timm", "torchvision"):
+        return (from_timm if kind == "timm" else from_torchvision)(name, download=download)
     if kind == _SCATTERING:
-        if len(shape) != 3:
-            raise ValueError(no_images(name, shape))
         with seeds.isolated(0):
             net = build(name, shape, 2).eval()
         facts = {"spec": name, "shape": shape}
         return Backbone(name, digest({}, facts), net, features, Preprocessing(mean=(0.5,), std=(0.25,)))
     if not rest.isidentifier():
-        raise ValueError(
-            f"there is no backbone {name!r}; name a model of transformers as hf:owner/name or hf:./folder, "
-            f"{_SCATTERING}, patches, or your own function as package.module:function"
+        near = lookup.suggestion(name, [*mobile.PUBLISHED, _SCATTERING, "patches"])
+        known = (
+            f"; name {', '.join(mobile.PUBLISHED)}, a model of another library as hf:owner/name, hf:./folder, "
+            f"timm:NAME or torchvision:NAME, {_SCATTERING}, patches, or your own function as package.module:function"
         )
+        raise ValueError(f"there is no backbone {name!r}{near or known}")
     return _own(name)
 
 
