@@ -16,8 +16,9 @@ from fedstill import read_run
 from fedstill.cli import main
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.report import export
-from fedstill.runs.folder import RunFolder, Summary
+from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import Refusal
+from fedstill.runs.pieces import Summary
 from fedstill.sites.server import submit
 
 QUICK = ["--data", "digits", "--model", "convnet:width=8,depth=2", "--workers", "0", "--limit", "300"]

@@ -37,6 +37,7 @@ HOOKS = {
     "personal",
     "needs_public",
     "images_only",
+    "numeric",
     "protects",
     "claims",
     "mixed",

@@ -1,8 +1,10 @@
-"""Evaluation of models on labelled records: outputs, predictions, accuracies, confusion tables."""
+"""Evaluation of models on labelled records: outputs, predictions, accuracies, confusion tables, errors of numbers."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -112,6 +114,123 @@ class LastConfusion:
         if self._last is None or self._last[0]() is not model or self._last[1] != digest:
             self._last = weakref.ref(model), digest, confusion(model, self._records)
         return self._last[2].clone()
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+RESAMPLES = 1000
+"""Resamples of records, or of persons, for an interval."""
+Measures = dict[str, float | None]
+"""Measures by name; None where the records do not define one."""
+Bounds = dict[str, tuple[float, float] | None]
+
+
+def bootstrap(
+    measure: Callable[[NDArray[np.int64]], Measures],
+    number: int,
+    persons: NDArray[Any] | None,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Bounds:
+    """95 % intervals by the percentile bootstrap (Efron 1979), of records, or of whole persons.
+
+    The records are taken as drawn from the population that is meant; the model is not trained anew.
+
+    Args:
+        measure: the measures of the records at given places, of which some may come several times.
+        number: number of records.
+        persons: the person of each record, ``(number,)``, whose records are resampled together; None if each is its
+            own.
+        seed: of the resamples.
+        resamples: their number.
+    """
+    draw = _drawing(number, persons, np.random.default_rng(seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [measure(draw()) for _ in range(resamples)]
+    bounds: Bounds = {}
+    for name, value in measure(np.arange(number)).items():
+        values = np.array([one[name] for one in found if one[name] is not None], dtype=float)
+        enough = value is not None and len(values) >= 0.9 * resamples
+        low, high = np.quantile(values, [0.025, 0.975]) if enough else (0.0, 0.0)
+        bounds[name] = (float(low), float(high)) if enough else None
+    return bounds
+
+
+def _drawing(number: int, persons: NDArray[Any] | None, rng: np.random.Generator) -> Callable[[], NDArray[np.int64]]:
+    if persons is None:
+        return lambda: rng.integers(0, number, number)
+    _, codes = np.unique(persons, return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    whole = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+    return lambda: np.concatenate([whole[i] for i in rng.integers(0, len(whole), len(whole))])
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """True numbers and a model's predictions, in the target's unit.
+
+    Attributes:
+        true: the number of each record, ``(n,)``.
+        predicted: the model's, ``(n,)``.
+        persons: the person of each record, ``(n,)``, or None (`bootstrap`).
+    """
+
+    true: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    persons: NDArray[Any] | None = None
+
+    def measures(self) -> Measures:
+        """Root mean squared error, mean absolute error, and the share of the variance that is explained (R squared).
+
+        R squared is relative to the mean of these records: 0 for a model that always says it, None where all are equal.
+        """
+        return self._of(np.arange(len(self.true)))
+
+    def intervals(self, seed: int = 0, resamples: int = RESAMPLES) -> Bounds:
+        """95 % intervals of the measures (`bootstrap`)."""
+        return bootstrap(self._of, len(self.true), self.persons, seed=seed, resamples=resamples)
+
+    def take(self, rows: NDArray[Any]) -> "Numbers":
+        """Those of some records."""
+        return Numbers(self.true[rows], self.predicted[rows], None if self.persons is None else self.persons[rows])
+
+    def described(self) -> dict[str, Any]:
+        """Number of records, and each measure with its interval, as JSON: ``{"rmse": [value, low, high]}``."""
+        values, bounds = self.measures(), self.intervals()
+        each = {name: [value, *(bounds[name] or (None, None))] for name, value in values.items()}
+        return {"records": len(self.true), **each}
+
+    def _of(self, rows: NDArray[np.int64]) -> Measures:
+        true, wrong = self.true[rows], self.predicted[rows] - self.true[rows]
+        squares, spread = float((wrong**2).sum()), float(((true - true.mean()) ** 2).sum())
+        return {
+            "rmse": float(np.sqrt(squares / len(true))),
+            "mae": float(np.abs(wrong).mean()),
+            "r2": 1 - squares / spread if spread > 0 else None,
+        }
+
+
+def in_unit(scaled: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
+    """Numbers in the target's unit from numbers that its range has scaled to [-1, 1]."""
+    low, high = bounds
+    return low + (scaled + 1) * ((high - low) / 2)
+
+
+def numbers(
+    model: nn.Module, records: Records, bounds: tuple[float, float], persons: NDArray[Any] | None = None
+) -> Numbers:
+    """The numbers of ``records`` and what the model says, in the unit of the range ``bounds``.
+
+    Raises:
+        ValueError: there are no records.
+    """
+    if len(records) == 0:
+        raise ValueError("there are 0 records to evaluate on; an error needs at least 1")
+    assert records.targets is not None, "records of classes have no numbers"
+    said = torch.cat(outputs(model, records, of=lambda x: model(x)[:, 0])).double().cpu().numpy()
+    return Numbers(in_unit(records.targets.cpu().numpy(), bounds), in_unit(said, bounds), persons)
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from fedstill.base.settings import Settings, sentence
 from fedstill.data import own
 from fedstill.data.names import KNOWN
 from fedstill.data.places import Reading
-from fedstill.data.sources import DataSet, Raw, load_raw, place_of
+from fedstill.data.sources import DataSet, Raw, load, load_raw, place_of
 from fedstill.engines.transport import Watcher
+from fedstill.evaluation import Numbers, in_unit
 from fedstill.experiment import sweep as sweeps
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.progress import watch
@@ -101,22 +102,60 @@ class Evaluation:
         Raises:
             InputError: there is such a file.
         """
-        from pandas import DataFrame
-
-        if path.exists():
-            raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
         names, scores = self.class_names, self.scores
         columns: dict[str, Any] = {"record": range(len(scores.true)), "true": [names[c] for c in scores.true]}
         columns |= {"predicted": [names[c] for c in scores.predicted]}
         columns |= {f"probability of {name}": scores.probabilities[:, c] for c, name in enumerate(names)}
-        if scores.persons is not None:
-            columns["person"] = scores.persons
-        DataFrame(columns).to_csv(path, index=False)
+        _save(columns, scores.persons, path)
 
     @property
     def remarks(self) -> list[str]:
         """What the accuracy does not say: classes that are never predicted, one class that explains it, few records."""
         return caveats.of_model(self.confusion, lambda label: self.class_names[label])
+
+
+@dataclass(frozen=True, eq=False)
+class NumberEvaluation:
+    """A model's predictions of a number on labelled records.
+
+    Attributes:
+        target: name of the number.
+        numbers: true and predicted numbers, and the persons, for `fedstill.evaluation`.
+    """
+
+    target: str
+    numbers: Numbers
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return len(self.numbers.true)
+
+    def measures(self) -> "DataFrame":
+        """``rmse``, ``mae`` and ``r2``, a row each as of `Evaluation.measures`."""
+        from pandas import DataFrame
+
+        found = {name: bounds for name, bounds in self.numbers.described().items() if name != "records"}
+        rows = [(name, *bounds) for name, bounds in found.items()]
+        return DataFrame(rows, columns=["measure", "value", "low", "high"])
+
+    def save(self, path: Path) -> None:
+        """Write a CSV file with a row for each record: its number, true and predicted value.
+
+        Raises:
+            InputError: there is such a file.
+        """
+        columns: dict[str, Any] = {"record": range(self.records), "true": self.numbers.true}
+        _save(columns | {"predicted": self.numbers.predicted}, self.numbers.persons, path)
+
+
+def _save(columns: dict[str, Any], persons: NDArray[Any] | None, path: Path) -> None:
+    """Write a CSV file with a row for each record, and its person if that is known."""
+    from pandas import DataFrame
+
+    if path.exists():
+        raise InputError(f"{str(path)!r} exists; name a new file for the predictions")
+    DataFrame(columns if persons is None else {**columns, "person": persons}).to_csv(path, index=False)
 
 
 @front_door
@@ -128,8 +167,10 @@ def evaluate(
     group: str | None = None,
     positive: str | None = None,
     threshold: float | None = None,
-) -> Evaluation:
-    """Count a model's predictions on labelled records, which it finds by the names of classes and columns.
+) -> Evaluation | NumberEvaluation:
+    """Judge a model's predictions on labelled records, which it finds by the names of classes and columns.
+
+    A model that predicts a number is judged by its errors (`NumberEvaluation`).
 
     Args:
         model: the model of `load_model`, or a finished run or its folder.
@@ -146,6 +187,12 @@ def evaluate(
     """
     folder = model.folder if isinstance(model, RunRecord) else model
     found = folder if isinstance(folder, Trained) else load_model(folder)
+    if found.target is not None:
+        if positive is not None or threshold is not None:
+            raise ValueError("positive and threshold are for two classes, but the model predicts a number; drop them")
+        if isinstance(folder, Trained):
+            raise ValueError("a number is judged by its run's schema; give the run or its folder in place of the model")
+        return _judge_numbers(found, data, Experiment(**read_run(folder).config["experiment"]), group)
     size = found.shape[-1] if len(found.shape) == 3 and found.features is None else None
     run = None if isinstance(folder, Trained) else Experiment(**read_run(folder).config["experiment"])
     records, labels, names, columns, persons = _judged(data, run, label_column, size, group)
@@ -347,6 +394,25 @@ def _judged(
         raise ValueError(f"the data have no column {group!r}; name the one with the person of each record")
     images = split.images.tolist() if split.texts else split.images
     return images, split.labels, split.class_names, split.features, persons
+
+
+def _judge_numbers(model: Trained, data: Any, run: Experiment, group: str | None) -> NumberEvaluation:
+    """The errors of a model on records that the run's schema reads."""
+    assert model.target is not None
+    reading = Reading(schema=run.table_schema, group=group)
+    if isinstance(data, str | Path) and _is_same(data, run.data):
+        data = load(place_of(data), run.reading)
+    if isinstance(data, DataSet):
+        images, targets, columns = data.test.images.numpy(), data.test.targets, data.test_columns
+        true = None if targets is None else targets.numpy()
+    else:
+        split = own.records_of(data, reading)
+        images, true, columns = split.images, split.targets, split.columns
+    if true is None or not len(true):
+        raise ValueError(f"the data have no numbers {model.class_names[0]!r}; give a table that the run's schema reads")
+    persons = columns.get(group or (run.table_schema.group if run.table_schema else None) or "")
+    said = np.asarray(model.predict(images), dtype=np.float64)
+    return NumberEvaluation(model.class_names[0], Numbers(in_unit(true, model.target), said, persons))
 
 
 def _is_same(one: str | Path, other: str) -> bool:

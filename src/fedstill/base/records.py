@@ -1,12 +1,12 @@
 """Labelled sets: records (8-bit images, or vectors) and examples (inputs of a network)."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Float64, Int64, Shaped, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -47,12 +47,15 @@ class Records:
         labels: classes, ``(n,)``, each in ``[0, num_classes)``.
         num_classes: number of the task's classes, whether they occur here or not.
         normalisation: normalisation of the task's images, or scale of the columns of its vectors.
+        targets: the number to predict of each record, ``(n,)``, scaled to [-1, 1] by its public range; None for
+            classes. The labels of such records are all 0, and there is one class.
     """
 
     images: UInt8[Tensor, "n c h w"] | Float32[Tensor, "n d"]
     labels: Int64[Tensor, " n"]
     num_classes: int
     normalisation: Normalisation
+    targets: Float64[Tensor, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,11 +71,12 @@ class Records:
         return self.images.ndim == 2
 
     def __getitem__(self, index: Tensor | slice) -> "Records":
-        return Records(self.images[index], self.labels[index], self.num_classes, self.normalisation)
+        return replace(self, images=self.images[index], labels=self.labels[index], targets=_at(self.targets, index))
 
     def to(self, device: torch.device | str) -> "Records":
         """The same records on another device."""
-        return Records(self.images.to(device), self.labels.to(device), self.num_classes, self.normalisation)
+        targets = None if self.targets is None else self.targets.to(device)
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device), targets=targets)
 
     def pixels(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "n ..."]:
         """Images as float32 in [0, 1]; vectors as they are."""
@@ -87,7 +91,7 @@ class Records:
     def normalised(self) -> "Records":
         """Vectors as networks see them, to be normalised no further."""
         assert self.are_vectors, "images have 8 bits"
-        return Records(self.inputs(), self.labels, self.num_classes, AS_THEY_ARE)
+        return replace(self, images=self.inputs(), normalisation=AS_THEY_ARE)
 
     def limits(self) -> tuple[Tensor, Tensor] | None:
         """The normalised values of black and of white, as `Normalisation.limits`; None for vectors."""
@@ -100,6 +104,16 @@ class Records:
     def class_counts(self) -> Int64[Tensor, " classes"]:
         """Number of records of each class, ``(num_classes,)``."""
         return torch.bincount(self.labels, minlength=self.num_classes)
+
+
+def _at(values: Tensor | None, index: Tensor | slice) -> Tensor | None:
+    return None if values is None else values[index]
+
+
+def answers(records: "Trainable") -> Tensor:
+    """What a model is to predict: the numbers of records whose target is one, and the labels of all others."""
+    targets: Tensor | None = getattr(records, "targets", None)
+    return records.labels if targets is None else targets
 
 
 def check(records: Records, what: str) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedstill.base.lookup import nfc
 from fedstill.data import pictures, vectors
 from fedstill.data.pictures import Fit
+from fedstill.data.table_schema import TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +36,7 @@ class Split:
         rounding: largest error of each column by the rounding to float32; None if there is none.
         origin: words on the files that it is from.
         remarks: sentences on what was left out, or looks wrong.
+        targets: numbers to predict, scaled to [-1, 1] by a schema, ``(n,)``; None for classes.
     """
 
     images: NDArray[Any]
@@ -46,6 +48,7 @@ class Split:
     rounding: NDArray[np.float64] | None = None
     origin: str = ""
     remarks: tuple[str, ...] = ()
+    targets: NDArray[np.float64] | None = None
 
     @property
     def texts(self) -> bool:
@@ -55,7 +58,8 @@ class Split:
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """The records at ``indices``."""
         columns = {name: column[indices] for name, column in self.columns.items()}
-        return replace(self, images=self.images[indices], labels=self.labels[indices], columns=columns)
+        targets = None if self.targets is None else self.targets[indices]
+        return replace(self, images=self.images[indices], labels=self.labels[indices], columns=columns, targets=targets)
 
     def numbered(self, class_names: tuple[str, ...]) -> "Split":
         """The same records with the classes numbered as in ``class_names``, which has all of theirs."""
@@ -85,6 +89,7 @@ def from_table(
     label: Sequence[str],
     folder: Path = Path(),
     fit: Fit | None = None,
+    schema: TableSchema | None = None,
 ) -> Split:
     """Decode an Arrow table in the layout of Hugging Face ``datasets``.
 
@@ -96,6 +101,7 @@ def from_table(
         label: possible names of the label column, best first.
         folder: base folder of relative image paths.
         fit: makes pictures of any size and depth alike; without it, images that are not are refused.
+        schema: the schema that has made the columns (`TableSchema.encode`).
 
     Raises:
         ValueError: a column is missing, there are no records, classes are neither integers nor names, or an image can't
@@ -109,12 +115,17 @@ def from_table(
     table, remarks = without_index(plain_types(table), (image_column, label_column))
     if table.num_rows == 0:
         raise ValueError(f"{where} has 0 records, it needs at least 1; check that its files were copied whole")
-    labels, class_names, is_text = _classes(table, label_column, where)
+    targets = table[label_column].to_numpy() if schema is not None and schema.range is not None else None
+    labels, class_names, is_text = (
+        _classes(table, label_column, where)
+        if targets is None
+        else (np.zeros(len(targets), np.int64), (label_column,), False)
+    )
     table_of = None
     if image_column is not None:
         cells = (cell for batch in table.select([image_column]).to_batches() for cell in batch.column(0).to_pylist())
         records: NDArray[Any] = _decode(cells, table.num_rows, where, folder, fit)
-    elif (table_of := vectors.of_table(table, label_column, where, labels)) is not None:
+    elif (table_of := vectors.of_table(table, label_column, where, labels, checked=schema is not None)) is not None:
         records, remarks = table_of.vectors, (*remarks, *table_of.remarks)
         _refuse_second_label(table_of.names, label_column, label, where)
     else:
@@ -127,7 +138,7 @@ def from_table(
         and not column.null_count
         and (pa.types.is_integer(column.type) or vectors.is_text(column.type))
     }
-    split = Split(records, labels, class_names, columns, is_text, remarks=remarks)
+    split = Split(records, labels, class_names, columns, is_text, remarks=remarks, targets=targets)
     return split if table_of is None else replace(split, features=table_of.names, rounding=table_of.rounding)
 
 

@@ -310,4 +310,5 @@ def _joined(splits: Sequence[Split], *, marked: bool = False) -> Split:
         first.features,
         np.max(errors, axis=0) if errors else None,
         remarks=tuple(dict.fromkeys(remark for part in ordered for remark in part.remarks)),
+        targets=None if first.targets is None else np.concatenate([part.targets for part in ordered]),
     )

@@ -208,7 +208,13 @@ def read_frame(table: "pa.Table", where: str, label: Stated) -> Split:
     plain, told = plain_types(table), tuple[str, ...]()
     if isinstance(label, TableSchema):
         plain, told = label.encode(plain, where)
-    found = from_table(plain, where, image=_IMAGE_COLUMNS, label=labels_of(None, label))
+    found = from_table(
+        plain,
+        where,
+        image=_IMAGE_COLUMNS,
+        label=labels_of(None, label),
+        schema=label if isinstance(label, TableSchema) else None,
+    )
     return replace(found, remarks=(*told, *found.remarks))
 
 
@@ -305,6 +311,7 @@ def _read_tables(
             label=labels_of(known, label),
             folder=folder,
             fit=fit,
+            schema=label if isinstance(label, TableSchema) else None,
         )
         return replace(found, origin=taken[split], remarks=(*told, *found.remarks))
 

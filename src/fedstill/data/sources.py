@@ -51,7 +51,8 @@ def complete(
     held_out = test is None
     if test is None:
         train, test = _hold_out(train, group)
-        what = f"a fifth, whole values of {group!r}" if group else "a fifth of each class"
+        what = "a fifth of each class" if train.targets is None else "a fifth"
+        what = f"a fifth, whole values of {group!r}" if group else what
         test = replace(test, origin=f"{what}, held out of {train.origin or 'the train records'}")
     class_names = train.class_names or (known.class_names if known else ())
     class_names = class_names or _numbers(train, name)
@@ -156,11 +157,10 @@ def divided(
 def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, copies: int) -> list[str]:
     """Sentences on what was left out of the records, and on what looks wrong."""
     found = [*dict.fromkeys((*train.remarks, *test.remarks))]
+    counts = "accuracy counts" if train.targets is None else "errors count"
     if copies:
         what = "in all values" if train.images.ndim == 2 else "to the pixel"
-        found.append(
-            f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: accuracy counts them too"
-        )
+        found.append(f"{copies:,} of {len(test.labels):,} test records equal a train record {what}: {counts} them too")
     for alike in twin_names(class_names):
         names = ", ".join(map(repr, alike))
         found.append(f"the classes {names} differ in capitals or blanks only; if they are one, rename them")
@@ -168,7 +168,7 @@ def _remarks(train: Split, test: Split, class_names: Sequence[str], group: str, 
         if column not in test.columns or not (column == group or _UNIT.fullmatch(column)):
             continue
         if both := len(np.intersect1d(values, test.columns[column])):
-            found.append(f"values of {column!r} with records in train and in test: {both:,}; accuracy counts them too")
+            found.append(f"values of {column!r} with records in train and in test: {both:,}; {counts} them too")
     return found
 
 
@@ -188,6 +188,8 @@ def _check(train: Split, test: Split, class_names: tuple[str, ...], name: str) -
                 f"record {wrong[0]} of the {what} split of {name!r} has the class {split.labels[wrong[0]]}, but "
                 f"classes are 0..{len(class_names) - 1}; correct it or drop the record"
             )
+    if train.targets is not None and np.ptp(train.targets) == 0:
+        raise ValueError(f"the target {class_names[0]!r} of {name!r} has one value in all train records; name another")
     for class_name in class_names:
         if not is_utf8(class_name):
             raise ValueError(f"the class {class_name!r} of {name!r} is not UTF-8; rename it")
@@ -257,6 +259,8 @@ def arrays_of(train: Split, test: Split) -> dict[str, np.ndarray]:
     for name, split in (("train", train), ("test", test)):
         arrays |= cache.packed(split.images.tolist(), name) if split.texts else {f"{name}-images": split.images}
         arrays[f"{name}-labels"] = split.labels
+        if split.targets is not None:
+            arrays[f"{name}-targets"] = split.targets
     return arrays
 
 
@@ -411,6 +415,7 @@ def data_set(entry: cache.CacheEntry, fingerprint: str, name: str, known: Known 
             torch.from_numpy(entry.arrays[f"{split}-labels"]),
             len(class_names),
             normalisation,
+            torch.from_numpy(entry.arrays[f"{split}-targets"]) if f"{split}-targets" in entry.arrays else None,
         )
         for split in ("train", "test")
     )

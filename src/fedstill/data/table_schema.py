@@ -5,7 +5,7 @@ categories, what stands for a gap, the target, and the columns of the site and o
 follow from it, the same at every site, so that nothing of them is measured from records.
 
     target = "died"
-    classes = ["no", "yes"]
+    classes = ["no", "yes"]     # or, of a target that is a number, range = [1, 75]
     group = "patient"
 
     [columns.age]
@@ -24,6 +24,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -45,6 +46,8 @@ _GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
 _TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 _SNIFFED = 64 * 1024
 """Characters of a CSV file by which its separator is found."""
+_MOST_CLASSES = 20
+"""Most numbers of a target that is drafted as classes."""
 _MOST_VALUES = 50
 """Most values of a column that is drafted as a category."""
 Scalar = float | str
@@ -101,9 +104,13 @@ class TableSchema(Settings):
     """The public description of a table: the same at the server and at every site."""
 
     target: str
-    """Column of the classes."""
-    classes: tuple[str, ...]
-    """All classes, in order."""
+    """Column of the classes, or of the number to predict."""
+    classes: tuple[str, ...] = ()
+    """All classes, in order; none if the target is a number."""
+    range: tuple[float, float] | None = None
+    """Least and largest value of a target that is a number, public: they bound what one record can do to a model."""
+    outside: Literal["refuse", "clip"] = "refuse"
+    """What becomes of a target outside of ``range``."""
     columns: dict[str, Column]
     """Columns that a model uses; others are left out."""
     group: str | None = None
@@ -115,12 +122,25 @@ class TableSchema(Settings):
     def _whole(self) -> Self:
         if not self.columns:
             raise ValueError("columns names no column, so that a record would be empty")
-        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
-            raise ValueError(f"classes is {list(self.classes)}; name each class once, and two at least")
+        if self.range is not None:
+            self._check_range(self.range)
+        elif len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise ValueError(
+                f"classes is {list(self.classes)}; name each class once, and two at least (a number as the target has "
+                "a range in their place, as range = [1, 75])"
+            )
         for name in (self.target, self.group, self.site):
             if name in self.columns:
                 raise ValueError(f"{name!r} is a column of the model, and the target, the group or the site; drop one")
         return self
+
+    def _check_range(self, bounds: tuple[float, float]) -> None:
+        if self.classes:
+            raise ValueError(
+                f"the target {self.target!r} has classes and a range; keep classes, or the range of a number"
+            )
+        if not -np.inf < bounds[0] < bounds[1] < np.inf:
+            raise ValueError(f"the range {list(bounds)} of the target is empty; give the least value, then the largest")
 
     @classmethod
     def read(cls, path: str | Path) -> "TableSchema":
@@ -136,7 +156,8 @@ class TableSchema(Settings):
     @property
     def digest(self) -> str:
         """SHA-256 of its content."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        later = {"range", "outside"} if self.range is None else set()
+        return hashlib.sha256(self.model_dump_json(exclude=later).encode()).hexdigest()
 
     @override
     def __str__(self) -> str:  # stands in the name of a cache entry
@@ -183,7 +204,12 @@ class TableSchema(Settings):
         for name, column in self.columns.items():
             parts = _encoded(frame[name], column, f"column {name!r} of {where}", remarks)
             found |= dict(zip(self._names(name), parts, strict=True))
-        found[self.target] = _target(frame[self.target], self.classes, f"column {self.target!r} of {where}")
+        target = f"column {self.target!r} of {where}"
+        if self.range is None:
+            found[self.target] = _target(frame[self.target], self.classes, target)
+        else:
+            numbers = Column(kind="number", range=self.range, outside=self.outside)
+            found[self.target] = _target_numbers(frame[self.target], numbers, target, remarks)
         for name in dict.fromkeys(filter(None, (self.group, self.site))):
             found[name] = _texts(frame[name]).fillna("").to_list()
         left = [name for name in table.column_names if name not in needed]
@@ -218,6 +244,15 @@ def _target(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> lis
         )
     found: list[str] = texts.to_list()
     return found
+
+
+def _target_numbers(values: "pd.Series[Any]", target: Column, where: str, remarks: list[str]) -> NDArray[np.float64]:
+    """The numbers to predict, scaled to [-1, 1] by their range."""
+    numbers = _numbers(values, where)
+    gaps = np.isnan(numbers)
+    if gaps.any():
+        raise ValueError(f"{where} has {int(gaps.sum())} gaps; drop the records without a target")
+    return _in_range(numbers, target, where, remarks)
 
 
 def _encoded(values: "pd.Series[Any]", column: Column, where: str, remarks: list[str]) -> Iterator[NDArray[np.float32]]:
@@ -260,10 +295,15 @@ def _encoded(values: "pd.Series[Any]", column: Column, where: str, remarks: list
 def _scaled(
     numbers: NDArray[np.float64], gaps: NDArray[np.bool_], column: Column, where: str, remarks: list[str]
 ) -> NDArray[np.float32]:
-    low, high = column.bounds
     if column.missing is not None:
         fill = _day(column.missing) if column.kind == "date" else float(column.missing)
         numbers = np.where(gaps, fill, numbers)
+    return _in_range(numbers, column, where, remarks).astype(np.float32)
+
+
+def _in_range(numbers: NDArray[np.float64], column: Column, where: str, remarks: list[str]) -> NDArray[np.float64]:
+    """Numbers scaled to [-1, 1] by the column's range."""
+    low, high = column.bounds
     beyond = (numbers < low) | (numbers > high)
     if beyond.any() and column.outside == "refuse":
         value = numbers[beyond][0]
@@ -278,7 +318,7 @@ def _scaled(
             f"{int(beyond.sum())} of {len(numbers)} values of {where} are clipped to {list(column.range or ())}"
         )
     scaled: NDArray[np.float64] = (np.clip(numbers, low, high) - low) * (2 / (high - low)) - 1
-    return scaled.astype(np.float32)
+    return scaled
 
 
 def _numbers(values: "pd.Series[Any]", where: str) -> NDArray[np.float64]:
@@ -401,7 +441,8 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
 
     Args:
         table: an example, with types or texts.
-        target: the column of the classes; None for one called as such, or the last with few values.
+        target: the column of the classes, or of the number to predict; None for one called as such, or the last with
+            few values.
         name: name of the example.
 
     Raises:
@@ -427,10 +468,21 @@ def draft(table: "pa.Table", target: str | None, name: str) -> str:
             columns[column] = found
         else:
             left[column] = found
-    classes = sorted(texts[target].dropna().unique().tolist())
-    lines = tomli_w.dumps({"target": target, "classes": classes, **roles, "columns": columns})
+    lines = tomli_w.dumps(
+        {"target": target, **_drafted_target(frame[target], texts[target]), **roles, "columns": columns}
+    )
     ignored = "".join(f"# left out: {column!r} ({why})\n" for column, why in left.items())
     return _HEADER.format(rows=len(frame), name=name) + ignored + lines
+
+
+def _drafted_target(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any]:
+    """The classes of a target, or the range of one that has more numbers than classes have."""
+    classes = sorted(texts.dropna().unique().tolist())
+    if len(classes) > _MOST_CLASSES:
+        with suppress(ValueError):
+            numbers = _numbers(values, "it")
+            return {"range": [_outer(np.nanmin(numbers), -1), _outer(np.nanmax(numbers), 1)]}
+    return {"classes": classes}
 
 
 def _drafted(values: "pd.Series[Any]", texts: "pd.Series[Any]") -> dict[str, Any] | str:

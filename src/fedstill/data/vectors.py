@@ -108,7 +108,9 @@ class Table(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def of_table(table: "pa.Table", label: str, where: str, labels: NDArray[np.int64]) -> Table | None:
+def of_table(
+    table: "pa.Table", label: str, where: str, labels: NDArray[np.int64], *, checked: bool = False
+) -> Table | None:
     """The vectors of an Arrow table; None if no column has numbers.
 
     A vector is the row's list in the only column of lists. Without one, it has the numbers and booleans of all columns
@@ -119,6 +121,7 @@ def of_table(table: "pa.Table", label: str, where: str, labels: NDArray[np.int64
         label: the column of the classes.
         where: name of the table for error messages.
         labels: the class of each row, for remarks on columns that tell it.
+        checked: whether texts are what they should be, as a schema's columns of sites and persons are.
 
     Raises:
         ValueError: there are several columns of lists, the lists differ in length, a value is missing, not finite or
@@ -150,7 +153,7 @@ def of_table(table: "pa.Table", label: str, where: str, labels: NDArray[np.int64
                 f"column {column.name!r} of {where} has type {column.type}, which no vector has; turn it into numbers "
                 "or drop the column"
             )
-    for name in texts:
+    for name in () if checked else texts:
         _refuse_numbers(table[name], name, where)
     values, classes = np.empty((table.num_rows, len(numeric)), np.float64), len(np.unique(labels))
     remarks = [f"not in the vectors, as they are texts: {_listed(texts)}"] if texts else []

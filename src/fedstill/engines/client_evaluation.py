@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedstill.evaluation import Cells, cells_of, confusion
+from fedstill.evaluation import Cells, Numbers, cells_of, confusion
 from fedstill.protocol import Client, Method, Reply, Shared, Step, client_steps
 from fedstill.schema import Below
 
@@ -42,10 +42,12 @@ class EvaluationResult:
     Attributes:
         confusion: counts of test records by true and predicted class, int64 ``(C, C)``; the sum over clients.
         cells: the confusion matrix of each client that has test records (`cells_of`); None if the server evaluated.
+        numbers: the true and predicted numbers of a task whose target is one; there is one class then.
     """
 
     confusion: Int64[Tensor, "classes classes"]
     cells: Mapping[int, Cells] | None = None
+    numbers: Numbers | None = None
 
     @classmethod
     def of_clients(cls, tables: Iterable[tuple[int, Int64[Tensor, "classes classes"]]], num_classes: int) -> Self:
@@ -74,12 +76,14 @@ class EvaluationResult:
         return None if self.cells is None else {client: _share(cells) for client, cells in self.cells.items()}
 
     @property
-    def accuracy(self) -> float:
-        """Accuracy in [0, 1] on the server's test records, or the mean of the clients' accuracies.
+    def accuracy(self) -> float | None:
+        """Accuracy in [0, 1] on the server's test records, or the mean of the clients' accuracies; None of numbers.
 
         Raises:
             ValueError: no client has test records.
         """
+        if self.numbers is not None:
+            return None
         if self.clients is None:
             return _share(cells_of(self.confusion))
         if not self.clients:

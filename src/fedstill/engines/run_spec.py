@@ -124,6 +124,8 @@ class RunSpec(Settings):
     """Names of the columns of a table's vectors, in order, by which a site orders its own."""
     table_schema: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the schema of a table: kinds, ranges and categories of its columns, the same at every site."""
+    target: tuple[float, float] | None = None
+    """Range of the target, if it is a number, whose name is the only class; outputs are scaled from it to [-1, 1]."""
     sums: MaskedSums | None = None
     """Helpers and sizes of masked sums; None where the server sees each upload."""
 
@@ -211,6 +213,8 @@ class RunSpec(Settings):
         names = {"model", "shape", "class_names", "mean", "std", "features", "backbone"}
         if self.columns:
             names.add("columns")
+        if self.target is not None:
+            names.add("target")
         return self.model_dump(mode="json", include=names, exclude_none=True)
 
     def architecture(self, client: int) -> str:
@@ -262,5 +266,5 @@ def _first(error: Exception) -> str:
     return schema.clean(f"'{schema.clean('.'.join(map(str, first['loc'])))}': {first['msg']}", 500)
 
 
-_LATER = ("features", "backbone", "public_sample", "columns", "table_schema", "sums")
+_LATER = ("features", "backbone", "public_sample", "columns", "table_schema", "target", "sums")
 """Facts that version 1 did not have; sites name the state of a run by a hash of its text."""

@@ -30,7 +30,7 @@ from fedstill.engines.masked_sums import MaskedReply, MaskedStep, Opening, maske
 from fedstill.engines.reply_checks import Checked, Replies, check, listed
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import Arrival, Transport, Watcher
-from fedstill.evaluation import LastConfusion, accuracies
+from fedstill.evaluation import LastConfusion, accuracies, numbers
 from fedstill.privacy import guarantee
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge, covers, total_epsilon
@@ -209,6 +209,8 @@ class ServerFederation(Federation):
         num_rounds: number of rounds in the method's loop; 1 for a method without one.
         done: number of these in which clients were asked, or the server worked; 1 for a method without a loop.
     """
+
+    _errors: Mapping[str, float | None] = {}  # of the last evaluation of a model that predicts a number
 
     def __init__(
         self,
@@ -533,6 +535,8 @@ class ServerFederation(Federation):
         spread = None if self._last_evaluation is None else self._last_evaluation[2].spread
         if "accuracy" in values and spread is not None:
             values["spread_over_clients"] = spread
+        values |= {name: value for name, value in self._errors.items() if value is not None}
+        self._errors = {}
         journal = self.journal
         totals = {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
         self._folder.append_metrics({"round": index, **values, **totals})
@@ -570,6 +574,10 @@ class ServerFederation(Federation):
         Where clients evaluate, a request since then forbids that: it may change their states, and with them their own
         models.
         """
+        if self.spec.target is not None:
+            found = numbers(model, self._test, self.spec.target)
+            self._errors = found.measures()
+            return EvaluationResult(torch.zeros(1, 1, dtype=torch.int64), numbers=found)
         if not self._local_test:
             return EvaluationResult(self._confusion(model).cpu())
         shared = shared_part(self.spec.method, model)

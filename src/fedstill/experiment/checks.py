@@ -5,6 +5,7 @@ from functools import cache
 
 from torch import nn
 
+from fedstill import methods
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.transport import num_slow
 from fedstill.experiment.config import Experiment
@@ -19,6 +20,19 @@ _log = logging.getLogger(__name__)
 _OTHER_METHODS = (
     "choose a method that makes none, as fedavg or afl, or one that distils vectors too, as fedgm, feddm or fedd3"
 )
+
+
+def check_classes(experiment: Experiment, what: str) -> None:
+    """Refuse a target that is a number for ``what``, which knows classes only.
+
+    Raises:
+        ValueError: the target is one.
+    """
+    if experiment.target_range is not None:
+        raise ValueError(
+            f"the target of {experiment.schema_file} is a number, which {what} does not take; give the schema classes "
+            "in place of a range (bins of the number, say)"
+        )
 
 
 def check_job(job: Job, *, late: bool = False) -> None:
@@ -41,6 +55,7 @@ def check_job(job: Job, *, late: bool = False) -> None:
         )
     if not late:
         _check_losses(experiment)
+    _check_number(job)
     _check_features(job)
     if kind.personal and not experiment.local_test:
         raise ValueError(
@@ -54,6 +69,30 @@ def check_job(job: Job, *, late: bool = False) -> None:
         raise ValueError(
             f"{job.name} or its model is defined where other processes cannot import it (a notebook's cell, say); move "
             "it to a file, or use one process: workers=0"
+        )
+
+
+def _check_number(job: Job) -> None:
+    """Refuse what is for classes where the target is a number."""
+    experiment, kind = job.experiment, type(job.method)
+    if experiment.target_range is None:
+        return
+    if not kind.numeric:
+        able = ", ".join(name for name in methods.TABLE if methods.find(name).numeric)
+        raise ValueError(
+            f"{job.name} is for classes, but the target of {experiment.schema_file} is a number; use one of {able}"
+        )
+    flags = {
+        "--local-test": experiment.local_test,
+        "--features": experiment.features,
+        "--num-classes": experiment.num_classes,
+        "--class-names": experiment.class_names,
+        f"--partition {experiment.partition}": not experiment.partition.startswith(("iid", "quantity", "by:")),
+    }
+    if wrong := next((flag for flag, given in flags.items() if given), None):
+        raise ValueError(
+            f"{wrong} is for classes, but the target of {experiment.schema_file} is a number; leave it out (a "
+            "partition is iid, quantity:A or by:COLUMN, and --validation sets records aside for tuning)"
         )
 
 

@@ -293,6 +293,12 @@ class Experiment(Settings):
         return None if self.schema_file is None else TableSchema.read(self.schema_file)
 
     @property
+    def target_range(self) -> tuple[float, float] | None:
+        """Range of the target, if the schema says that it is a number; None for classes."""
+        schema = self.table_schema
+        return None if schema is None else schema.range
+
+    @property
     def masked(self) -> SumOptions | None:
         """The options of masked sums, with the least number of clients; None for open ones.
 

@@ -247,6 +247,8 @@ def ending(summary: Mapping[str, Any], before: datetime | None) -> str:
             "to run it anew)"
         )
     accuracy = "" if summary["accuracy"] is None else f"accuracy {100 * summary['accuracy']:.1f} %, "
+    if errors := summary.get("errors"):
+        accuracy = f"{numbers({name: value for name, value in errors.items() if value is not None})}, "
     return f"{accuracy}{summary['seconds']:.0f} s"
 
 

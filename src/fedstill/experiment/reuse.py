@@ -21,13 +21,15 @@ from fedstill.base.settings import sentence
 from fedstill.data import public
 from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment import config
+from fedstill.experiment.checks import check_classes
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.task import Task
 from fedstill.protocol import Method
 from fedstill.runs import formats
-from fedstill.runs.folder import Config, RunFolder
+from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import WITHDRAWN, Journal, JournalFiles, Refusal
+from fedstill.runs.pieces import Config
 
 
 def read_job(run: Path, out: Path, command: str) -> Job:
@@ -66,6 +68,7 @@ def read_simulated(run: Path, command: str) -> Job:
     job = read_job(run, run, command)
     if RunFolder(run).asked_sites:
         raise ValueError(f"{run} asked real sites, whose records are not here; attack a simulated run")
+    check_classes(job.experiment, "an attack")
     return job
 
 

@@ -7,12 +7,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import nn
@@ -31,9 +32,9 @@ from fedstill.engines.masked_sums import MaskedSums, adders_of, simulated_helper
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Losing, Transport, Watcher, Watchers
-from fedstill.evaluation import confusion_by_value
+from fedstill.evaluation import MOST_VALUES, Numbers, confusion_by_value
 from fedstill.experiment import config, overlap
-from fedstill.experiment.checks import check_job, check_records, warn_of_depth
+from fedstill.experiment.checks import check_classes, check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job, is_importable
 from fedstill.experiment.progress import Lines, Quiet
@@ -41,8 +42,9 @@ from fedstill.experiment.reuse import check_facts, public_facts
 from fedstill.experiment.task import Task, client_data, share_out
 from fedstill.privacy import guarantee
 from fedstill.runs import environment, formats
-from fedstill.runs.folder import Config, RunFolder, Taken
+from fedstill.runs.folder import RunFolder, Taken
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
+from fedstill.runs.pieces import Config
 from fedstill.sums.helpers import Helper
 
 _SETTINGS = {"max_bytes": "max_bytes (--max-message-mb)"}
@@ -206,6 +208,8 @@ def run(
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
     if sites is not None and job.experiment.masked is not None:
         raise ValueError("--sums masked is for simulated clients; real sites have no helpers yet: use --sums open")
+    if sites is not None:
+        check_classes(job.experiment, "a run with real sites")
     if sites is not None and job.experiment.validation:
         raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
     with (
@@ -436,6 +440,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], helpers: Path | No
             backbone=task.backbone,
             columns=task.columns,
             table_schema=None if (by := experiment.table_schema) is None else by.digest,
+            target=None if by is None else by.range,
             sums=None if helpers is None else masked_sums(job, run, helpers),
         )
     except ValidationError as error:
@@ -454,8 +459,7 @@ def _finish(
     experiment, journal = job.experiment, federation.journal
     folder.write_model(state(model), federation.spec.task)
     evaluation = federation.last(model)
-    by_value = task.test_values and confusion_by_value(model, task.test, *task.test_values)
-    folder.write_evaluation(evaluation.confusion, by_value)
+    _write_evaluation(folder, evaluation, model, task)
     if not task.test.are_vectors:
         first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
         folder.write_images("real", task.test[torch.cat(first)])
@@ -471,6 +475,7 @@ def _finish(
         "seed": experiment.seed,
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,
+        "errors": evaluation.numbers and evaluation.numbers.measures(),
         "copied_test_records": task.copies,
         "known_data": task.known,
         "largest_group": task.largest_group(),
@@ -493,6 +498,24 @@ def _finish(
     folder.write_summary(summary)
     _forget_states(folder, journal)
     return summary
+
+
+def _write_evaluation(folder: RunFolder, evaluation: EvaluationResult, model: nn.Module, task: Task) -> None:
+    if evaluation.numbers is None:
+        by_value = task.test_values and confusion_by_value(model, task.test, *task.test_values)
+        folder.write_evaluation(evaluation.confusion, by_value)
+    else:
+        folder.write_numbers(numbers_of(replace(evaluation.numbers, persons=task.test_groups), task))
+
+
+def numbers_of(found: Numbers, task: Task) -> dict[str, Any]:
+    """The content of ``numbers.json``: measures with intervals, over all and for each value of by:COLUMN."""
+    content: dict[str, Any] = {"target": task.class_names[0], "all": found.described()}
+    column, values = task.test_values or ("", np.empty(0, str))
+    names = np.unique(values).tolist()
+    if 0 < len(names) <= MOST_VALUES:
+        content["by_value"] = {"column": column, "values": {n: found.take(values == n).described() for n in names}}
+    return content
 
 
 def _guarantee(

@@ -32,6 +32,7 @@ from fedstill.base.settings import Settings, sentence
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Watcher
 from fedstill.experiment import config, reuse
+from fedstill.experiment.checks import check_classes
 from fedstill.experiment.config import Experiment, read_mapping
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -244,6 +245,7 @@ def checked(where: str, content: dict[str, Any]) -> Sweep:
             raise ValueError("it needs 'methods', a mapping of methods with their settings")
         plan = SweepPlan(**{key: content.pop(key) for key in [*SweepPlan.model_fields] if key in content})
         experiment = Experiment(**{"validation": VALIDATION, **content})
+        check_classes(experiment, "a sweep, which tunes the accuracy,")
         _check(experiment, plan)
         return Sweep(experiment, plan, _entries(given, plan))
     except ValidationError as error:

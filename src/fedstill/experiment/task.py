@@ -57,7 +57,9 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
     else:
         normalisation = data.train.normalisation
     names, count, places = data.class_names, experiment.num_classes, None
-    if stated := experiment.class_names or (schema.classes if schema else ()):
+    if schema is not None and schema.range is not None:
+        measured -= {*sources.CLASSES}
+    elif stated := experiment.class_names or (schema.classes if schema else ()):
         names, places = _classes_of(experiment, stated, data)
         measured -= {*sources.CLASSES}
     elif count is not None and sources.CLASSES[0] in measured:
@@ -68,7 +70,12 @@ def with_stated(experiment: Experiment, data: sources.DataSet) -> sources.DataSe
         names = (*names, *map(str, range(len(names), count)))
         measured -= {"number of classes"}
     train, test = (
-        Records(r.images, r.labels if places is None else places[r.labels], len(names), normalisation)
+        replace(
+            r,
+            labels=r.labels if places is None else places[r.labels],
+            num_classes=len(names),
+            normalisation=normalisation,
+        )
         for r in (data.train, data.test)
     )
     left = tuple(name for name in data.measured if name in measured)
@@ -144,6 +151,8 @@ class Task(NamedTuple):
     """The column whose values stay on one side of every split, and its value for each record of ``train``."""
     test_values: tuple[str, NDArray[np.str_]] | None = None
     """The column of the partition by:COLUMN and its value for each test record; None where these have none."""
+    test_groups: NDArray[Any] | None = None
+    """The value of the column that stays together for each test record; None without such a column."""
 
     @property
     def held(self) -> int:
@@ -184,7 +193,7 @@ def share_out(
         _check_scale(loaded)
         alone = Task(loaded.train, loaded.test, [], loaded.class_names, loaded.fingerprint, source, backbone=backbone)
         return alone._replace(columns=() if backbone else tuple(map(nfc, loaded.features)), copies=loaded.copies)
-    if loaded.train.num_classes == 1:
+    if loaded.train.num_classes == 1 and loaded.train.targets is None:
         folders = np.unique(loaded.columns.get(FOLDER, np.empty(0, str))).tolist()
         above = f", though the folders above it differ ({', '.join(folders[:3])}, ...)" if folders else ""
         raise ValueError(
@@ -289,6 +298,10 @@ def _described(
     if column in test and not experiment.local_test:
         found = test[column] if validation is None else test[column][validation]
         told = told._replace(test_values=(column, found.astype(str)))
+    of_test = loaded.test_columns if validation is None else loaded.columns
+    if loaded.group in of_test and not experiment.local_test:
+        rows_of = slice(None) if validation is None else validation
+        told = told._replace(test_groups=of_test[loaded.group][rows_of])
     return told._replace(known=loaded.known, records=loaded.source or loaded.fingerprint)
 
 

@@ -18,6 +18,7 @@ from fedstill.base.errors import front_door
 from fedstill.base.records import Normalisation
 from fedstill.base.weights import load, state
 from fedstill.data import features
+from fedstill.evaluation import in_unit
 from fedstill.experiment.job import Job
 from fedstill.experiment.reuse import changed_code, read_job
 from fedstill.models.backbones import Backbone
@@ -42,6 +43,8 @@ class Trained(nn.Module):
         normalisation: mean and standard deviation of each channel, which the forward pass applies.
         features: name and SHA-256 of the backbone (``--features``) that makes vectors of images or texts; or None.
         columns: names of the columns of a table's vectors, in the order that the model takes; empty for others.
+        target: range of the number that the model predicts, whose name is the only one of ``class_names``; None for
+            classes.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Trained(nn.Module):
         normalisation: Normalisation,
         features: tuple[str, str] | None = None,
         columns: tuple[str, ...] = (),
+        target: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -60,6 +64,7 @@ class Trained(nn.Module):
         self.normalisation = normalisation
         self.features = features
         self.columns = columns
+        self.target = target
         self._backbone: Backbone | None = None
         self.eval()
 
@@ -67,7 +72,7 @@ class Trained(nn.Module):
     def forward(
         self, images: UInt8[Tensor, "n c h w"] | Float[Tensor, "n ..."] | Sequence[str]
     ) -> Float[Tensor, "n classes"]:
-        """Compute logits.
+        """Compute logits; of a number, its value ``(n, 1)``, scaled from its range to [-1, 1].
 
         Args:
             images: uint8, or floats in [0, 1]; or vectors ``(n, d)``. They are not normalised. With `features`, images
@@ -106,8 +111,14 @@ class Trained(nn.Module):
                 the model's `columns`; others are left out.
 
         Raises:
-            InputError: as `forward`; or a column is missing, or a value is not finite.
+            InputError: as `forward`; or a column is missing, a value is not finite, or the model predicts a number.
         """
+        if self.target is not None:
+            raise ValueError(f"the model predicts a number, {self.class_names[0]!r}, which has no classes; use predict")
+        return self._outputs(records).softmax(1).numpy()
+
+    def _outputs(self, records: Any) -> Float[Tensor, "n classes"]:
+        """What `forward` returns of records of any kind, without gradients."""
         if self.columns and (hasattr(records, "columns") or hasattr(records, "column_names")):
             names = list(getattr(records, "column_names", None) or records.columns)
             if lacking := next((name for name in self.columns if name not in names), None):
@@ -119,12 +130,13 @@ class Trained(nn.Module):
             row = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"record {row} has a value that is not finite; fill it or drop the record")
         with torch.no_grad():
-            parts = [self(records[at : at + _BATCH]).softmax(1) for at in range(0, max(len(records), 1), _BATCH)]
-        return np.asarray(torch.cat(parts).numpy())
+            return torch.cat([self(records[at : at + _BATCH]) for at in range(0, max(len(records), 1), _BATCH)])
 
     @front_door
-    def predict(self, records: Any) -> NDArray[np.str_]:
-        """Names of the most probable classes, ``(n,)``; arguments and errors as of `predict_proba`."""
+    def predict(self, records: Any) -> NDArray[np.str_] | NDArray[np.float64]:
+        """Names of the most probable classes, or the number in its unit, ``(n,)``; arguments as of `predict_proba`."""
+        if self.target is not None:
+            return in_unit(self._outputs(records)[:, 0].double().numpy(), self.target)
         names: NDArray[np.str_] = np.array(self.class_names)[self.predict_proba(records).argmax(1)]
         return names
 
@@ -204,4 +216,7 @@ def _restored(folder: Path, name: str, method: Method, weights: dict[str, Tensor
         raise KeyError(f"its tensors are not those of {header['model']}")
     backbone = (str(header["features"]), str(header["backbone"])) if "features" in header else None
     normalisation = Normalisation(tuple(header["mean"]), tuple(header["std"]))
-    return Trained(network, shape, class_names, normalisation, backbone, tuple(map(str, header.get("columns", ()))))
+    target = tuple(map(float, header["target"])) if "target" in header else None
+    assert target is None or len(target) == 2, "a range has two ends"
+    columns = tuple(map(str, header.get("columns", ())))
+    return Trained(network, shape, class_names, normalisation, backbone, columns, target)

@@ -11,6 +11,8 @@ Differs from the paper (docs/methods/afl.md has the whole list):
 * one Gaussian release by default; features are whitened and clipped with public numbers.
 """
 
+from typing import ClassVar
+
 from jaxtyping import Float64
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from fedstill.protocol import Client, Federation, Method, step
 class AFL(MomentSums, Method):
     """One upload of sums; the server solves for the least-squares head of all records."""
 
+    numeric: ClassVar[bool] = True
     ridge: PositiveFloat = 1.0
     """Multiple of the identity added to the sums of products of all clients (lambda)."""
     noise_ridge: NonNegativeFloat = 0.7

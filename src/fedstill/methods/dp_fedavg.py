@@ -39,6 +39,7 @@ class Change(Reply):
 class DPFedAvg(Method):
     """FedAvg on sums of clipped updates; the noise hides a client with all of its records."""
 
+    numeric: ClassVar[bool] = True
     protects: ClassVar[str] = "client"
     epsilon: Epsilon = 1.0
     """Privacy cost of all rounds at the run's delta; None adds no noise and guarantees nothing."""

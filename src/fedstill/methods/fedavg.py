@@ -4,6 +4,8 @@ Differs from the paper: nothing. ``rounds=1`` is one-shot FedAvg; ``weighting="u
 takes; buffers (BatchNorm statistics) are averaged like weights.
 """
 
+from typing import ClassVar
+
 from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import override
@@ -23,6 +25,7 @@ class Update(Reply):
 class FedAvg(Method):
     """Federated averaging: the mean of the clients' models, round after round."""
 
+    numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds; 1 is one-shot FedAvg."""
     local: SGD = SGD()

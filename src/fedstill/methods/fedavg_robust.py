@@ -8,6 +8,8 @@ Differs from the papers: clients send the model after their local training, not 
 paper does too); all clients count alike; distances are those of the parameters, and buffers have their median.
 """
 
+from typing import ClassVar
+
 from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 from typing_extensions import override
@@ -27,6 +29,7 @@ class TrainedModel(Reply):
 class FedAvgRobust(Method):
     """FedAvg with a robust rule in place of the mean, against a few hostile clients."""
 
+    numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
     local: SGD = SGD()

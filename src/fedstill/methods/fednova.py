@@ -4,7 +4,7 @@ Differs from the paper: no server momentum and no proximal term; buffers, which 
 with the numbers of records as weights.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 from pydantic import PositiveInt
@@ -28,6 +28,7 @@ class NormalisedUpdate(Reply):
 class FedNova(Method):
     """Normalised averaging: more local steps do not increase a client's weight."""
 
+    numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
     local: ConstantRate = SGD()

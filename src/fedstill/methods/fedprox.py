@@ -4,6 +4,8 @@ Differs from the paper: SGD solves the local problem for a fixed number of epoch
 clients are weighted by their numbers of records, as is usual.
 """
 
+from typing import ClassVar
+
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 from typing_extensions import override
@@ -17,6 +19,7 @@ from fedstill.train.sgd import SGD, proximal
 class FedProx(Method):
     """FedAvg with a quadratic penalty for local models far from the server's."""
 
+    numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
     local: SGD = SGD()

@@ -38,6 +38,7 @@ class NoisyUpdate(Reply):
 class LDPFedAvg(Method):
     """One-shot FedAvg with noise on every client's update."""
 
+    numeric: ClassVar[bool] = True
     protects: ClassVar[str] = "client"
     epsilon: PositiveFloat | None = 1.0
     """Budget of all uploads of a client, at the run's delta; None adds no noise and guarantees nothing."""

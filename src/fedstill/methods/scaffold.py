@@ -5,6 +5,8 @@ gradients' factors in the model; for rho = 0 that is the paper's (x - y) / (eta 
 inflates it by about 1/(1 - rho), the known cause of runs stuck at chance. The default has no momentum, like the paper.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import nn
@@ -35,6 +37,7 @@ class Variates(Reply):
 class Scaffold(Method):
     """Stochastic controlled averaging: control variates correct the clients' drift in local training."""
 
+    numeric: ClassVar[bool] = True
     rounds: PositiveInt = 20
     """Communication rounds."""
     local: ConstantRate = SGD(momentum=0.0)

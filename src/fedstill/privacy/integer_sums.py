@@ -86,14 +86,16 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
     """The sums G and H of `SecondMoments` in whole numbers: of rows r with ``|r| <= steps``, rounded toward zero.
 
     Theorem: one record adds ``(r r^T, r)``, which moves ``v = (D, sqrt(2) U, a L H)`` by at most
-    ``L^2 sqrt(1 + a^2)`` with L the steps, exactly. Discrete Gaussian noise with the parameters of ``N(0, s^2)`` on D,
+    ``L^2 sqrt(1 + a^2)`` with L the steps, exactly; with a number t, clipped to [-1, 1], it adds t r rounded toward
+    zero in place of r, which is no longer. Discrete Gaussian noise with the parameters of ``N(0, s^2)`` on D,
     ``N(0, s^2 / 2)`` on U and ``N(0, (s / aL)^2)`` on H costs no more than ``N(0, s^2)`` on v (`lattice`).
     """
 
     theorems = (
-        "one record adds its row r of whole numbers, |r| <= {0.steps}, to one class and r r^T, so that the sums, H "
-        "times {0.weight_of_first:.4g}, move by at most {0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise "
-        "of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+        "one record adds its row r of whole numbers, |r| <= {0.steps}, to one class (or times its number, of [-1, 1], "
+        "rounded toward zero) and r r^T, so that the sums, H times {0.weight_of_first:.4g}, move by at most "
+        "{0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, "
+        "theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
     )
 
     steps: int = 256
@@ -125,7 +127,7 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
 
     @override
     def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
-        """The sums of batches of features ``(n, d)`` with classes ``(n,)``, read one at a time, as int64."""
+        """The sums of batches of features ``(n, d)`` with classes or numbers ``(n,)``, one at a time, as int64."""
         products, first = (part.to(torch.int64) for part in self.exact(rows, steps=self.steps))
         diagonal, above, of_first = self.scales
         places = diagonal_places(self.dims + 1, products.device)

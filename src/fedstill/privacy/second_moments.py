@@ -2,7 +2,8 @@
 
 A record with features phi and class y is the row ``r = (sqrt(1 - b^2) phi / max(|phi|, R), b)`` of length at most 1,
 with a public radius R and a public constant b, which counts records. A client's sums are ``G = sum r r^T`` and, of the
-rows of each class, ``H_y = sum r``. They add up over clients to those of all records, however the records are split.
+rows of each class, ``H_y = sum r``; with a number t to predict in [-1, 1] in place of a class, ``H = sum t r``. They
+add up over clients to those of all records, however the records are split.
 
 ``docs/proofs.md`` has the proof beside those of the other mechanisms.
 """
@@ -24,7 +25,8 @@ from fedstill.privacy.mechanisms import ROUNDING, GaussianMechanism, check_noise
 
 _BLOCK = 2**17
 """Numbers of the rows that are prepared at a time, so that they stay in the processor's cache."""
-Labelled = tuple[Float[Tensor, "n d"], Int64[Tensor, " n"]]
+Labelled = tuple[Float[Tensor, "n d"], Int64[Tensor, " n"] | Float64[Tensor, " n"]]
+"""Features with classes, or with numbers in [-1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,13 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
 
     Theorem: one record adds ``(r r^T, r)``. D and sqrt(2) U have together the length ``|r r^T|_F = |r|^2 <= 1``, and
     a H the length ``a |r| <= a``, so one record moves v by at most ``sqrt(1 + a^2)``, for any numbers of records,
-    classes and features. With ``by_class``, r r^T enters one class's G, and the same holds. Undoing the scales is
+    classes and features. With ``by_class``, r r^T enters one class's G, and the same holds; with numbers, clipped to
+    [-1, 1], it adds ``(r r^T, t r)``, and ``a |t r| <= a``. Undoing the scales is
     post-processing: with ``s = noise_multiplier sqrt(1 + a^2)`` the noise of a diagonal entry is s, above the diagonal
     s / sqrt(2), and in H s / a.
 
     Attributes:
-        num_classes: number of classes, public: each has a row of H, even if it is absent.
+        num_classes: number of classes, public: each has a row of H, even if it is absent; 1 for numbers.
         dims: number of features, d.
         radius: R, positive and public.
         noise_multiplier: standard deviation of the noise of v divided by the sensitivity.
@@ -81,9 +84,9 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
     """
 
     theorems = (
-        "one record adds its row r, |r| <= 1, to one class and r r^T, whose Frobenius norm is at most 1, so that the "
-        "sums, H times {0.weight:.4g}, move by at most {0.sensitivity:.4g}, the sensitivity; Gaussian mechanism "
-        "(Balle, Wang 2018, theorem 8)",
+        "one record adds its row r, |r| <= 1, to one class (or times its number, of [-1, 1]) and r r^T, whose "
+        "Frobenius norm is at most 1, so that the sums, H times {0.weight:.4g}, move by at most {0.sensitivity:.4g}, "
+        "the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)",
     )
 
     num_classes: int
@@ -112,7 +115,7 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
         return math.sqrt(1 + self.weight**2) * ROUNDING
 
     def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
-        """The sums of batches of features ``(n, d)`` with classes ``(n,)``, read one at a time."""
+        """The sums of batches of features ``(n, d)`` with classes or numbers ``(n,)``, read one at a time."""
         products, first = self.exact(rows)
         places, cut = diagonal_places(self.dims + 1, products.device), products.numel()
         flat = products.new_empty(cut + first.numel())
@@ -148,7 +151,11 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
                 blocks = max(1, r.numel() // _BLOCK)
                 for some in zip(*(part.tensor_split(blocks) for part in (features, labels, r)), strict=True):
                     row = extend(some[0], self.radius, self.bias, out=some[2])
-                    first.index_add_(0, some[1], row if steps is None else row.mul_(steps).trunc_())
+                    row = row if steps is None else row.mul_(steps).trunc_()
+                    if some[1].is_floating_point():
+                        first[0] += _weighted(row, some[1], whole=steps is not None)
+                    else:
+                        first.index_add_(0, some[1], row)
                 if self.by_class:
                     for label in torch.bincount(labels).nonzero().flatten().tolist():
                         _add_products(second[label], r[labels == label])
@@ -159,6 +166,14 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
                 f"{records} records in steps of {steps}; sums of at most {2**53 // steps**2 - 1} are exact"
             )
         return _packed(second, second.new_empty(groups, entries(width))), first
+
+
+def _weighted(rows: Float64[Tensor, "n p"], targets: Float64[Tensor, " n"], *, whole: bool) -> Float64[Tensor, " p"]:
+    """``sum t r`` with t clipped to [-1, 1], 0 where it is no number; ``whole`` rounds each t r toward zero."""
+    t = targets.to(rows).nan_to_num(0.0).clamp(-1, 1)
+    if not whole:
+        return t @ rows
+    return (t[:, None] * rows).trunc_().sum(0)
 
 
 def diagonal_places(width: int, device: torch.device | str = "cpu") -> Int64[Tensor, " width"]:

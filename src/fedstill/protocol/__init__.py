@@ -66,6 +66,7 @@ class Method(Settings, ABC):
         rebuilds: whether `server` returns another network than the run's model (``--model``), which `rebuild` makes
             again; clients can't evaluate such a network.
         images_only: whether the method makes or changes images, so that records can't be vectors.
+        numeric: whether the target may be a number: `Records.targets` in place of classes, and one output.
         protects: ``"record"``, ``"label"`` or ``"client"``: the unit of the guarantee with default settings, if there
             is one.
     """
@@ -76,6 +77,7 @@ class Method(Settings, ABC):
     needs_public: ClassVar[str] = ""
     rebuilds: ClassVar[bool] = False
     images_only: ClassVar[bool] = False
+    numeric: ClassVar[bool] = False
     protects: ClassVar[str] = ""
 
     @abstractmethod

@@ -158,6 +158,17 @@ class Row:
         return self.mean(lambda run: run.summary["accuracy"])
 
     @property
+    def error(self) -> float | None:
+        """The mean root mean squared error over seeds, in the target's unit; None for classes."""
+        return self.mean(lambda run: (run.summary.get("errors") or {}).get("rmse"))
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """A key by which better rows are larger: finished ones, by accuracy, or by a small error."""
+        score = self.accuracy if self.error is None else -self.error
+        return self.finished, -np.inf if score is None else score
+
+    @property
     def spread(self) -> float | None:
         """The sample standard deviation of the accuracy over seeds; None with fewer than two."""
         values = [run.summary["accuracy"] for run in self.runs if run.summary["accuracy"] is not None]
@@ -244,7 +255,7 @@ def _task(records: Sequence[RunRecord], apart: Sequence[str]) -> Group:
     rows = [_row(group, columns, words) for group in groups]
     if len({row.name for row in rows}) < len(rows):  # names are keys of figures; the number of rounds is no column
         rows = [_row(group, [*columns, "method.rounds"], words) for group in groups]
-    rows.sort(key=lambda row: (row.finished, -1.0 if row.accuracy is None else row.accuracy), reverse=True)
+    rows.sort(key=lambda row: row.rank, reverse=True)
     return Group(words, rows, columns)
 
 

@@ -5,8 +5,7 @@ threshold of its probability, the areas under the receiver's and the precision-r
 means over the classes that have records (one against the rest).
 """
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-RESAMPLES = 1000
-"""Resamples of records, or of persons, for an interval."""
+from fedstill.evaluation import RESAMPLES, bootstrap
+
 _BINS = 10
 """Bins of the calibration table, equally wide."""
 
@@ -54,31 +53,10 @@ class Scores:
         return _measures(self, np.arange(len(self.true)))
 
     def intervals(self, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, tuple[float, float] | None]:
-        """95 % intervals by the percentile bootstrap (Efron 1979), of records, or of whole persons; None as above.
-
-        The records are taken as drawn from the population that is meant; the model is not trained anew.
-        """
-        rng = np.random.default_rng(seed)
-        draw = self._drawing(rng)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = [_measures(self, draw()) for _ in range(resamples)]
-        bounds: dict[str, tuple[float, float] | None] = {}
-        for name, value in self.measures().items():
-            values = np.array([one[name] for one in found if one[name] is not None], dtype=float)
-            enough = value is not None and len(values) >= 0.9 * resamples
-            low, high = np.quantile(values, [0.025, 0.975]) if enough else (0.0, 0.0)
-            bounds[name] = (float(low), float(high)) if enough else None
-        return bounds
-
-    def _drawing(self, rng: np.random.Generator) -> Callable[[], NDArray[np.int64]]:
-        number = len(self.true)
-        if self.persons is None:
-            return lambda: rng.integers(0, number, number)
-        _, codes = np.unique(self.persons, return_inverse=True)
-        order = np.argsort(codes, kind="stable")
-        whole = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
-        return lambda: np.concatenate([whole[i] for i in rng.integers(0, len(whole), len(whole))])
+        """95 % intervals of the measures (`fedstill.evaluation.bootstrap`); None as above."""
+        return bootstrap(
+            lambda rows: _measures(self, rows), len(self.true), self.persons, seed=seed, resamples=resamples
+        )
 
     def calibration(self) -> list[dict[str, float]]:
         """Of each tenth of the predicted class's probability: its mean, the share that is right, and the records."""

@@ -96,6 +96,7 @@ def _details(task: Group, look: figures.Look, number: int) -> dict[str, Markup]:
         "Accuracy per class": sections.per_class(task, look, number),
         "Accuracy of each client": sections.clients(task),
         "Accuracy on the records of each value": sections.by_value(task),
+        "Errors on the records of each value": sections.errors_by_value(task),
         "Refused replies": sections.refusals(task),
     }
 

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from fedstill.data.places import Reading
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
 from fedstill.models.backbones import Preprocessing
-from fedstill.report import caveats, guarantees
+from fedstill.report import caveats, guarantees, regression
 from fedstill.report.groups import setting_words
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
 from fedstill.report.tables import balanced_accuracy
@@ -275,12 +275,19 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
         "num_parameters": sum(weight.numel() for weight in model.network.parameters()),
         "shape": list(shape),
         **({"columns": list(model.columns)} if model.columns else {}),
-        "class_names": list(model.class_names),
+        **_said(model),
         "mean": list(model.normalisation.mean),
         "std": list(model.normalisation.std),
         **resized,
         "version": fedstill.__version__,
     }
+
+
+def _said(model: Trained) -> dict[str, Any]:
+    """What the program's outputs are: logits of classes, or a number that its range has scaled to [-1, 1]."""
+    if model.target is None:
+        return {"class_names": list(model.class_names)}
+    return {"target": model.class_names[0], "target_range": list(model.target)}
 
 
 def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attacks: Sequence[str] = ()) -> str:
@@ -298,7 +305,16 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
     balanced = (
         "" if mean is None else f"| balanced accuracy, mean recall of the classes | {accuracy_words(mean, None)} % |\n"
     )
-    classes, behind = ", ".join(map(_plain, facts["class_names"])), ""
+    scored = f"| accuracy on {_plain(summary['judged_on'])}{tuned} | {accuracy_words(summary['accuracy'], None)} % |\n"
+    task, what, behind = "classification", "classifier of", ""
+    if "target" in facts:
+        task, what, (low, high) = "regression", f"regression of {_plain(facts['target'])} on", facts["target_range"]
+        scored, balanced = "".join(_errors(record)), ""
+        outputs = (
+            f"The output (n, 1) is scaled: {_plain(facts['target'])} = {low:g} + (output + 1) * {(high - low) / 2:g}."
+        )
+    else:
+        outputs = f"Classes, in the order of the logits: {', '.join(map(_plain, facts['class_names']))}."
     if "backbone" in facts:
         behind = (
             f"\nIt works on the features of the public network {_plain(facts['backbone'])} (SHA-256 "
@@ -306,24 +322,23 @@ def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attac
             "its own licence.\n"
         )
     hidden = "".join(f"* {_plain(text[0].upper() + text[1:])}.\n" for text in caveats.of_run(record))
-    hidden = f"\nWhat the accuracy hides:\n\n{hidden}" if hidden else ""
+    hidden = f"\nWhat the measures hide:\n\n{hidden}" if hidden else ""
     tried = [f"* {_plain(text)}" for text in attacks]
     tried = tried or ["* No attack on this run is stored (`fedstill attack`), which says nothing of its success."]
     return f"""---
 library_name: pytorch
-pipeline_tag: {tag}-classification
+pipeline_tag: {tag}-{task}
 tags: [federated-learning, fedstill]
 ---
 
 # {_plain(record.label)} on {_plain(summary["data"])}
 
-A classifier of {kind} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
+A {what} {kind} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
 {_clients(summary)} trained with fedstill's method {_plain(summary["method"])}.
 {behind}
 | | |
 |---|---|
-| accuracy on {_plain(summary["judged_on"])}{tuned} | {accuracy_words(summary["accuracy"], None)} % |
-{balanced}| task | {_plain(setting_words(record))} |
+{scored}{balanced}| task | {_plain(setting_words(record))} |
 | upload of a client, mean of all | {human_bytes(summary["bytes_up_per_client"])} |
 | download of a client, mean of all | {human_bytes(summary["bytes_down_per_client"])} |
 | rounds | {summary["rounds"]} |
@@ -338,7 +353,7 @@ model = torch.export.load("{PROGRAM}").module()
 logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 ```
 
-{_pictures(facts)}{_onnx(facts["shape"]) if onnx else ""}Classes, in the order of the logits: {classes}.
+{_pictures(facts)}{_onnx(facts["shape"]) if onnx else ""}{outputs}
 `{WEIGHTS}` has the network's weights alone.
 
 ## Privacy
@@ -351,6 +366,12 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 
 {_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
+
+
+def _errors(record: RunRecord) -> Iterator[str]:
+    """The lines of the card's table on a predicted number."""
+    for name, words in regression.measures((record.numbers or {})["all"]).items():
+        yield f"| {name} on {_plain(record.summary['judged_on'])}, with its 95 % interval | {words} |\n"
 
 
 def _privacy(record: RunRecord) -> list[str]:

@@ -71,6 +71,7 @@ class RunRecord:
         clients: each client's ``accuracy`` and ``confusion`` on its own test records or None (triples: true class,
             predicted class, count), ``records``, ``test_records``, ``bytes_up``, ``bytes_down`` and number of
             ``refused`` replies.
+        numbers: the content of ``numbers.json``, errors with intervals of a task whose target is a number; or None.
         by_value: after a partition by:COLUMN, such triples of the test records of each value of the column, as of
             each hospital; None otherwise.
         images: sample images by name, uint8 ``(n, c, h, w)`` with labels int64 ``(n,)``; ``"real"`` are test images.
@@ -92,13 +93,14 @@ class RunRecord:
     confusion: NDArray[np.int64] | None = None
     clients: tuple[dict[str, Any], ...] = ()
     by_value: Mapping[str, Sequence[Sequence[int]]] | None = None
+    numbers: Mapping[str, Any] | None = None
     images: dict[str, Images] | None = None
     finished: bool = True
     date: str = ""
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the test records that are classified correctly, or None where none was evaluated."""
+        """Share of the test records that are classified correctly; None where none was, or the target is a number."""
         accuracy: float | None = self.summary["accuracy"]
         return accuracy
 
@@ -138,10 +140,17 @@ class RunRecord:
     def __repr__(self) -> str:
         """The run on one line; its arrays are attributes."""
         return (
-            f"<RunRecord {self.label} on {self.summary.get('data')}: {self.state}, accuracy "
-            f"{accuracy_words(self.summary.get('accuracy'), None)} %, guarantee {guarantees.words(self.guarantee)}, "
+            f"<RunRecord {self.label} on {self.summary.get('data')}: {self.state}, {' '.join(self._score)}, "
+            f"guarantee {guarantees.words(self.guarantee)}, "
             f"{str(self.folder)!r}>"
         )
+
+    @property
+    def _score(self) -> tuple[str, str]:
+        """The name of the main measure, and its value."""
+        if errors := self.summary.get("errors"):
+            return "RMSE", f"{errors['rmse']:.4g}"
+        return "accuracy", f"{accuracy_words(self.summary.get('accuracy'), None)} %"
 
     def _repr_html_(self) -> str:
         """The results as a table and a picture, for a notebook's cell."""
@@ -149,7 +158,7 @@ class RunRecord:
 
         summary, rows = self.summary, {"state": self.state} if not self.finished else {}
         rows |= {
-            "accuracy": accuracy_words(summary["accuracy"], None) + " %",
+            **dict([self._score]),
             "up, per client": human_bytes(summary["bytes_up_per_client"]),
             "down, per client": human_bytes(summary["bytes_down_per_client"]),
             "rounds": str(summary["rounds"]),
@@ -225,6 +234,7 @@ def read_run(folder: str | Path, *, unfinished: bool = False) -> RunRecord:
         counts=counts,
         confusion=run.read_evaluation(None if counts is None else len(class_names)),
         clients=run.read_clients(),
+        numbers=None if (errors := run.read_numbers()) is None else errors.model_dump(exclude_none=True),
         by_value=None if (found := run.read_by_value()) is None else found.cells,
         images=run.read_images(),
         date=_day(run.summary),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedstill.report import export, figures, groups, guarantees, html, spending, tables
+from fedstill.report import export, figures, groups, guarantees, html, regression, spending, tables
 from fedstill.report.drawing import Plot
 from fedstill.report.groups import Group, Row, Series, setting_words
 from fedstill.report.markup import joined, part
@@ -92,6 +92,8 @@ def finding(task: Group, *, named: bool = True) -> str:
         task: the task.
         named: whether to begin with the task.
     """
+    if regression.is_numeric(task):
+        return regression.finding(task, named=named)
     table = task.ranked
     if not table:
         return f"No finished run on {task.words} has an accuracy."
@@ -407,6 +409,15 @@ def by_value(task: Group) -> Markup:
     name = task.rows[0].runs[0].summary["partition"].partition(":")[2]
     caption = f"Accuracy in percent on the test records of each {name}, mean over seeds."
     return html.data_table((name, "test records", *columns), lines, range(1, len(columns) + 2), caption=caption)
+
+
+def errors_by_value(task: Group) -> Markup:
+    """The errors of predicted numbers on the test records of each value of the partition's column."""
+    found = regression.by_value(task)
+    if found is None:
+        return Markup()
+    headings, lines, caption = found
+    return html.data_table(headings, lines, range(1, len(headings)), caption=caption)
 
 
 def refusals(task: Group) -> Markup:

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.report import caveats, groups, guarantees
+from fedstill.report import caveats, groups, guarantees, regression
 from fedstill.report.groups import Group, Row, group
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, plain
 
@@ -71,6 +71,8 @@ STATE = "state"
 _LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
 """Columns that a narrow terminal lacks, the first of them first."""
 _OWN_PLACE = {"round", "accuracy", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
+_ERRORS = {"rmse", "r2"}
+"""Logged numbers that the table of a task with a number as the target has."""
 """Logged numbers with their own columns or figures."""
 _ACCURACIES = {"ensemble", "average", "clients_alone"}
 """Logged numbers that are accuracies in [0, 1], and are shown in percent (`fedstill.methods.parts.model_uploads`)."""
@@ -81,7 +83,8 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
 
     ``label`` is the name in tables and ``method`` the method's. Every row has the task's settings, and every setting
     that distinguishes rows of one method (None where a method has no such setting). ``accuracy`` is in [0, 1] or None,
-    ``accuracy_spread`` its sample standard deviation over seeds (None with one seed), ``balanced_accuracy`` the mean
+    ``accuracy_spread`` its sample standard deviation over seeds (None with one seed), ``rmse`` the root mean squared
+    error if the target of some task is a number, ``balanced_accuracy`` the mean
     recall of the classes, ``spread_over_clients`` the sample standard deviation of the clients' accuracies (None
     without). ``guarantee`` has all facts of the weakest guarantee of the seeds, and ``epsilon`` and ``delta`` are its
     own, unrounded or None.
@@ -89,7 +92,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     tasks = group(records)
     columns = list(dict.fromkeys(column for task in tasks for column in task.columns))
     shown = [key for key in groups.TASK if key in ("data", "partition", "clients", "model") or _varies(key, tasks)]
-    table = []
+    table, numeric = [], any(map(regression.is_numeric, tasks))
     for row in (row for task in tasks for row in task.rows):
         task_settings = groups.task_settings(row.runs[0])
         guarantee = row.guarantee if row.finished else None
@@ -103,6 +106,7 @@ def rows(records: Iterable[RunRecord]) -> list[dict[str, Any]]:
                 "state": row.runs[0].state if len(row.runs) == 1 or row.finished else "unfinished",
                 "accuracy": row.accuracy,
                 "accuracy_spread": row.spread,
+                **({"rmse": row.error} if numeric else {}),
                 "balanced_accuracy": row.mean(balanced_accuracy),
                 "seeds": len(row.runs),
                 "bytes_up_per_client": row.mean_of("bytes_up_per_client"),
@@ -126,8 +130,13 @@ def headings(task: Group) -> tuple[str, ...]:
     """The headings of `cells`."""
     state = [STATE] if not all(row.finished for row in task.rows) else []
     apart = [OVER_CLIENTS] if any(row.mean(_spread_over_clients) is not None for row in task.rows) else []
-    results = [RESULTS[0], *([BALANCED] if _unbalanced(task) else []), *RESULTS[1:]]
+    results = [*_scores(task), *([BALANCED] if _unbalanced(task) else []), *RESULTS[1:]]
     return ("method", *task.columns, *state, *results, *apart)
+
+
+def _scores(task: Group) -> tuple[str, ...]:
+    """The headings of the main measures."""
+    return regression.HEADINGS if regression.is_numeric(task) else RESULTS[:1]
 
 
 def _unbalanced(task: Group) -> bool:
@@ -155,6 +164,7 @@ def cells(task: Group) -> list[tuple[str, ...]]:
             "method": row.label,
             STATE: row.runs[0].state,
             "accuracy, %": accuracy_words(row.accuracy, row.spread),
+            **dict(zip(regression.HEADINGS, regression.cells(row), strict=True)),
             BALANCED: accuracy_words(row.mean(balanced_accuracy), None),
             "up/client": human_bytes(row.mean_of("bytes_up_per_client")),
             "down/client": human_bytes(row.mean_of("bytes_down_per_client")),
@@ -174,13 +184,14 @@ def _setting(row: Row, key: str) -> str:
 
 def each_seed(task: Group) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and a line for each run: the settings of its row, its seed, its results and its folder."""
-    top = ("method", *task.columns, "seed", "accuracy, %", "up/client", "down/client", "seconds", "folder")
+    numeric = regression.is_numeric(task)
+    top = ("method", *task.columns, "seed", *_scores(task), "up/client", "down/client", "seconds", "folder")
     lines = [
         (
             row.label,
             *(_setting(row, key) for key in task.columns),
             str(run.summary["seed"]),
-            accuracy_words(run.summary["accuracy"], None),
+            *(regression.of_run(run) if numeric else (accuracy_words(run.summary["accuracy"], None),)),
             human_bytes(run.summary["bytes_up_per_client"]),
             human_bytes(run.summary["bytes_down_per_client"]),
             f"{run.summary['seconds']:.1f}",
@@ -198,6 +209,8 @@ def logged(task: Group) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     for row in task.rows:
         values = last.setdefault(row.name, {})
         for name, value in (pair for run in row.runs if run.metrics for pair in others(run.metrics[-1]).items()):
+            if name in _ERRORS and regression.is_numeric(task):
+                continue
             values.setdefault(name, []).append(value)
     names = list(dict.fromkeys(name for values in last.values() for name in values))
 
@@ -245,10 +258,13 @@ def caption(task: Group) -> str:
     more = " Balanced: mean recall of the classes." * (BALANCED in headings(task)) + more
     if STATE in headings(task):
         more += " Unfinished runs: the last accuracy and the bytes logged so far."
+    measure = "Accuracy"
+    if regression.is_numeric(task):
+        measure, more = "Errors", f" {regression.MEANING}{more}"
     if seeds == [1]:
-        return f"Accuracy on {evaluated}; one seed, so the spread over seeds is unknown.{more}"
+        return f"{measure} on {evaluated}; one seed, so the spread over seeds is unknown.{more}"
     over = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return f"Accuracy on {evaluated}: mean ± sample standard deviation over {over} seeds.{more}"
+    return f"{measure} on {evaluated}: mean ± sample standard deviation over {over} seeds.{more}"
 
 
 def terminal(records: Sequence[RunRecord]) -> rich_console.Group:

@@ -12,9 +12,10 @@ from fedstill.base import files
 from fedstill.privacy import guarantee
 from fedstill.privacy.ledger import UNCOUNTABLE, Charge
 from fedstill.privacy.releases import UNITS, Unit
-from fedstill.runs.folder import Config, RunFolder
+from fedstill.runs.folder import RunFolder
 from fedstill.runs.journal import EVALUATIONS, JournalFiles
 from fedstill.runs.listing import entry
+from fedstill.runs.pieces import Config
 
 Mark = tuple[float, int]
 """A time in seconds, and the number of parts that were done then."""

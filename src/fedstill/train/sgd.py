@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedstill.base.errors import FedstillError
-from fedstill.base.records import Trainable
+from fedstill.base.records import Trainable, answers
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Rate, Settings
 from fedstill.base.weights import load
@@ -88,6 +88,13 @@ def cross_entropy(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(output, y)
 
 
+def usual_loss(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Mean squared error of one output and numbers ``(n,)``; `cross_entropy` for all others; a `Loss`."""
+    if y.is_floating_point() and y.ndim == 1:
+        return functional.mse_loss(output[:, 0], y.to(output.dtype))
+    return cross_entropy(output, x, y)
+
+
 def trainable(model: nn.Module) -> list[Tensor]:
     """The model's trainable parameters, in the order of ``model.parameters()``; a ValueError if there are none."""
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -108,7 +115,7 @@ def run_epochs(
     number: int,
     max_steps: int | None = None,
     augment: Augment | None = None,
-    loss: Loss = cross_entropy,
+    loss: Loss = usual_loss,
     on_epoch: Callable[[int, int], None] | None = None,
     checkpoint: Epochs | None = None,
     norms: Norms = "batch",
@@ -121,7 +128,7 @@ def run_epochs(
     ``update(loss, epoch)`` changes the weights after each batch. ``tensors`` are the optimiser's live state by name.
     """
     device = trainable(model)[0].device
-    inputs, labels = _reader(records, device), records.labels.to(device)
+    inputs, labels = _reader(records, device), answers(records).to(device)
     steps, sizes = 0, _batch_sizes(len(labels), batch_size, model)
     with mode_of(model, training=True), isolated(draw_seed(rng)):
         for epoch in epochs(number, checkpoint, rng, device, model, tensors):
@@ -223,7 +230,7 @@ class SGD(Settings):
         correct: Correction | None = None,
         bound: Bound | None = None,
         augment: Augment | None = None,
-        loss: Loss = cross_entropy,
+        loss: Loss = usual_loss,
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
         norms: Norms = "batch",
@@ -377,7 +384,7 @@ class Adam(Settings):
         records: Trainable,
         rng: torch.Generator,
         *,
-        loss: Loss = cross_entropy,
+        loss: Loss = usual_loss,
         on_epoch: Callable[[int, int], None] | None = None,
         checkpoint: Epochs | None = None,
     ) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from typing_extensions import override
 
+from fedstill.base.records import answers
 from fedstill.base.settings import Epsilon, Share
 from fedstill.distill.public_map import PublicFeatures
 from fedstill.methods.parts.on_features import OnFeatures, head_model
@@ -154,7 +155,7 @@ def _batches(client: Client, features: PublicFeatures, embedding: Embedding | No
     for start in range(0, len(client.train), _BATCH):
         some: Records = client.train[slice(start, start + _BATCH)]
         rows = features.rows(model, some)
-        yield embedding.of(rows) if embedding else rows, some.labels
+        yield embedding.of(rows) if embedding else rows, answers(some)
 
 
 def row_model(fed: Federation, features: PublicFeatures, settings: MomentSums) -> HeadModel:
