@@ -164,10 +164,12 @@ class Removal(Settings):
 
 
 class Invitation(Settings):
-    """The limit of ``fedstill server invite``."""
+    """The limit and the part of the clients of ``fedstill server invite``."""
 
     records: Annotated[int, Ge(1), Lt(10**15)] | None = None
     """Largest number of records that a reply may claim; no limit by default."""
+    helper: bool = False
+    """They are helpers of masked sums too, or helpers alone (docs/sums.md)."""
 
 
 class Acceptance(Settings):

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,19 +124,23 @@ def check_authority(text: str) -> None:
 
 _COMMENT = "fedstill-client-"
 """Beginning of the comment of a site's key, before the client's number."""
+_SUMS = "sums-"
+"""Beginning of the word of that comment with the keys for masked sums."""
 
 
-def site_key(place: Path, client: int) -> Path:
+def site_key(place: Path, client: int, sums: str | None = None) -> Path:
     """Make a site's key pair as `ssh-keygen -t ecdsa` does, and return the path of the public key.
 
-    Its comment has the client's number, so that a key that is accepted under another one is noticed.
+    Its comment has the client's number, so that a key that is accepted under another one is noticed, and the public
+    keys for masked sums, as `fedstill.sums.keys.Keys.public` writes them.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     _secret(place, _private(key, serialization.PrivateFormat.OpenSSH))
     public = place.with_name(f"{place.name}.pub")
     openssh = serialization.PublicFormat.OpenSSH
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
-    files.write_bytes(public, line + f" {_COMMENT}{client}\n".encode())
+    words = f" {_COMMENT}{client}" if sums is None else f" {_COMMENT}{client} {_SUMS}{sums}"
+    files.write_bytes(public, line + f"{words}\n".encode())
     return public
 
 
@@ -144,6 +149,12 @@ def client_of(text: str) -> int | None:
     comment = (text.split() + ["", "", ""])[2]
     number = comment.removeprefix(_COMMENT)
     return int(number) if comment.startswith(_COMMENT) and number.isdecimal() and len(number) < 16 else None
+
+
+def sums_of(text: str) -> str | None:
+    """The keys for masked sums in the comment of a site's public key; None if it has none."""
+    words = [word for word in text.split()[3:] if re.fullmatch(rf"{_SUMS}[0-9a-f]{{128}}", word)]
+    return words[0].removeprefix(_SUMS) if words else None
 
 
 def sign_reply(key: Path, spec: str, request: bytes, reply: bytes) -> str:

@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from fedstill import schema
 from fedstill.engines.client import Site
+from fedstill.engines.helper_calls import RemoteHelper
+from fedstill.engines.masked_sums import Parties
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Arrival, Transport
@@ -27,6 +29,7 @@ from fedstill.runs.folder import RunFolder
 from fedstill.sites.certificates import has_signed
 from fedstill.sites.server import roster
 from fedstill.sites.server.service import FAILED
+from fedstill.sums.keys import read_public
 
 Config = Mapping[str, Any]
 log = logging.getLogger("fedstill")
@@ -67,23 +70,45 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     if at_a_time < 0:
         raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
 
+    options = {"wait": wait, "timeout": experiment.timeout, "at_a_time": at_a_time}
+
     def sites(spec: RunSpec) -> Transport:
-        transport = connect(
-            spec.text(),
-            experiment.clients,
-            wait=wait,
-            timeout=experiment.timeout,
-            at_a_time=at_a_time,
-            nodes=nodes,
-            max_bytes=spec.max_bytes,
-        )
+        transport = connect(spec.text(), experiment.clients, nodes=nodes, max_bytes=spec.max_bytes, **options)
         if keys:
             transport = Signed(transport, spec.text(), keys)
         return LimitedRecords(transport, limits) if limits else transport
 
+    parties = None if experiment.masked is None else _parties(file, experiment.clients, partial(connect, **options))
     with Lines(partial(print, flush=True), job.title) as lines:
-        run(job, watcher=lines, sites=sites)
+        run(job, watcher=lines, sites=sites, parties=parties)
     print(f"results in {job.out}", flush=True)
+
+
+def _parties(file: str, clients: int, connect: Callable[..., Transport]) -> Parties:
+    """The helpers and the clients of masked sums that a roster names; ``connect`` connects to nodes.
+
+    Raises:
+        ValueError: there is no roster, or the line of a client's key was from before it had keys for masked sums.
+    """
+    if not file:
+        raise ValueError("--sums masked needs a roster, which names helpers and keys (fedstill server run)")
+    members = roster.read(Path(file))
+    helpers = [member for _, member in sorted(members.items()) if member.helper]
+    parties = [*(members[client] for client in range(clients)), *helpers]
+    if old := [member.client for member in parties if member.sums is None]:
+        raise ValueError(
+            f"the roster {file!r} has no key for masked sums of client {old[0]}; accept the line in its site.key.pub "
+            f"again (fedstill server accept FOLDER {old[0]} KEY), which 'fedstill site rekey' writes if it has none"
+        )
+    keys = [read_public(str(member.sums)) for member in parties]
+    numbers = [member.client for member in helpers]  # as sites: a helper may be a client of the run, or none
+
+    def reach(spec: str) -> list[RemoteHelper]:
+        connection = connect(spec, max(numbers) + 1, nodes={number: members[number].node for number in numbers})
+        transport = Signed(connection, spec, {number: members[number].key for number in numbers})
+        return [RemoteHelper(place, number, transport) for place, number in enumerate(numbers)]
+
+    return Parties(keys[clients:], [signer for signer, _ in keys[:clients]], reach)
 
 
 def _members(settings: Config, clients: int) -> tuple[dict[int, int] | None, dict[int, int]]:

@@ -132,10 +132,10 @@ class Server:
         done = self.flwr("supernode", command, what, CONNECTION, *rest)
         return done.stdout if done.returncode == 0 else f"{done.stdout} {done.stderr}"
 
-    def invite(self, client: int, max_records: int | None) -> Path:
+    def invite(self, client: int, max_records: int | None, *, helper: bool | None = None) -> Path:
         """Write the invitation of a client, note it in the roster, and return the invitation's file."""
         invitation = Invitation(client=client, address=self.address, authority=self.certificates.authority_text())
-        roster.invite(self.roster, client, max_records)
+        roster.invite(self.roster, client, max_records, helper=helper)
         place = self.folder / "invitations" / f"site-{client}.toml"
         invitation.write(place)
         return place

@@ -114,7 +114,7 @@ def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: ChargeLine, st
     """Append a line with ``facts`` and the costs of a charge that ``store`` has just taken."""
     entry, limit = charge.entry, policy.budget_per_run or policy.budget
     own = standing(store.runs[charge.run], None, limit, policy.delta)
-    first = store.first.event if store.first else None
+    first = store.first.cost if store.first else None
     every = standing(list(chained(*store.runs.values())), first, policy.budget, policy.delta)
     alone = shares(standing([entry], None, policy.budget, policy.delta))[entry.unit]
     cost = {"epsilon": alone["epsilon"], "run_total": shares(own), "total": shares(every), "budget": policy.budget}

@@ -12,7 +12,7 @@ from fedstill.base import files
 from fedstill.base.settings import sentence
 from fedstill.sites import certificates, units
 from fedstill.sites.server import roster
-from fedstill.sites.site import charges, log
+from fedstill.sites.site import charges, log, site_sums
 from fedstill.sites.site.charges import create_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
 
@@ -72,7 +72,7 @@ def join(folder: Path, invite: Path) -> str:
     files.write_bytes(folder / _CONNECTION, tomli_w.dumps({"address": invited.address}).encode())
     key = folder / KEY
     if not key.exists():
-        certificates.site_key(key, policy.client)
+        certificates.site_key(key, policy.client, site_sums.keys_of(policy.state).public)
     unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
     files.write_bytes(folder / units.SITE, unit.encode())
     return public_key(folder)
@@ -90,7 +90,8 @@ def rekey(folder: Path) -> str:
     files.write_bytes(old := folder / f"{KEY}.old", b"")
     old.chmod(0o600)
     old.write_bytes(key.read_bytes())
-    certificates.site_key(key, SitePolicy.read(folder / POLICY).client)
+    policy = SitePolicy.read(folder / POLICY)
+    certificates.site_key(key, policy.client, site_sums.keys_of(policy.state).public)
     return public_key(folder)
 
 
