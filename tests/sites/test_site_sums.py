@@ -23,7 +23,7 @@ from fedstill.engines.transport import Arrival, Transport
 from fedstill.experiment.run import run
 from fedstill.protocol import wire
 from fedstill.runs.folder import RunFolder
-from fedstill.sites.certificates import sign_reply
+from fedstill.sites import seals
 from fedstill.sites.server import roster, serve
 from fedstill.sites.site import answer, evidence, setup, site_sums
 from fedstill.sites.site.charges import read_charges
@@ -108,7 +108,9 @@ class Net(Transport):
             house = self._house
             reply = house.change(client, request, answer.answer(house.policy(client), self._spec, request))
             key = house.places[client] / "site.key"
-            yield Arrival(client, reply, signature=sign_reply(key, self._spec, request, reply))
+            receipt = answer.log.receipt(house.policy(client).state)
+            signature = seals.sign_reply(key, self._spec, request, reply, receipt)
+            yield Arrival(client, reply, signature=signature, receipt=receipt)
 
 
 @pytest.fixture

@@ -44,6 +44,8 @@ class Invitation(Settings):
     """The server's address, as HOST:PORT."""
     authority: str
     """Certificates of the authorities that may sign the server's certificate, in PEM."""
+    server: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Public key by which the server signs its requests, in hexadecimal."""
 
     @field_validator("address")
     @classmethod

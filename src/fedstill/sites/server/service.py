@@ -24,7 +24,7 @@ from pydantic import IPvAnyAddress, PositiveInt, ValidationError, field_validato
 from fedstill import __version__
 from fedstill.base import errors, files
 from fedstill.base.settings import Settings, read_toml, sentence
-from fedstill.sites import units
+from fedstill.sites import seals, units
 from fedstill.sites.certificates import HOST, Certificates, expiry
 from fedstill.sites.server import roster
 from fedstill.sites.server.roster import Invitation
@@ -134,7 +134,9 @@ class Server:
 
     def invite(self, client: int, max_records: int | None, *, helper: bool | None = None) -> Path:
         """Write the invitation of a client, note it in the roster, and return the invitation's file."""
-        invitation = Invitation(client=client, address=self.address, authority=self.certificates.authority_text())
+        key = seals.server_key(self.folder).public_key().public_bytes_raw().hex()
+        authority = self.certificates.authority_text()
+        invitation = Invitation(client=client, address=self.address, authority=authority, server=key)
         roster.invite(self.roster, client, max_records, helper=helper)
         place = self.folder / "invitations" / f"site-{client}.toml"
         invitation.write(place)

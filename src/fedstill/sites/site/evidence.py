@@ -147,6 +147,7 @@ def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine
     health: dict[str, Any] = {"log": "whole", "ledger": "whole"}
     try:
         lines = log.read(policy.state)
+        log.check_newest(policy.state)
     except files.NewerFormat:
         raise
     except files.Damaged as error:

@@ -69,7 +69,8 @@ def join(folder: Path, invite: Path) -> str:
     if invited.client != policy.client:
         raise ValueError(f"{invite} is for client {invited.client}; the policy in {folder} is client {policy.client}'s")
     files.write_bytes(folder / _AUTHORITY, invited.authority.encode())
-    files.write_bytes(folder / _CONNECTION, tomli_w.dumps({"address": invited.address}).encode())
+    connection = {"address": invited.address, "server": invited.server}
+    files.write_bytes(folder / _CONNECTION, tomli_w.dumps(connection).encode())
     key = folder / KEY
     if not key.exists():
         certificates.site_key(key, policy.client, site_sums.keys_of(policy.state).public)
@@ -98,6 +99,14 @@ def rekey(folder: Path) -> str:
 def public_key(folder: Path) -> str:
     """A site's public key, as a line of OpenSSH."""
     return (folder / f"{KEY}.pub").read_text("utf-8").strip()
+
+
+def server_of(folder: Path) -> str | None:
+    """The public key by which a site's server signs requests; None for a site that has no server."""
+    place = folder / _CONNECTION
+    if not place.exists():
+        return None
+    return str(tomllib.loads(place.read_text("utf-8"))["server"])
 
 
 def connection(folder: Path) -> tuple[str, list[str]]:
