@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Le
 from filelock import FileLock, Timeout
-from pydantic import IPvAnyAddress, PositiveInt, ValidationError, field_validator
+from pydantic import IPvAnyAddress, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from fedstill import __version__
 from fedstill.base import errors, files
@@ -51,6 +51,8 @@ class ServerSettings(Settings):
     """Address that listens on the port."""
     proxy: Literal["fedstill", "nginx"] = "fedstill"
     """The program that listens on the port: 'server start' itself, or an nginx with FOLDER/nginx.conf."""
+    day_gb: PositiveFloat = 50.0
+    """Gigabytes that one site may send in 24 hours; 'server start' itself counts them, nginx does not."""
     days: PositiveInt = 365
     """Days for which a certificate of the server is valid."""
 
@@ -259,9 +261,13 @@ def _run(server: Server, say: Callable[[str], None]) -> int:
             while link.poll() is None and not stopped.wait(0.2):
                 pass
         else:
-            door_keys = gate.Members(server.roster)
             door = gate.server(
-                gate.app(f"https://{HOST}:{settings.inner_port}", certificates.authority, door_keys.admits),
+                gate.app(
+                    f"https://{HOST}:{settings.inner_port}",
+                    certificates.authority,
+                    gate.Members(server.roster).admits,
+                    gate.Quotas(int(settings.day_gb * 10**9)),
+                ),
                 bind=str(settings.bind),
                 port=settings.port,
                 certificate=certificates.certificate,
