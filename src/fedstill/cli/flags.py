@@ -69,10 +69,17 @@ class SweepOutput(Output):
 
 
 class Invite(Settings):
-    """The invitation of ``fedstill site init`` and ``join``."""
+    """The invitation of ``fedstill site join``."""
 
     invite: Path | None = None
     """Invitation file of the server (fedstill server invite)."""
+
+
+class Founding(Invite):
+    """The invitation of ``fedstill site init``, and numbers of its policy."""
+
+    preset: Literal["open", "study", "strict"] = "study"
+    """Numbers of the policy: study has the defaults, strict asks a person, open is for trials (docs/operate.md)."""
 
 
 class ReportOutput(Settings):

@@ -10,7 +10,7 @@ from fedstill.cli.command import FORM, Command, Part
 from fedstill.cli.output import Bad, asks_help, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from fedstill.cli.flags import Approval, Format, Invite, Ledger, Log, Sent, Status
+    from fedstill.cli.flags import Approval, Format, Founding, Invite, Ledger, Log, Sent, Status
     from fedstill.sites.site.policy import SitePolicy
 
 
@@ -18,7 +18,22 @@ _UNSET = {"client": 0, "state": Path("state")}
 """Values of the policy's settings that have no default."""
 
 
-def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
+PRESETS: dict[str, dict[str, Any]] = {
+    "study": {},
+    "open": {"unprotected": True, "min_records": 1},
+    "strict": {
+        "approval": "ask",
+        "min_epsilon": 1e-2,
+        "max_releases": 1000,
+        "max_failures_ever": 10,
+        "runs_per_day": 10,
+        "refusals_per_day": 200,
+    },
+}
+"""Settings of a policy by the name of a preset."""
+
+
+def init(words: list[str], invited: "Founding", parsed: "SitePolicy") -> None:
     """``fedstill site init``."""
     invitation = _invitation(invited)
     if parsed.data is None and not parsed.helper:
@@ -40,7 +55,7 @@ def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
 
     units.check_folder(folder.resolve())
     invite = roster.read_invitation(invitation)
-    settings = {**_changes(parsed), "client": invite.client, "state": parsed.state}
+    settings = {**PRESETS[invited.preset], **_changes(parsed), "client": invite.client, "state": parsed.state}
     policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
     units.check_folder(policy.state)
     settings |= {} if policy.classes or policy.data is None else {"classes": policies.class_names(policy)}
@@ -388,7 +403,7 @@ _INIT = (
 _ENTRY = "show needs the number of an entry in the log: fedstill site show FOLDER ENTRY [--out FOLDER]"
 _SETTINGS = Part("fedstill.sites.site.policy:SitePolicy", "settings of the policy", values=_UNSET, without=("client",))
 COMMANDS: dict[str, Command] = {
-    "init": Command(init, "FOLDER", _INIT, (Part("Invite", "server"), _SETTINGS)),
+    "init": Command(init, "FOLDER", _INIT, (Part("Founding", "server"), _SETTINGS)),
     "check": Command(check, "FOLDER", "Say what the policy lets out, after a change of it.", (FORM,)),
     "serve": Command(serve, "FOLDER", "Run the site's node, and answer the server.", raw=True),
     "join": Command(join, "FOLDER", "Take a server's new invitation.", ("Invite",)),
