@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from typing_extensions import override
 
-from fedstill import schema
+from fedstill import __version__, schema
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.flower.messages import ASK, MOST, GridTransport, Pulls, content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
@@ -68,7 +68,7 @@ def client_app(
         except Exception as error:  # the error text stays at the site
             log.error("this site is not set up: %s", error)
             return Message(content(b"", error="the site is not set up; see its log"), reply_to=message)
-        return Message(content(b"", client=client), reply_to=message)
+        return Message(content(b"", client=client, version=__version__), reply_to=message)
 
     @app.query(ASK)
     def ask(message: Message, context: Context) -> Message:
@@ -202,3 +202,10 @@ class SiteTransport(Transport):
             log.warning("a second node that claims to be client %d is ignored", number)
         else:
             self._nodes[number] = node
+            version = schema.clean(str(facts.get("version", __version__)), 40)
+            if version != __version__:
+                log.warning(
+                    "client %d runs fedstill %s, and this server %s: it refuses a run with settings that it does not "
+                    "know; upgrade the older one",
+                    *(number, version, __version__),
+                )

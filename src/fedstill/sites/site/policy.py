@@ -383,7 +383,7 @@ def words(policy: SitePolicy) -> Iterator[str]:
         )
     if policy.data is None:
         return
-    yield "to every run: the site's number, whether and when it answers, and refusals that do not depend on the records"
+    yield "to every run: the site's number and version, whether and when it answers, refusals that depend on no record"
     yield f"nothing else: neither files of {policy.data} nor what another step would send"
 
 
