@@ -49,7 +49,7 @@ def ours(clients: int, length: int) -> dict[str, float]:
     with TemporaryDirectory() as folder:
         public = [key.public_key().public_bytes_raw() for key in keys]
         helpers = [Helper(Path(folder) / str(i), i, lambda client: public[client]) for i in range(4)]
-        boxes, signers = tuple(h.box for h in helpers), tuple(h.signer for h in helpers)
+        boxes, signers = tuple(h.keys.box for h in helpers), tuple(h.keys.signer for h in helpers)
         terms = Terms(bytes(32), 0, boxes, signers, 1, 2, length, WIDTH)
 
         def client(number: int) -> Any:

@@ -44,7 +44,7 @@ def release(epsilon: float, rows: Tensor, adders: int, client: int) -> NDArray[n
 def audited(folder: Path, epsilon: float, adders: int, sums: Callable[..., NDArray[np.int64]] = release) -> float:
     """The lower bound of epsilon at 99.9 % confidence by the totals, from all clients but one that colludes."""
     helpers = [Helper(folder / str(i), i, roster) for i in range(4)]
-    boxes, signers = tuple(h.box for h in helpers), tuple(h.signer for h in helpers)
+    boxes, signers = tuple(h.keys.box for h in helpers), tuple(h.keys.signer for h in helpers)
     terms = Terms(bytes(32), 0, boxes, signers, 1, LEAST, TRIALS, 5)
     coins = np.random.default_rng(5).random(TRIALS) < 0.5
     made = []

@@ -22,6 +22,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from garbage import CLIENT, KINDS, Vandal, check_told, is_sentence, releases  # noqa: E402
 from small import Addressed, Probe, SeveralSites, federation, run, site, weights  # noqa: E402
 
+import fedstill
 from fedstill.base import errors  # noqa: E402
 from fedstill.cli import main  # noqa: E402
 from fedstill.engines.flower import apps  # noqa: E402
@@ -290,6 +291,17 @@ def test_a_client_that_is_met_in_the_last_moment_is_not_called_missing(caplog: p
     with caplog.at_level(logging.WARNING, "fedstill"):
         assert list(sites.exchange(b"what?", [0], lambda _: None)) == [Arrival(0, b"mine", None)]
     assert caplog.messages == []
+
+
+def test_a_site_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    versions = {1: "0.9", 2: fedstill.__version__, 3: LOUD}
+    grid = Grid({node: content(b"mine", client=node - 1, version=said) for node, said in versions.items()})
+    sites = apps.SiteTransport(grid, "terms", 4, wait=0.3)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "fedstill"):
+        assert len(list(sites.exchange(b"what?", [0, 1, 2], lambda _: None))) == 3
+    said = [message for message in caplog.messages if "runs fedstill" in message]
+    assert len(said) == 2 and all(map(is_sentence, said))
+    assert f"client 0 runs fedstill 0.9, and this server {fedstill.__version__}: it refuses a run with" in "".join(said)
 
 
 def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.LogCaptureFixture) -> None:

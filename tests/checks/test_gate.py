@@ -269,6 +269,41 @@ def test_the_door_knows_sites_by_their_signature(members: tuple[Path, list[ec.El
     assert "TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE" in signature and gate._OLD == 305
 
 
+def test_a_site_sends_no_more_than_its_bytes_of_a_day(
+    members: tuple[Path, list[ec.EllipticCurvePrivateKey]], tmp_path: Path
+) -> None:
+    place, (site, other) = members
+    write_roster(place, [site, other])
+    hours = [0.0]
+    quotas = gate.Quotas(1000, lambda: hours[0] * 3600)
+    assert [quotas.takes(signed(site), size) for size in (600, 401, 400, 1, 0)] == [True, False, True, False, True]
+    assert quotas.takes(signed(other), 1000)
+    hours[0] = 23.9
+    assert not quotas.takes(signed(site), 1)
+    hours[0] = 24.0
+    assert quotas.takes(signed(site), 1000)
+    ports = {"port": free_port(), "inner_port": free_port()}
+    places = service.init(tmp_path / "server", {"host": "localhost", "bind": "127.0.0.1", **ports}).certificates
+    inside = Inside()
+    link = gate.server(
+        Starlette(routes=[Route("/{path:path}", inside.answer, methods=["POST"])]),
+        bind="127.0.0.1", port=ports["inner_port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    url = f"https://127.0.0.1:{ports['inner_port']}"
+    door = gate.server(
+        gate.app(url, places.authority, gate.Members(place).admits, gate.Quotas(1000)),
+        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    inner, outer = in_thread(link, ports["inner_port"]), in_thread(door, ports["port"])
+    sizes = (900, 200, 100)
+    path = "/v1/fleet/push-object"
+    found = [ask(ports["port"], places.authority, "POST", path, bytes(n), **signed(site))[0] for n in sizes]
+    assert found == [200, 429, 200]
+    assert [len(seen[2]) for seen in inside.seen] == [900, 100]
+    stopped(door, outer)
+    stopped(link, inner)
+
+
 def test_nothing_of_a_strangers_body_is_read(
     members: tuple[Path, list[ec.EllipticCurvePrivateKey]], tmp_path: Path
 ) -> None:

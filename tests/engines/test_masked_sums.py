@@ -153,7 +153,7 @@ def test_one_helper_may_be_absent(
     if works:
         assert weights(go(tmp_path / "a", "masked")) == weights(go(tmp_path / "b", "open", steps=256))
         return
-    with pytest.raises(SumRefused, match=r"2 of 4 helpers answer and 3 are needed \(helpers 1, 2 do not\)"):
+    with pytest.raises(SumRefused, match=r"2 of 4 helpers answer and 3 are needed \(helpers 1 .*, 2 .* do not\)"):
         go(tmp_path / "a", "masked")
     monkeypatch.setattr(Helper, "agree", agree)
     assert go(tmp_path / "a", "masked").accuracy is not None  # nothing was lost
@@ -345,7 +345,7 @@ def test_too_few_usable_uploads_fix_no_set_and_are_asked_for_again(
         with pytest.raises(TooFewReplies, match=r"5 of 6 clients gave a usable reply .* client 2"):
             go(tmp_path / "run", "masked")
     assert not (tmp_path / "run/sums/000000.json").exists()
-    assert not list((tmp_path / "run/helpers").glob("*/signed.jsonl"))
+    assert not any(place.read_text() for place in (tmp_path / "run/helpers").glob("*/signed.jsonl"))
     assert go(tmp_path / "run", "masked")["sums"][0]["clients"] == 6
 
 

@@ -308,8 +308,11 @@ def test_an_invitation_has_no_secret(tmp_path: Path) -> None:
     made = service.init(tmp_path / "server", {"host": "fl.example.org"})
     text = made.invite(0, 500).read_text()
     secrets = [place for place in made.folder.rglob("*") if place.is_file() and place.stat().st_mode & 0o077 == 0]
-    assert {place.name for place in secrets} >= {"ca.key", "server.key"}
-    for line in "".join(place.read_text() for place in secrets).splitlines():
-        assert line.startswith("-----") or line not in text
-    assert tomllib.loads(text).keys() == {"client", "address", "authority"}
+    assert {place.name for place in secrets} >= {"ca.key", "server.key", "request.key"}
+    for line in b"\n".join(place.read_bytes() for place in secrets if place.suffix != ".key").splitlines():
+        assert line.decode() not in text
+    for key in (place.read_bytes() for place in secrets if place.suffix == ".key"):
+        assert key.hex() not in text
+        assert not any(line in text for line in key.decode(errors="replace").splitlines() if line[:5] != "-----")
+    assert tomllib.loads(text).keys() == {"client", "address", "authority", "server"}
     assert roster.load(made.roster).invited[0].max_records == 500

@@ -34,7 +34,7 @@ class Party:
     def __init__(self, folder: Path, helpers: int = 4, traitors: int = 1, least: int = 3, length: int = 50) -> None:
         self.folder = folder
         self.helpers = [Helper(folder / str(i), i, roster) for i in range(helpers)]
-        keys = tuple(h.box for h in self.helpers), tuple(h.signer for h in self.helpers)
+        keys = tuple(h.keys.box for h in self.helpers), tuple(h.keys.signer for h in self.helpers)
         self.terms = Terms(bytes(32), 0, *keys, traitors, least, length, 5)
         rng = np.random.default_rng(0)
         self.numbers = [rng.integers(-(10**9), 10**9, length) for _ in KEYS]
@@ -91,7 +91,7 @@ def test_numbers_of_each_width_wrap_where_they_must(width: int) -> None:
 def test_an_upload_shows_nothing_without_the_missing_class(tmp_path: Path) -> None:
     """With the seeds that one helper has, the rest of the mask is a keystream that it has not: bytes look uniform."""
     party = Party(tmp_path, length=20_000)
-    held = masks.opened(party.uploads[0], party.terms, 0, party.helpers[0]._opening)
+    held = masks.opened(party.uploads[0], party.terms, 0, party.helpers[0].keys.opening)
     assert len(held) == 3 and set(held) == set(party.terms.held(0))
     seen = unpacked(party.masked[0], 5).copy()
     for seed in held.values():
@@ -102,7 +102,7 @@ def test_an_upload_shows_nothing_without_the_missing_class(tmp_path: Path) -> No
     counts = np.bincount(np.frombuffer(low, np.uint8), minlength=256)
     assert abs(((counts - len(low) / 256) ** 2 / (len(low) / 256)).sum() - 255) < 6 * np.sqrt(510)
     missing = next(number for number in range(4) if number not in held)
-    other = masks.opened(party.uploads[0], party.terms, 1, party.helpers[1]._opening)[missing]
+    other = masks.opened(party.uploads[0], party.terms, 1, party.helpers[1].keys.opening)[missing]
     masks.add_mask(total := np.zeros(len(seen), np.uint64), other, 5)
     assert (centred(seen - total, 5) == party.numbers[0]).all()
 

@@ -69,10 +69,17 @@ class SweepOutput(Output):
 
 
 class Invite(Settings):
-    """The invitation of ``fedstill site init`` and ``join``."""
+    """The invitation of ``fedstill site join``."""
 
     invite: Path | None = None
     """Invitation file of the server (fedstill server invite)."""
+
+
+class Founding(Invite):
+    """The invitation of ``fedstill site init``, and numbers of its policy."""
+
+    preset: Literal["open", "study", "strict"] = "study"
+    """Numbers of the policy: study has the defaults, strict asks a person, open is for trials (docs/operate.md)."""
 
 
 class ReportOutput(Settings):
@@ -164,10 +171,12 @@ class Removal(Settings):
 
 
 class Invitation(Settings):
-    """The limit of ``fedstill server invite``."""
+    """The limit and the part of the clients of ``fedstill server invite``."""
 
     records: Annotated[int, Ge(1), Lt(10**15)] | None = None
     """Largest number of records that a reply may claim; no limit by default."""
+    helper: bool = False
+    """They are helpers of masked sums too, or helpers alone (docs/sums.md)."""
 
 
 class Acceptance(Settings):

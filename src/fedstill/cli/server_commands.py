@@ -43,7 +43,7 @@ def invite(words: list[str], limit: "Invitation") -> None:
     clients = [_number(client) for client in words[1:]]
     of = _open(words, "invite")
     for client in clients:
-        place = of.invite(client, limit.records)
+        place = of.invite(client, limit.records, helper=limit.helper or None)
         print(f"client {client}: {place}, fingerprint {fingerprint(place)}")
     print("send each site its file, and compare fingerprints on another way (a call); nothing in it is secret")
 

@@ -10,20 +10,39 @@ from fedstill.cli.command import FORM, Command, Part
 from fedstill.cli.output import Bad, asks_help, print_json, print_wide, table
 
 if TYPE_CHECKING:  # `fedstill --help` imports nothing heavy
-    from fedstill.cli.flags import Approval, Format, Invite, Ledger, Log, Sent, Status
+    from fedstill.cli.flags import Approval, Format, Founding, Invite, Ledger, Log, Sent, Status
     from fedstill.sites.site.policy import SitePolicy
 
 
-_UNSET = {"client": 0, "data": Path("data"), "state": Path("state"), "methods": ("none",)}
+_UNSET = {"client": 0, "state": Path("state")}
 """Values of the policy's settings that have no default."""
 
 
-def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
+PRESETS: dict[str, dict[str, Any]] = {
+    "study": {},
+    "open": {"unprotected": True, "min_records": 1},
+    "strict": {
+        "approval": "ask",
+        "min_epsilon": 1e-2,
+        "max_releases": 1000,
+        "max_failures_ever": 10,
+        "runs_per_day": 10,
+        "refusals_per_day": 200,
+    },
+}
+"""Settings of a policy by the name of a preset."""
+
+
+def init(words: list[str], invited: "Founding", parsed: "SitePolicy") -> None:
     """``fedstill site init``."""
     invitation = _invitation(invited)
-    if parsed.methods == _UNSET["methods"]:
+    if parsed.data is None and not parsed.helper:
+        raise Bad(
+            "--data is missing; give the file or folder of records (a mere helper of masked sums has none: --helper)"
+        )
+    if not parsed.methods and parsed.data is not None:
         raise Bad("--methods is empty; name the allowed methods or steps, as --methods fedavg-p fedgm.distil")
-    if not parsed.data.expanduser().exists():
+    if parsed.data is not None and not parsed.data.expanduser().exists():
         raise Bad(f"--data is {str(parsed.data)!r}, which does not exist; give the file or folder of records")
     from fedstill.sites import units
     from fedstill.sites.server import roster
@@ -36,10 +55,10 @@ def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
 
     units.check_folder(folder.resolve())
     invite = roster.read_invitation(invitation)
-    settings = {**_changes(parsed), "client": invite.client, "state": parsed.state}
+    settings = {**PRESETS[invited.preset], **_changes(parsed), "client": invite.client, "state": parsed.state}
     policy = setup.read_settings({**settings, "state": folder.resolve() / parsed.state.expanduser()})
     units.check_folder(policy.state)
-    settings |= {} if policy.classes else {"classes": policies.class_names(policy)}
+    settings |= {} if policy.classes or policy.data is None else {"classes": policies.class_names(policy)}
     policy = policy.model_copy(update={"classes": settings.get("classes", policy.classes)})
     warnings = list(policies.check(policy))
     setup.site(folder, {name: value for name, value in settings.items() if value != {}})
@@ -49,6 +68,7 @@ def init(words: list[str], invited: "Invite", parsed: "SitePolicy") -> None:
     if sentence := units.of_root("this site"):
         print(sentence, file=sys.stderr)
     _say(policy, warnings)
+    _say_prints(_policy(words))
     print(f"send this public key ({folder / 'site.key.pub'}) to the server, for 'fedstill server accept':\n{key}")
     print(f"then: fedstill site serve {words[0]}, or as a service: see {folder / units.SITE}")
 
@@ -64,7 +84,7 @@ def _changes(parsed: "SitePolicy") -> dict[str, Any]:
     base = type(parsed)(**_UNSET)
     changed = {n: getattr(parsed, n) for n in type(parsed).model_fields if getattr(parsed, n) != getattr(base, n)}
     public = {name: place.expanduser().resolve() for name, place in parsed.public.items()}
-    return {**changed, "data": parsed.data.expanduser().resolve(), "public": public}
+    return {**changed, "data": parsed.data and parsed.data.expanduser().resolve(), "public": public}
 
 
 def check(words: list[str], form: "Format") -> None:
@@ -72,6 +92,7 @@ def check(words: list[str], form: "Format") -> None:
     from fedstill.sites import units
     from fedstill.sites.site import log
     from fedstill.sites.site import policy as policies
+    from fedstill.sites.site.site_sums import prints
 
     policy = _policy(words)
     for problem in log.verify(policy.state).problems[:1]:
@@ -79,9 +100,11 @@ def check(words: list[str], form: "Format") -> None:
     place, on_cpu = Path(words[0]).resolve(), policy.device == "cpu"
     warnings = [*policies.check(policy), *units.disagreements(place, policy.state.resolve(), on_cpu=on_cpu)]
     if form.json_:
-        print_json({"client": policy.client, "leaves": list(policies.words(policy)), "warnings": warnings})
+        leaves = list(policies.words(policy))
+        print_json({"client": policy.client, "leaves": leaves, "sums": prints(policy), "warnings": warnings})
     else:
         _say(policy, warnings)
+        _say_prints(policy)
 
 
 def join(words: list[str], invited: "Invite") -> None:
@@ -145,6 +168,14 @@ def _say(policy: Any, warnings: Sequence[str]) -> None:
         print(f"  {line}")
     for warning in warnings:
         print(f"warning: {warning}")
+
+
+def _say_prints(policy: "SitePolicy") -> None:
+    from fedstill.sites.site.site_sums import prints
+
+    own = prints(policy)
+    role = f"; as a helper {own['helper']}" if policy.helper else ""
+    print(f"fingerprints for other sites' policies (masked sums): as a partner {own['partner']}{role}")
 
 
 _LAST = 30
@@ -372,7 +403,7 @@ _INIT = (
 _ENTRY = "show needs the number of an entry in the log: fedstill site show FOLDER ENTRY [--out FOLDER]"
 _SETTINGS = Part("fedstill.sites.site.policy:SitePolicy", "settings of the policy", values=_UNSET, without=("client",))
 COMMANDS: dict[str, Command] = {
-    "init": Command(init, "FOLDER", _INIT, (Part("Invite", "server"), _SETTINGS)),
+    "init": Command(init, "FOLDER", _INIT, (Part("Founding", "server"), _SETTINGS)),
     "check": Command(check, "FOLDER", "Say what the policy lets out, after a change of it.", (FORM,)),
     "serve": Command(serve, "FOLDER", "Run the site's node, and answer the server.", raw=True),
     "join": Command(join, "FOLDER", "Take a server's new invitation.", ("Invite",)),

@@ -166,6 +166,7 @@ class SiteClient(Client):
         ledger: Ledger,
         device: torch.device,
         common: RequestResults,
+        sign: Callable[[bytes], bytes],
     ) -> None:
         self.id = client
         self.architecture = spec.architecture(client)
@@ -182,6 +183,8 @@ class SiteClient(Client):
         self._ledger = ledger
         self._releases = 0
         self._common = common
+        self.sign = sign
+        """The client's Ed25519 signature of an upload to a masked sum."""
 
     @cached_property
     def _records(self) -> tuple[Records, Records]:
@@ -260,10 +263,6 @@ class SiteClient(Client):
             check_range(mechanism, self._spec.sums)
         return mechanism.adders, mechanism.alone if mechanism.adders > 1 else None
 
-    def sign(self, text: bytes) -> bytes:
-        """A simulated client's signature, which protects nothing."""
-        return simulated_key(self._spec.run, self.id).sign(text)
-
     @override
     def rng(self, *use: str | int) -> torch.Generator:
         return seeds.stream(self._spec.seed, "client", self.id, self._exchange, *use)
@@ -305,6 +304,7 @@ class Site:
         device: device of the steps.
         threads: number of threads of a step; results are reproducible to the bit only for the same number.
         open_ledger: opens a client's ledger, given its folder; by default a ledger of this run with the run's budget.
+        sign: a real site's signature of its uploads to masked sums; simulated clients have keys that protect nothing.
     """
 
     def __init__(
@@ -316,6 +316,7 @@ class Site:
         device: str = "cpu",
         threads: int = 1,
         open_ledger: Callable[[Path], Ledger] | None = None,
+        sign: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.spec = spec
         self.data = data
@@ -323,6 +324,7 @@ class Site:
         self.device = torch.device(device)
         self.threads = threads
         self._open_ledger = open_ledger
+        self._own_sign = sign
         self._logged: set[str] = set()
         self._results: dict[tuple[bytes, str], Any] = {}
         self._steps = masked_steps(steps_of(spec.method), spec.sums, spec.digest)
@@ -392,7 +394,7 @@ class Site:
         states = StateFiles(folder, None if self._open_ledger is None else _REMEDY)
         ledger = self._ledger(folder)
         state, common = states.read(exchange % EVALUATIONS), RequestResults(self._results, request)
-        actor = SiteClient(self.spec, client, exchange, step.name, self.data, state, ledger, self.device, common)
+        actor = self._client(client, exchange, step.name, state, ledger, common)
         with self._reproducible(client, exchange):
             reply = step.function(self.spec.method, actor, **step.arguments(values))
         if not isinstance(reply, step.reply):
@@ -414,9 +416,21 @@ class Site:
         """The own model of a simulated client as it evaluates it after ``asked`` requests; nothing is stored."""
         exchange, folder = EVALUATIONS + asked, self._folder(client)
         state, ledger, common = last_state(self.folder, client), self._ledger(folder), RequestResults({}, b"")
-        actor = SiteClient(self.spec, client, exchange, EVALUATE.name, self.data, state, ledger, self.device, common)
+        actor = self._client(client, exchange, EVALUATE.name, state, ledger, common)
         with self._reproducible(client, exchange):
             return self.spec.method.personal_model(actor, shared)
+
+    def _client(
+        self,
+        client: int,
+        exchange: int,
+        step: str,
+        state: dict[str, Tensor],
+        ledger: Ledger,
+        common: RequestResults,
+    ) -> SiteClient:
+        sign = self._own_sign or (lambda text: simulated_key(self.spec.run, client).sign(text))
+        return SiteClient(self.spec, client, exchange, step, self.data, state, ledger, self.device, common, sign)
 
     @contextmanager
     def _reproducible(self, client: int, exchange: int) -> Iterator[None]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ class MaskedSums(Settings):
     """Bytes of a masked number: totals are known modulo 2^(8 width)."""
     records: Annotated[int, Ge(1), Le(2**40)] = 2**20
     """Most records of all clients together, a public bound."""
+    members: tuple[Key, ...] = ()
+    """Public Ed25519 keys of real sites, by number of the client; none for simulated clients."""
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -57,6 +59,10 @@ class MaskedSums(Settings):
             raise ValueError(
                 f"{len(self.signers)} keys to sign by and {len(self.boxes)} to seal to; each helper has one of each"
             )
+        if self.members and len(set(self.members)) < len(self.members):
+            raise ValueError("two members have the same key; they are one owner, who would count twice")
+        if self.members and len(self.members) != self.clients:
+            raise ValueError(f"{len(self.members)} members have keys, but the run has {self.clients} clients")
         if self.adders > self.least:
             raise ValueError(f"adders is {self.adders}, above the least number of clients in a sum, {self.least}")
         needed = quorum(len(self.signers), self.traitors)
@@ -68,9 +74,20 @@ class MaskedSums(Settings):
 
     def terms(self, run: bytes, exchange: int, length: int) -> Terms:
         """The terms of one sum of ``length`` numbers."""
-        keys = (tuple(map(bytes.fromhex, some)) for some in (self.boxes, self.signers))
-        boxes, signers = keys
+        boxes, signers = (tuple(map(bytes.fromhex, some)) for some in (self.boxes, self.signers))
         return Terms(run, exchange, boxes, signers, self.traitors, self.least, length, self.width)
+
+    @property
+    def words(self) -> str:
+        """The parties, for a person."""
+        return (
+            f"masked, of {self.least} to {self.clients} clients, opened by {len(self.signers)} helpers of whom "
+            f"{self.traitors} may work with the server; the noise of {self.adders} clients counts"
+        )
+
+    def roster(self, client: int) -> bytes | None:
+        """The key by which a real site signs its uploads; None for a number that is no client."""
+        return bytes.fromhex(self.members[client]) if 0 <= client < len(self.members) else None
 
 
 class MaskedReply(Reply):
@@ -201,10 +218,25 @@ def simulated_roster(run: str, clients: int) -> Roster:
     return key
 
 
-def simulated_helpers(folder: Path, number: int, run: str, clients: int) -> list[Helper]:
+class Parties(NamedTuple):
+    """Who takes part in a run's masked sums, as its server knows them.
+
+    Attributes:
+        keys: public keys of the helpers, to sign by and to seal to.
+        members: public keys by which real sites sign, by number of the client; none for simulated clients.
+        reach: the helpers, given the text of the run's spec.
+    """
+
+    keys: Sequence[tuple[bytes, bytes]]
+    members: Sequence[bytes]
+    reach: Callable[[str], Sequence[Answers]]
+
+
+def simulated_parties(folder: Path, number: int, run: str, clients: int) -> Parties:
     """Helpers in the server's process, with folders in the run's; their keys last as long as the run."""
     roster = simulated_roster(run, clients)
-    return [Helper(folder / str(place), place, roster) for place in range(number)]
+    helpers = [Helper(folder / str(place), place, roster) for place in range(number)]
+    return Parties([(helper.keys.signer, helper.keys.box) for helper in helpers], (), lambda _: helpers)
 
 
 # The server -----------------------------------------------------------------------------------------------------------

@@ -28,12 +28,16 @@ from fedstill.runs.journal import EVALUATIONS, Refusal
 
 
 class Arrival(NamedTuple):
-    """A client's reply, or the reason why there is none; a real site's ``signature`` of it, in hexadecimal."""
+    """A client's reply, or the reason why there is none.
+
+    A real site's has a ``signature``, in hexadecimal, and a ``receipt`` of its log.
+    """
 
     client: int
     reply: bytes
     failure: str | None = None
     signature: str = ""
+    receipt: str = ""
 
 
 class Transport(ABC):

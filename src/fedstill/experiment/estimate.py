@@ -23,14 +23,14 @@ from fedstill.engines import server
 from fedstill.engines.client import Site
 from fedstill.engines.masked_sums import MaskedReply
 from fedstill.engines.reply_checks import Replies, listed
-from fedstill.engines.run_spec import RunSpec
+from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Arrival, Transport, Watcher
 from fedstill.experiment import overlap
 from fedstill.experiment.checks import check_job, check_records, warn_of_depth
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
-from fedstill.experiment.run import spec_of
+from fedstill.experiment.run import parties_of, spec_of
 from fedstill.experiment.task import client_data, share_out
 from fedstill.privacy.guarantee import Guarantee
 from fedstill.privacy.ledger import Charge
@@ -236,7 +236,7 @@ def estimate(job: Job, watcher: Watcher | None = None) -> Estimate:
     clients = client_data(experiment, task)
     with TemporaryDirectory(prefix="fedstill-", ignore_cleanup_errors=True) as place:
         folder, clock = Path(place), Clock()
-        spec = spec_of(job, task, helpers=folder / "helpers")
+        spec = spec_of(job, task, parties=parties_of(job, DEFAULTS["run"], folder / "helpers"))
         assert spec.facts  # raises where the model cannot be built
         warn_of_depth(spec)
         site = Site(spec, clients, folder / "clients", device=experiment.device, threads=experiment.threads)

@@ -28,7 +28,7 @@ from fedstill.data import places, public, sources
 from fedstill.engines import reply_checks, transport
 from fedstill.engines.client import Site, forget_state
 from fedstill.engines.client_evaluation import EvaluationResult
-from fedstill.engines.masked_sums import MaskedSums, adders_of, simulated_helpers
+from fedstill.engines.masked_sums import MaskedSums, Parties, adders_of, simulated_parties
 from fedstill.engines.run_spec import DEFAULTS, RunSpec
 from fedstill.engines.server import ServerFederation
 from fedstill.engines.transport import Losing, Transport, Watcher, Watchers
@@ -45,7 +45,6 @@ from fedstill.runs import environment, formats
 from fedstill.runs.folder import RunFolder, Taken
 from fedstill.runs.journal import EVALUATIONS, Journal, JournalFiles, Refusal
 from fedstill.runs.pieces import Config
-from fedstill.sums.helpers import Helper
 
 _SETTINGS = {"max_bytes": "max_bytes (--max-message-mb)"}
 """Name of the flag for each field of a `RunSpec` that is called otherwise."""
@@ -177,6 +176,7 @@ def run(
     data: sources.DataSet | None = None,
     watcher: Watcher | None = None,
     sites: Callable[[RunSpec], Transport] | None = None,
+    parties: Parties | None = None,
     task: Task | None = None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> dict[str, Any]:
@@ -192,6 +192,7 @@ def run(
         watcher: observes the progress.
         sites: connects to real sites, which have their own records; the server's data set then only gives image shape,
             classes, normalisation and test records. By default clients are simulated on this machine.
+        parties: helpers and keys of the masked sums of real sites.
         task: records of the simulated clients, if ``job.experiment`` does not describe them; a resumed run needs the
             same.
         on_model: receives the final model before ``summary.json`` is written; a resumed run may call it again.
@@ -206,10 +207,10 @@ def run(
     check_job(job, late=_is_extension(job))
     if sites is not None and (job.experiment.drop or job.experiment.slow):
         raise ValueError("--drop and --slow are for simulated clients; real sites fail by themselves")
-    if sites is not None and job.experiment.masked is not None:
-        raise ValueError("--sums masked is for simulated clients; real sites have no helpers yet: use --sums open")
     if sites is not None:
         check_classes(job.experiment, "a run with real sites")
+    if sites is not None and parties is None and job.experiment.masked is not None:
+        raise ValueError("--sums masked needs helpers, which the server's roster names; use --sums open without one")
     if sites is not None and job.experiment.validation:
         raise ValueError("--validation splits the records of simulated clients; leave it out with real sites")
     with (
@@ -219,7 +220,7 @@ def run(
         if processes.is_copy():
             torch.set_num_threads(1)  # a copy waits for ever for the threads that its parent computed with
     with RunFolder(job.out).locked(), _watched(watcher, job) as both:
-        return _run(job, data, both, sites, task, on_model)
+        return _run(job, data, both, sites, parties, task, on_model)
 
 
 @contextmanager
@@ -237,6 +238,7 @@ def _run(
     data: sources.DataSet | None,
     watcher: Watcher,
     sites: Callable[[RunSpec], Transport] | None,
+    parties: Parties | None,
     task: Task | None,
     on_model: Callable[[nn.Module], None] | None,
 ) -> dict[str, Any]:
@@ -251,7 +253,9 @@ def _run(
     check_records(job, task)
     facts = {"version": fedstill.__version__, "fingerprint": task.fingerprint, **public_facts(experiment)}
     check_facts(folder.path, begun, facts)
-    spec = spec_of(job, task, (begun and begun.run) or secrets.token_hex(16), folder.helpers)
+    number = (begun and begun.run) or secrets.token_hex(16)
+    parties = parties or parties_of(job, number, folder.helpers)
+    spec = spec_of(job, task, number, parties)
     assert spec.facts  # raises where the model cannot be built
     warn_of_depth(spec)
     data_of_clients = client_data(experiment, task)
@@ -261,13 +265,7 @@ def _run(
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
     folder.write_config({**description, **facts, "run": spec.run, **origin}, private=not (sites or task.known))
-    is_first = _note_environment(folder, experiment.device, watcher)
-    if is_first:
-        watcher.read(task.origin)
-    for remark in task.remarks:
-        watcher.noted(remark)
-    if is_first and (source := origin.get("answers") or origin.get("extends")):
-        watcher.reused(source)
+    _tell(watcher, task, origin, is_first=_note_environment(folder, experiment.device, watcher))
     if sites is None:
         folder.write_partition(task.class_names, task.counts(), task.values, (*task.origin, *task.remarks))
         keep_memory()
@@ -275,13 +273,23 @@ def _run(
         make_site = partial(Site, spec, data_of_clients, folder.clients, **where)
     late = "extends" in origin
     with connect(job, make_site, late=late) if sites is None else sites(spec) as transport:
-        federation = _federation(job, spec, transport, task, public_records, watcher)
+        federation = _federation(job, spec, transport, task, public_records, watcher, parties)
         model = reply_checks.checked_model(job.name, job.method.server(federation))
         if on_model is not None:
             on_model(model)
         summary = _finish(job, task, folder, federation, model, data)
     watcher.finished(summary, None)
     return summary
+
+
+def _tell(watcher: Watcher, task: Task, origin: dict[str, Any], *, is_first: bool) -> None:
+    """Tell what was read, and at the first start of a run also where from, and whose replies it begins with."""
+    if is_first:
+        watcher.read(task.origin)
+    for remark in task.remarks:
+        watcher.noted(remark)
+    if is_first and (source := origin.get("answers") or origin.get("extends")):
+        watcher.reused(source)
 
 
 def _finished_before(
@@ -311,7 +319,13 @@ def _finished_before(
 
 
 def _federation(
-    job: Job, spec: RunSpec, transport: Transport, task: Task, public_records: Records | None, watcher: Watcher
+    job: Job,
+    spec: RunSpec,
+    transport: Transport,
+    task: Task,
+    public_records: Records | None,
+    watcher: Watcher,
+    parties: Parties | None,
 ) -> ServerFederation:
     """The server's side of a run."""
     experiment = job.experiment
@@ -329,19 +343,19 @@ def _federation(
         device=experiment.device,
         watcher=watcher,
         local_test=experiment.local_test > 0,
-        helpers=helpers_of(job, spec.run, RunFolder(job.out).helpers),
+        helpers=() if parties is None else parties.reach(spec.text()),
     )
 
 
-def helpers_of(job: Job, run: str, folder: Path) -> list[Helper]:
-    """The simulated helpers of a run with masked sums, whose keys lie in ``folder`` until the run ends."""
+def parties_of(job: Job, run: str, folder: Path) -> Parties | None:
+    """The simulated helpers of a run, whose keys lie in ``folder`` until the run ends; None if its sums are open."""
     options = job.experiment.masked
     if options is None:
-        return []
-    return simulated_helpers(folder, options.helpers, run, job.experiment.clients)
+        return None
+    return simulated_parties(folder, options.helpers, run, job.experiment.clients)
 
 
-def masked_sums(job: Job, run: str, folder: Path) -> MaskedSums | None:
+def masked_sums(job: Job, parties: Parties) -> MaskedSums | None:
     """What all parties of a run agree on about its masked sums; None for open ones.
 
     Raises:
@@ -358,16 +372,21 @@ def masked_sums(job: Job, run: str, folder: Path) -> MaskedSums | None:
             f"of {options.least} clients a share of {options.colluding:g} may work with the server (colluding), which "
             "leaves none whose noise counts; lower it, or take more clients"
         )
-    helpers = helpers_of(job, run, folder)
+    if len(parties.keys) != options.helpers:
+        raise ValueError(
+            f"sums is {experiment.sums!r} with {options.helpers} helpers, but the roster names {len(parties.keys)}; "
+            f"say helpers={len(parties.keys)}, or change who helps (fedstill server invite FOLDER CLIENT --helper)"
+        )
     return MaskedSums(
-        signers=tuple(helper.signer.hex() for helper in helpers),
-        boxes=tuple(helper.box.hex() for helper in helpers),
+        signers=tuple(signer.hex() for signer, _ in parties.keys),
+        boxes=tuple(box.hex() for _, box in parties.keys),
         traitors=options.traitors,
         least=options.least,
         adders=adders,
         clients=experiment.clients,
         width=options.width,
         records=options.records,
+        members=tuple(key.hex() for key in parties.members),
     )
 
 
@@ -411,11 +430,10 @@ def _note_environment(folder: RunFolder, device: str, watcher: Watcher) -> bool:
     return not before
 
 
-def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], helpers: Path | None = None) -> RunSpec:
+def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], parties: Parties | None = None) -> RunSpec:
     """The spec of a run; ``run`` is its random number.
 
-    ``helpers`` is the folder of the simulated helpers, which have keys there; without it the spec is that of a run
-    whose sums are open, as for reading what a run has left.
+    Without ``parties`` the spec is that of a run whose sums are open, as for reading what a run has left.
 
     Raises:
         ValueError: a value is out of its range.
@@ -441,7 +459,7 @@ def spec_of(job: Job, task: Task, run: str = DEFAULTS["run"], helpers: Path | No
             columns=task.columns,
             table_schema=None if (by := experiment.table_schema) is None else by.digest,
             target=None if by is None else by.range,
-            sums=None if helpers is None else masked_sums(job, run, helpers),
+            sums=None if parties is None else masked_sums(job, parties),
         )
     except ValidationError as error:
         raise ValueError(f"the run is not possible: {sentence(error)}") from error

@@ -69,8 +69,15 @@ class Charge(BaseModel):
     """Then: the cost of this client's own noise, if everybody else works together."""
     part: Annotated[Words, Field(max_length=200)] | None = None
     """Disjoint part of the client's records that the release depends on; None for all records."""
+    counts_alone: Annotated[bool, Field(exclude=True, repr=False)] = False
+    """Whether the ledger of a real site counts ``alone`` in place of the event; it never leaves."""
     records: Annotated[bytes | None, Field(exclude=True, repr=False)] = None
     """Records of that part (`Part.records`), for a ledger that checks parts; it never leaves. None if unknown."""
+
+    @property
+    def cost(self) -> Event:
+        """The event that the ledger of a real site counts."""
+        return self.alone if self.counts_alone and self.alone is not None else self.event
 
     @model_serializer(mode="wrap")
     def _without_share(self, usual: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """Certificates of a server, by an authority of its own, and keys of sites."""
 
 import datetime
-import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -123,19 +122,23 @@ def check_authority(text: str) -> None:
 
 _COMMENT = "fedstill-client-"
 """Beginning of the comment of a site's key, before the client's number."""
+_SUMS = "sums-"
+"""Beginning of the word of that comment with the keys for masked sums."""
 
 
-def site_key(place: Path, client: int) -> Path:
+def site_key(place: Path, client: int, sums: str | None = None) -> Path:
     """Make a site's key pair as `ssh-keygen -t ecdsa` does, and return the path of the public key.
 
-    Its comment has the client's number, so that a key that is accepted under another one is noticed.
+    Its comment has the client's number, so that a key that is accepted under another one is noticed, and the public
+    keys for masked sums, as `fedstill.sums.keys.Keys.public` writes them.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     _secret(place, _private(key, serialization.PrivateFormat.OpenSSH))
     public = place.with_name(f"{place.name}.pub")
     openssh = serialization.PublicFormat.OpenSSH
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
-    files.write_bytes(public, line + f" {_COMMENT}{client}\n".encode())
+    words = f" {_COMMENT}{client}" if sums is None else f" {_COMMENT}{client} {_SUMS}{sums}"
+    files.write_bytes(public, line + f"{words}\n".encode())
     return public
 
 
@@ -146,30 +149,10 @@ def client_of(text: str) -> int | None:
     return int(number) if comment.startswith(_COMMENT) and number.isdecimal() and len(number) < 16 else None
 
 
-def sign_reply(key: Path, spec: str, request: bytes, reply: bytes) -> str:
-    """A site's signature of a reply to a request of a run, in hexadecimal; the spec has the run's random number.
-
-    Flower signs a time only: whoever knows a node's and a message's number could answer in another's place.
-    """
-    private = serialization.load_ssh_private_key(key.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey), "site_key makes keys of this kind only"
-    return private.sign(_signed(spec, request, reply), ec.ECDSA(hashes.SHA256())).hex()
-
-
-def has_signed(key: str, signature: str, spec: str, request: bytes, reply: bytes) -> bool:
-    """Whether the owner of a public key, a line of OpenSSH, has signed a reply (`sign_reply`)."""
-    public = serialization.load_ssh_public_key(key.encode())
-    assert isinstance(public, ec.EllipticCurvePublicKey), "the roster has keys of this kind only"
-    try:
-        public.verify(bytes.fromhex(signature), _signed(spec, request, reply), ec.ECDSA(hashes.SHA256()))
-    except (ValueError, InvalidSignature):
-        return False
-    return True
-
-
-def _signed(spec: str, request: bytes, reply: bytes) -> bytes:
-    digests = (hashlib.sha256(part).digest() for part in (spec.encode(), request, reply))
-    return b"fedstill reply, version 1\n" + b"".join(digests)
+def sums_of(text: str) -> str | None:
+    """The keys for masked sums in the comment of a site's public key; None if it has none."""
+    words = [word for word in text.split()[3:] if re.fullmatch(rf"{_SUMS}[0-9a-f]{{128}}", word)]
+    return words[0].removeprefix(_SUMS) if words else None
 
 
 def read_public(text: str) -> str:

@@ -1,5 +1,6 @@
 """A deployment on this machine: a server, and sites with keys, over TLS."""
 
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,8 @@ from fedstill.base.records import Records
 from fedstill.sites.certificates import HOST
 from fedstill.sites.server import roster, service, submit
 from fedstill.sites.server.submit import SubmitFlags
-from fedstill.sites.site import setup
+from fedstill.sites.site import setup, site_sums
+from fedstill.sites.site.policy import SitePolicy
 
 _FEDSTILL = (sys.executable, "-m", "fedstill")
 
@@ -97,16 +99,27 @@ class Loopback:
             time.sleep(0.1)
 
     def add_site(self, client: int, records: Records | None = None, **policy: Any) -> Path:
-        """Make a site's folder with key, data, policy and ledger, register the key, and return the folder."""
+        """Make a site's folder with key, data, policy and ledger, register the key, and return the folder.
+
+        A site whose policy says so (``helper``) becomes one of the server's helpers of masked sums.
+        """
         place = self.folder / f"site-{client}"
         place.mkdir()
         if records is not None:
             images = records.images if records.are_vectors else records.images.permute(0, 2, 3, 1)
             np.savez(place / "data.npz", x_train=images.numpy(), y_train=records.labels.numpy())
-        setup.site(place, {"client": client, "data": "data.npz", "state": "state", **policy})
-        key = setup.join(place, self.server.invite(client, None))
+        data = {"data": "data.npz"} if records is not None else {}
+        setup.site(place, {"client": client, "state": "state", **data, **policy})
+        key = setup.join(place, self.server.invite(client, None, helper=policy.get("helper")))
         roster.accept(self.server.roster, client, key, self.server.supernode)
         return place
+
+    def trust_helpers(self, *clients: int) -> None:
+        """Name these sites' fingerprints as helpers in the policies of all sites, as their operators would."""
+        policies = {client: SitePolicy.read(self.folder / f"site-{client}" / setup.POLICY) for client in clients}
+        line = f"helpers = {json.dumps([site_sums.prints(policy)['helper'] for policy in policies.values()])}\n"
+        for place in self.folder.glob(f"site-*/{setup.POLICY}"):
+            place.write_text(line + place.read_text("utf-8"), "utf-8")
 
     def start_site(self, client: int, *options: object, **environment: str) -> None:
         """Start a site's node."""

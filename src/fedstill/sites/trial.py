@@ -2,10 +2,10 @@
 
 import shutil
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,8 +15,13 @@ from fedstill.data import sources
 from fedstill.report import spending
 from fedstill.runs.folder import RunFolder
 
+if TYPE_CHECKING:
+    from fedstill.sites.loopback import Loopback
+
 _PATIENCE = 600.0
 """Seconds to wait for the two sites: a busy machine may lose sight of them for a while."""
+_BUDGET = 1.3
+"""Epsilon of a site for all runs: one of epsilon 1 and a small one fit, a second of epsilon 1 does not."""
 
 
 def check(folder: Path | None = None) -> Iterator[Any]:
@@ -40,9 +45,11 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         yield f"the paths of runs and of keys there: {_refused(here.port, here.server.certificates.authority)}"
         for client, part in enumerate(np.array_split(np.arange(len(data.train)), 2)):
             own = data.train[torch.from_numpy(part)]
-            here.add_site(client, own, methods=["fedavg-p"], budget=1.3)
+            here.add_site(client, own, methods=["fedavg-p", "afl"], budget=_BUDGET, helper=True)
+        here.trust_helpers(0, 1)
+        for client in range(2):
             here.start_site(client)
-            yield f"site {client}: {len(own)} records, a policy that allows fedavg-p up to epsilon 1.3"
+            yield f"site {client}: a policy that allows fedavg-p and afl up to epsilon {_BUDGET:g}, a helper of sums"
         task = {"data": "digits", "clients": 2, "model": "scattering", "public": "noise=200", "noise": "entropy"}
         method = {"epsilon": 1.0, "extractor": {"pretrain": "none"}, "space": {"dims": 32}}
         run = here.run("first", {"method": "fedavg-p", **task, "fedavg-p": method}, _PATIENCE)
@@ -52,6 +59,7 @@ def check(folder: Path | None = None) -> Iterator[Any]:
             raise RuntimeError(f"the run ended as {status}: {here.output(run)[-2000:]}\nsee {folder / 'logs'}")
         yield f"run: {status}, one upload from each site"
         yield from spending.show(out)
+        yield from _masked(here, task)
         again = here.run("second", {"method": "fedavg-p", **task, "seed": 1, "fedavg-p": method}, _PATIENCE)
         here.finish(again, 2 * _PATIENCE)
         if "nothing was released" not in (output := here.output(again)):
@@ -61,6 +69,17 @@ def check(folder: Path | None = None) -> Iterator[Any]:
         shutil.rmtree(folder, ignore_errors=True)  # it has the sites' keys and records
     where = f"the files are in {folder}" if kept else "its files are removed (fedstill deploy check FOLDER keeps them)"
     yield f"everything works; {where}"
+
+
+def _masked(here: "Loopback", task: Mapping[str, Any]) -> Iterator[Any]:
+    """Run a masked sum, which the two sites open for each other."""
+    method = {"epsilon": 0.1, "extractor": {"pretrain": "none"}, "space": {"dims": 8}}
+    content = {**task, "method": "afl", "afl": method, "sums": "masked:helpers=2,records=10000"}
+    run = here.run("masked", content, _PATIENCE)
+    status = here.finish(run, 2 * _PATIENCE)
+    if status != "finished:completed":
+        raise RuntimeError(f"the run with masked sums ended as {status}: {here.output(run)[-2000:]}")
+    yield "a second run of one masked sum: both sites are its helpers, and the server learned the total alone"
 
 
 def _refused(port: int, authority: Path) -> str:

@@ -7,18 +7,16 @@ shows the signatures of a quorum for that set.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedstill.base import files
+from fedstill.sums.keys import JOURNAL, Keys
 from fedstill.sums.masks import (
     SumRefused,
     Terms,
@@ -71,28 +69,8 @@ class Helper:
         self.number = number
         self._roster = roster
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._signing = Ed25519PrivateKey.from_private_bytes(self._key("sign.key", Ed25519PrivateKey.generate))
-        self._opening = X25519PrivateKey.from_private_bytes(self._key("open.key", X25519PrivateKey.generate))
-
-    def _key(self, name: str, make: Callable[[], Ed25519PrivateKey | X25519PrivateKey]) -> bytes:
-        place = self._folder / name
-        if not place.exists():
-            secret = make().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
-            with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secret)
-                os.fsync(file.fileno())
-        return place.read_bytes()
-
-    @property
-    def signer(self) -> bytes:
-        """The public Ed25519 key."""
-        return self._signing.public_key().public_bytes_raw()
-
-    @property
-    def box(self) -> bytes:
-        """The public X25519 key."""
-        return self._opening.public_key().public_bytes_raw()
+        self.keys = Keys(folder)
+        self._lock = FileLock(folder / "signed.lock", timeout=60)
 
     def check(self, terms: Terms, uploads: Sequence[Upload]) -> dict[int, str]:
         """The clients whose uploads are of no use, with the reasons: signature, box, or a seed that another has too.
@@ -109,7 +87,7 @@ class Helper:
                 reasons[upload.client] = f"the signature of client {upload.client} is not by its key for this sum"
                 continue
             try:
-                seeds = opened(upload, terms, self.number, self._opening)
+                seeds = opened(upload, terms, self.number, self.keys.opening)
             except SumRefused as refused:
                 reasons[upload.client] = str(refused)
                 continue
@@ -130,16 +108,17 @@ class Helper:
         if reasons := self.check(terms, uploads):
             raise SumRefused(f"helper {self.number} signs no such set: {next(iter(reasons.values()))}")
         digest = set_digest(terms, uploads)
-        signed = self._signed(terms)
-        if signed not in (None, digest):
-            raise SumRefused(
-                f"helper {self.number} has signed another set of clients for request {terms.exchange} of this run, "
-                "and signs no second"
-            )
-        if signed is None:
-            line = {"run": terms.run.hex(), "exchange": terms.exchange, "set": digest.hex()}
-            files.append_json(self._journal, line, flush=True)  # before the signature leaves
-        return self._signing.sign(_agreed(digest))
+        with self._lock:  # a helper may be asked twice at once
+            signed = self._signed(terms)
+            if signed not in (None, digest):
+                raise SumRefused(
+                    f"helper {self.number} has signed another set of clients for request {terms.exchange} of this run, "
+                    "and signs no second"
+                )
+            if signed is None:
+                line = {"run": terms.run.hex(), "exchange": terms.exchange, "set": digest.hex()}
+                files.append_json(self._folder / JOURNAL, line, flush=True)  # before the signature leaves
+        return self.keys.sign(_agreed(digest))
 
     def open(self, terms: Terms, uploads: Sequence[Upload], signatures: Mapping[int, bytes]) -> dict[int, bytes]:
         """The sums of the masks of this helper's classes, packed, by number of the class.
@@ -163,13 +142,13 @@ class Helper:
             )
         sums = {number: np.zeros(terms.length, dtype=np.uint64) for number in terms.held(self.number)}
         for upload in uploads:
-            for number, seed in opened(upload, terms, self.number, self._opening).items():
+            for number, seed in opened(upload, terms, self.number, self.keys.opening).items():
                 add_mask(sums[number], seed, terms.width)
         return {number: packed(total, terms.width) for number, total in sums.items()}
 
     def _own(self, terms: Terms) -> None:
-        place = self.number
-        if not place < len(terms.boxes) or (terms.boxes[place], terms.signers[place]) != (self.box, self.signer):
+        place, own = self.number, (self.keys.box, self.keys.signer)
+        if not place < len(terms.boxes) or (terms.boxes[place], terms.signers[place]) != own:
             raise SumRefused(f"the terms name other keys for helper {place} than it has")
 
     def _check_set(self, terms: Terms, uploads: Sequence[Upload]) -> None:
@@ -180,13 +159,13 @@ class Helper:
         if len(clients) < terms.least:
             raise SumRefused(f"the set has {len(clients)} clients; a sum of fewer than {terms.least} is not opened")
 
-    @property
-    def _journal(self) -> Path:
-        return self._folder / "signed.jsonl"
-
     def _signed(self, terms: Terms) -> bytes | None:
         """The set that was signed for this request; None if none was."""
-        for line in files.read_json_lines(self._journal, "a helper without it signs nothing; make new keys"):
+        place = self._folder / JOURNAL
+        remedy = "bring its newest copy back, or remove the folder, which makes new keys"
+        if not place.exists():  # another set may have been signed
+            raise files.Damaged(f"{place} is gone, and this helper signs nothing without it; {remedy}")
+        for line in files.read_json_lines(place, remedy):
             if (line["run"], line["exchange"]) == (terms.run.hex(), terms.exchange):
                 return bytes.fromhex(line["set"])
         return None
@@ -257,12 +236,12 @@ def _present(
     Raises:
         SumRefused: fewer than a quorum answered.
     """
-    present, absent = [], []
+    present, absent = [], list[str]()
     for helper in helpers:
         try:
             found = ask(helper)
-        except OSError:
-            absent.append(helper.number)
+        except OSError as error:
+            absent.append(f"{helper.number} ({error})" if str(error) else str(helper.number))
             continue
         use(found)
         present.append(helper)
@@ -270,6 +249,6 @@ def _present(
     if len(present) < needed:
         raise SumRefused(
             f"{len(present)} of {len(terms.signers)} helpers answer and {needed} are needed (helpers "
-            f"{', '.join(map(str, absent))} do not); what the clients sent stays sealed, so start again when they do"
+            f"{', '.join(absent)} do not); what the clients sent stays sealed, so start again when they do"
         )
     return present

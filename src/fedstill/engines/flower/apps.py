@@ -4,14 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from typing_extensions import override
 
-from fedstill import schema
+from fedstill import __version__, schema
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.flower.messages import ASK, MOST, GridTransport, Pulls, content, take_bytes
 from fedstill.engines.transport import Arrival, Transport
@@ -33,12 +33,22 @@ AnswerRequest = Callable[[Config, Config, int, str, bytes], bytes]
 """Returns a reply, given both configurations, the client number, the text of the run's spec and the request."""
 
 
+class Seal(Protocol):
+    """A real site's check of requests, and its signature of replies."""
+
+    def refusal(self, spec: str, request: bytes, facts: Mapping[str, object]) -> bytes | None:
+        """The reply to a request that is not the server's, or asks an older copy of the site; None for others."""
+
+    def of(self, spec: str, request: bytes, reply: bytes) -> dict[str, str]:
+        """The config values of a reply."""
+
+
 def client_app(
     number: Number,
     answer: AnswerRequest,
     failed: Callable[[Exception], None] | None = None,
     max_bytes: int = MOST,
-    sign: Callable[[str, bytes, bytes], str] | None = None,
+    seal: Seal | None = None,
 ) -> ClientApp:
     """The app of a node.
 
@@ -47,7 +57,7 @@ def client_app(
         answer: is called for each request.
         failed: is called with the reason if there was no answer.
         max_bytes: size of the largest request.
-        sign: signs a reply, given the text of the run's spec, the request and the reply.
+        seal: checks each request and signs each reply; None where nobody does.
     """
     app = ClientApp()
 
@@ -58,7 +68,7 @@ def client_app(
         except Exception as error:  # the error text stays at the site
             log.error("this site is not set up: %s", error)
             return Message(content(b"", error="the site is not set up; see its log"), reply_to=message)
-        return Message(content(b"", client=client), reply_to=message)
+        return Message(content(b"", client=client, version=__version__), reply_to=message)
 
     @app.query(ASK)
     def ask(message: Message, context: Context) -> Message:
@@ -67,14 +77,14 @@ def client_app(
             facts = message.content.config_records["facts"]
             (client,) = map(int, facts["clients"])  # type: ignore[arg-type]
             spec, request = str(facts[SPEC]), take_bytes(message, max_bytes)
-            reply = answer(context.node_config, context.run_config, client, spec, request)
+            refusal = None if seal is None else seal.refusal(spec, request, facts)
+            reply = refusal or answer(context.node_config, context.run_config, client, spec, request)
         except Exception as error:
             log.error("this site can't answer: %s", error)
             if failed is not None:
                 failed(error)
             reply = NO_REPLY
-        signature = {} if sign is None else {"signature": sign(spec, request, reply)}
-        return Message(content(reply, **signature), reply_to=message)
+        return Message(content(reply, **({} if seal is None else seal.of(spec, request, reply))), reply_to=message)
 
     return app
 
@@ -108,6 +118,7 @@ class SiteTransport(Transport):
         nodes: Flower's node id of every client, which the SuperLink derives from a key; other nodes are ignored. None
             accepts the first node that claims a number.
         max_bytes: size of the largest reply.
+        facts_of: as for `GridTransport`.
     """
 
     def __init__(
@@ -121,9 +132,11 @@ class SiteTransport(Transport):
         at_a_time: int = 0,
         nodes: Mapping[int, int] | None = None,
         max_bytes: int = MOST,
+        facts_of: Callable[[int, bytes], Mapping[str, str]] | None = None,
     ) -> None:
         self._grid = grid
         self._spec = spec
+        self._facts_of = facts_of
         self._clients = clients
         self._wait = wait
         self._timeout = timeout
@@ -144,6 +157,7 @@ class SiteTransport(Transport):
             window=self._at_a_time or len(clients),
             timeout=self._timeout,
             facts={SPEC: self._spec},
+            facts_of=self._facts_of,
             poll=_POLL,
             at_once=1,
             max_bytes=self._max_bytes,
@@ -188,3 +202,10 @@ class SiteTransport(Transport):
             log.warning("a second node that claims to be client %d is ignored", number)
         else:
             self._nodes[number] = node
+            version = schema.clean(str(facts.get("version", __version__)), 40)
+            if version != __version__:
+                log.warning(
+                    "client %d runs fedstill %s, and this server %s: it refuses a run with settings that it does not "
+                    "know; upgrade the older one",
+                    *(number, version, __version__),
+                )

@@ -141,6 +141,8 @@ _LARGE = 16 << 20
 """Size in bytes of a reply after which the garbage collector runs."""
 _SHARED = 0.1
 """Maximum seconds of the clients of a shared message together: about the time that Flower takes to deliver one."""
+SEAL = ("signature", "receipt")
+"""Names of the config values that a real site adds to a reply."""
 ASK = "ask"
 """Name of the query that carries a request."""
 
@@ -156,6 +158,7 @@ class GridTransport(Transport):
         timeout: seconds that a client may take for one step; None for no limit.
         failed: returns the reason why Flower has ended, or None while it runs.
         facts: config values sent with every request.
+        facts_of: returns further config values of a request to one client.
         poll: seconds between two polls for replies.
         at_once: as for `Pulls`.
         shared: whether a node can run any client, so that quick clients can share a message; for short steps a message
@@ -173,6 +176,7 @@ class GridTransport(Transport):
         timeout: float | None = None,
         failed: Callable[[], str | None] = lambda: None,
         facts: Mapping[str, int | str] | None = None,
+        facts_of: Callable[[int, bytes], Mapping[str, str]] | None = None,
         poll: float = 0.05,
         at_once: int = 1000,
         shared: bool = False,
@@ -186,6 +190,7 @@ class GridTransport(Transport):
         self._timeout = timeout
         self._failed = failed
         self._facts = dict(facts or {})
+        self._facts_of = facts_of
         self._poll = poll
         self._at_once = at_once
         self._shared = shared
@@ -210,7 +215,7 @@ class GridTransport(Transport):
             asked = sum(len(group) for group, _ in flying.values())
             again = [[alone.popleft()] for _ in range(min(self._may_fly(pace) - asked, len(alone)))]
             groups = again + self._groups(waiting, asked + len(again), pace)
-            for number, (group, message) in enumerate(zip(groups, self._push(pieces, groups), strict=True)):
+            for number, (group, message) in enumerate(zip(groups, self._push(request, pieces, groups), strict=True)):
                 if not message:  # Flower knows that the node is gone
                     yield from (Arrival(client, b"", "its node is not connected") for client in group)
                     continue
@@ -260,15 +265,12 @@ class GridTransport(Transport):
         clients = [waiting.popleft() for _ in range(max(0, min(free, len(waiting))))]
         return [clients[start : start + size] for start in range(0, len(clients), size)]
 
-    def _push(self, pieces: Sequence[bytes], groups: Sequence[Sequence[int]]) -> list[str]:
-        messages = [
-            Message(
-                record(pieces, clients=list(group), **self._facts),
-                dst_node_id=self._nodes[group[0]],
-                message_type=f"query.{ASK}",
-            )
-            for group in groups
-        ]
+    def _push(self, request: bytes, pieces: Sequence[bytes], groups: Sequence[Sequence[int]]) -> list[str]:
+        messages = []
+        for group in groups:
+            own = {} if self._facts_of is None else self._facts_of(group[0], request)
+            content = record(pieces, clients=list(group), **self._facts, **own)
+            messages.append(Message(content, dst_node_id=self._nodes[group[0]], message_type=f"query.{ASK}"))
         return list(self._grid.push_messages(messages)) if messages else []
 
 
@@ -308,8 +310,8 @@ def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arri
             return [Arrival(client, b"", _failure(reply)) for client in clients]
         if len(clients) == 1:
             facts: Mapping[str, object] = reply.content.config_records.get("facts", {})
-            signature = str(facts.get("signature", ""))
-            return [Arrival(clients[0], take_bytes(reply, at_most), signature=signature)]
+            seal = {name: str(facts.get(name, "")) for name in SEAL}
+            return [Arrival(clients[0], take_bytes(reply, at_most), **seal)]
         sizes: list[int] = list(reply.content.config_records["facts"]["sizes"])  # type: ignore[arg-type]
         cuts = pairwise(accumulate(sizes, initial=0))
         data = take_bytes(reply, len(clients) * at_most)

@@ -5,8 +5,11 @@ listens on 127.0.0.1 only, and this proxy stands on the port that sites reach.
 """
 
 import asyncio
+import math
 import re
 import ssl
+import threading
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -48,6 +51,7 @@ Admits = Callable[[Mapping[str, str]], bool]
 """Whether the headers of a request are those of a site."""
 _KEY, _TIME, _SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
 """Headers of Flower's SuperNode: its key, a time, the time's signature; tests/checks/test_gate.py pins them."""
+_DAY = 86_400.0
 _OLD = 305.0
 """Seconds by which that time may be off, as in Flower."""
 
@@ -68,11 +72,11 @@ class Members:
         self._refresh()
         try:
             key = self._keys.get(b64decode(headers[_KEY], validate=True))
-            time, signature = headers[_TIME], b64decode(headers[_SIGNATURE], validate=True)
-            age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+            said, signature = headers[_TIME], b64decode(headers[_SIGNATURE], validate=True)
+            age = (datetime.now(UTC) - datetime.fromisoformat(said)).total_seconds()
             if key is None or abs(age) > _OLD:
                 return False
-            key.verify(signature, time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+            key.verify(signature, said.encode("ascii"), ec.ECDSA(hashes.SHA256()))
         except (KeyError, ValueError, TypeError, InvalidSignature):
             return False
         return True
@@ -89,13 +93,39 @@ class Members:
         self._keys, self._read = found, now
 
 
-def app(inner: str, authority: Path, admits: Admits) -> Starlette:
+class Quotas:
+    """The bytes that each site may send in a day: what the SuperLink stores of a reply that nobody asked for stays.
+
+    Args:
+        most: largest number of bytes of one key in 24 hours.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._sent: dict[str, tuple[float, int]] = {}  # begin of the day and bytes since, by key
+        self._lock = threading.Lock()
+
+    def takes(self, headers: Mapping[str, str], size: int) -> bool:
+        """Whether a request of a site, whose headers were admitted, fits its day; then it counts."""
+        with self._lock:
+            begun, sent = self._sent.get(headers[_KEY], (-math.inf, 0))
+            if (now := self._clock()) - begun >= _DAY:
+                begun, sent = now, 0
+            if sent + size > self._most:
+                return False
+            self._sent[headers[_KEY]] = begun, sent + size
+            return True
+
+
+def app(inner: str, authority: Path, admits: Admits, quotas: Quotas | None = None) -> Starlette:
     """The proxy as an ASGI app.
 
     Args:
         inner: URL of the SuperLink.
         authority: certificates of the authority of the SuperLink's certificate.
         admits: whether a request is a site's; of another's nothing is read but a small first one.
+        quotas: what each site may send; anything by default.
     """
     client = httpx.AsyncClient(
         base_url=inner,
@@ -115,6 +145,8 @@ def app(inner: str, authority: Path, admits: Admits) -> Starlette:
             return PlainTextResponse("no site of this server has signed the request\n", 401, {"connection": "close"})
         if not (size.isascii() and size.isdecimal()) or int(size[:20]) > _LARGEST:
             return PlainTextResponse(f"a request has a length of at most {_LARGEST} bytes\n", 413)
+        if not greets and quotas is not None and not quotas.takes(request.headers, int(size)):
+            return PlainTextResponse("the site has sent its bytes of the day (day_gb)\n", 429, {"connection": "close"})
         headers = [(name, value) for name, value in request.headers.raw if _passes(name)]
         try:
             async with asyncio.timeout(_SECONDS):

@@ -7,6 +7,8 @@ A roster is a TOML file with one table for each client, which `accept` writes wh
     key = "ecdsa-sha2-nistp384 AAAA..."
     node = 1234567890
     max_records = 5000
+    sums = "3f2a..."
+    helper = true
 
 Tables ``[[invited]]`` have the clients whose key has not come yet, tables ``[[left]]`` the keys that were removed, as
 Flower never registers such a key again.
@@ -19,10 +21,11 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import tomli_w
 from filelock import FileLock, Timeout
-from pydantic import NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
 
 from fedstill.base import files
 from fedstill.base.settings import Settings, read_toml, sentence
@@ -41,6 +44,8 @@ class Invitation(Settings):
     """The server's address, as HOST:PORT."""
     authority: str
     """Certificates of the authorities that may sign the server's certificate, in PEM."""
+    server: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Public key by which the server signs its requests, in hexadecimal."""
 
     @field_validator("address")
     @classmethod
@@ -99,6 +104,8 @@ class Invited(Settings):
     """Number of the client."""
     max_records: PositiveInt | None = None
     """Largest number of records that its replies may claim; None for no limit."""
+    helper: bool = False
+    """Whether it is a helper of masked sums."""
 
 
 class Member(Invited):
@@ -108,6 +115,8 @@ class Member(Invited):
     """Its public key, in the format of OpenSSH, without a comment."""
     node: NonNegativeInt
     """Flower's id of the node with this key."""
+    sums: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None = None
+    """Its public keys for masked sums (`fedstill.sums.keys.Keys.public`); None if its line had none."""
 
 
 class Left(Settings):
@@ -154,26 +163,29 @@ def read(place: Path) -> dict[int, Member]:
 def write(place: Path, roster: Roster) -> None:
     """Write a roster's file, sorted by client."""
     tables = {
-        name: [entry.model_dump(exclude_none=True) for entry in sorted(entries, key=lambda entry: entry.client)]
+        name: [_table(entry) for entry in sorted(entries, key=lambda entry: entry.client)]
         for name, entries in (("site", roster.site), ("invited", roster.invited), ("left", roster.left))
         if entries
     }
     files.write_bytes(place, tomli_w.dumps(tables).encode())
 
 
-def invite(place: Path, client: int, max_records: int | None) -> None:
-    """Note that a client is invited; one that is a member stays one, with its new limit if one is given."""
+def _table(entry: Settings) -> dict[str, object]:
+    return {name: value for name, value in entry.model_dump(exclude_none=True).items() if value is not False}
+
+
+def invite(place: Path, client: int, max_records: int | None, *, helper: bool | None = None) -> None:
+    """Note that a client is invited; one that is a member stays one, with its new limit and part if they are given."""
     with _locked(place):
         roster = load(place)
+        given = {"max_records": max_records, "helper": helper}
         if (member := roster.of(client)) is not None:
-            limited = member.model_copy(
-                update={"max_records": member.max_records if max_records is None else max_records}
-            )
+            limited = member.model_copy(update={name: value for name, value in given.items() if value is not None})
             others = (other for other in roster.site if other.client != client)
             write(place, roster.model_copy(update={"site": (*others, limited)}))
             return
         others_invited = (entry for entry in roster.invited if entry.client != client)
-        invited = Invited(client=client, max_records=max_records)
+        invited = Invited(client=client, max_records=max_records, helper=bool(helper))
         write(place, roster.model_copy(update={"invited": (*others_invited, invited)}))
 
 
@@ -205,7 +217,12 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
             raise ValueError(f"client {client} is not invited; first 'fedstill server invite FOLDER {client}'")
         if owner := [member.client for member in roster.site if member.key == key]:
             if owner == [client] and before is not None:
-                return before
+                if (sums := certificates.sums_of(public_key)) in (None, before.sums):
+                    return before
+                told = before.model_copy(update={"sums": sums})
+                others = (other for other in roster.site if other.client != client)
+                write(place, roster.model_copy(update={"site": (*others, told)}))
+                return told
             raise ValueError(f"this key is client {owner[0]}'s already; a key is one client")
         if any(left.key == key for left in roster.left):
             raise ValueError(
@@ -214,7 +231,8 @@ def accept(place: Path, client: int, public_key: str, flwr: Flwr, *, replace: bo
         if before is not None and not replace:
             raise ValueError(f"client {client} has another key already; --replace removes that and registers this one")
         node = _register(place.with_name(f".site-{client}.pub"), client, key, flwr)
-        member = Member(client=client, key=key, node=node, max_records=invited.max_records)
+        sums, limits = certificates.sums_of(public_key), invited.model_dump(include={"max_records", "helper"})
+        member = Member(client=client, key=key, node=node, sums=sums, **limits)
         update = {
             "site": (*(other for other in roster.site if other.client != client), member),
             "invited": tuple(entry for entry in roster.invited if entry.client != client),

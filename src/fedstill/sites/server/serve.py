@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from fedstill import schema
 from fedstill.engines.client import Site
+from fedstill.engines.helper_calls import RemoteHelper
+from fedstill.engines.masked_sums import Parties
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import TooFewReplies
 from fedstill.engines.transport import Arrival, Transport
@@ -24,12 +26,15 @@ from fedstill.experiment.run import run
 from fedstill.experiment.task import client_data, share_out
 from fedstill.protocol import wire
 from fedstill.runs.folder import RunFolder
-from fedstill.sites.certificates import has_signed
+from fedstill.sites import seals
 from fedstill.sites.server import roster
 from fedstill.sites.server.service import FAILED
+from fedstill.sums.keys import read_public
 
 Config = Mapping[str, Any]
 log = logging.getLogger("fedstill")
+RECEIPTS = "receipts.json"
+"""Name of the server's file with the newest receipt of each site's log."""
 
 
 def serve(connect: Callable[..., Transport], settings: Config) -> None:
@@ -67,23 +72,46 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     if at_a_time < 0:
         raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
 
+    options = {"wait": wait, "timeout": experiment.timeout, "at_a_time": at_a_time}
+
     def sites(spec: RunSpec) -> Transport:
-        transport = connect(
-            spec.text(),
-            experiment.clients,
-            wait=wait,
-            timeout=experiment.timeout,
-            at_a_time=at_a_time,
-            nodes=nodes,
-            max_bytes=spec.max_bytes,
-        )
-        if keys:
-            transport = Signed(transport, spec.text(), keys)
+        reach = partial(connect, spec.text(), experiment.clients, nodes=nodes, max_bytes=spec.max_bytes, **options)
+        transport = Sealed(reach, spec.text(), keys, Path(file).parent) if keys else reach()
         return LimitedRecords(transport, limits) if limits else transport
 
+    parties = None if experiment.masked is None else _parties(file, experiment.clients, partial(connect, **options))
     with Lines(partial(print, flush=True), job.title) as lines:
-        run(job, watcher=lines, sites=sites)
+        run(job, watcher=lines, sites=sites, parties=parties)
     print(f"results in {job.out}", flush=True)
+
+
+def _parties(file: str, clients: int, connect: Callable[..., Transport]) -> Parties:
+    """The helpers and the clients of masked sums that a roster names; ``connect`` connects to nodes.
+
+    Raises:
+        ValueError: there is no roster, or the line of a client's key was from before it had keys for masked sums.
+    """
+    if not file:
+        raise ValueError("--sums masked needs a roster, which names helpers and keys (fedstill server run)")
+    members = roster.read(Path(file))
+    helpers = [member for _, member in sorted(members.items()) if member.helper]
+    parties = [*(members[client] for client in range(clients)), *helpers]
+    if old := [member.client for member in parties if member.sums is None]:
+        raise ValueError(
+            f"the roster {file!r} has no key for masked sums of client {old[0]}; accept the line in its site.key.pub "
+            f"again (fedstill server accept FOLDER {old[0]} KEY), which 'fedstill site rekey' writes if it has none"
+        )
+    keys = [read_public(str(member.sums)) for member in parties]
+    numbers = [member.client for member in helpers]  # as sites: a helper may be a client of the run, or none
+
+    def reach(spec: str) -> list[RemoteHelper]:
+        nodes = {number: members[number].node for number in numbers}
+        connection = partial(connect, spec, max(numbers) + 1, nodes=nodes)
+        keys = {number: members[number].key for number in numbers}
+        transport = Sealed(connection, spec, keys, Path(file).parent)
+        return [RemoteHelper(place, number, transport) for place, number in enumerate(numbers)]
+
+    return Parties(keys[clients:], [signer for signer, _ in keys[:clients]], reach)
 
 
 def _members(settings: Config, clients: int) -> tuple[dict[int, int] | None, dict[int, int]]:
@@ -163,26 +191,36 @@ def _simulated_site(file: str, out: str, spec: str) -> Site:
     return Site(RunSpec.read(spec), data, folder, device=experiment.device, threads=experiment.threads)
 
 
-class Signed(Transport):
-    """A transport that refuses replies which their client has not signed, whatever Flower says of the sender.
+class Sealed(Transport):
+    """A transport that signs requests, and refuses replies which their client has not signed, whoever sent them.
 
     Args:
-        inner: the connection to the clients.
+        connect: makes the connection to the clients, given ``facts_of`` as for `SiteTransport`.
         spec: text of the run's spec.
         keys: the public key of each client, as in the roster.
+        server: the server's folder, which has the key to sign by and the clients' receipts.
     """
 
-    def __init__(self, inner: Transport, spec: str, keys: Mapping[int, str]) -> None:
-        self._inner, self._spec, self._keys = inner, spec, keys
+    def __init__(self, connect: Callable[..., Transport], spec: str, keys: Mapping[int, str], server: Path) -> None:
+        self._spec, self._keys, self._key = spec, keys, seals.server_key(server)
+        self._receipts = seals.Receipts(server / RECEIPTS)
+        self._inner = connect(facts_of=self._facts)
+
+    def _facts(self, client: int, request: bytes) -> dict[str, str]:
+        receipt = self._receipts.of(self._keys[client])
+        signature = seals.sign_request(self._key, client, self._spec, request, receipt)
+        return {seals.SIGNATURE: signature, seals.RECEIPT: receipt}
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
         for arrival in self._inner.exchange(request, clients, sent):
-            key = self._keys[arrival.client]
-            if arrival.failure is None and not has_signed(key, arrival.signature, self._spec, request, arrival.reply):
+            key, seal = self._keys[arrival.client], (arrival.reply, arrival.receipt)
+            if arrival.failure is None and not seals.has_signed(key, arrival.signature, self._spec, request, *seal):
                 yield arrival._replace(reply=b"", failure="its reply is not signed with its key, which the roster has")
-            else:
-                yield arrival
+                continue
+            if arrival.failure is None:
+                self._receipts.note(key, arrival.receipt)
+            yield arrival
 
     @override
     def close(self) -> None:

@@ -19,12 +19,12 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Le
 from filelock import FileLock, Timeout
-from pydantic import IPvAnyAddress, PositiveInt, ValidationError, field_validator
+from pydantic import IPvAnyAddress, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from fedstill import __version__
 from fedstill.base import errors, files
 from fedstill.base.settings import Settings, read_toml, sentence
-from fedstill.sites import units
+from fedstill.sites import seals, units
 from fedstill.sites.certificates import HOST, Certificates, expiry
 from fedstill.sites.server import roster
 from fedstill.sites.server.roster import Invitation
@@ -51,6 +51,8 @@ class ServerSettings(Settings):
     """Address that listens on the port."""
     proxy: Literal["fedstill", "nginx"] = "fedstill"
     """The program that listens on the port: 'server start' itself, or an nginx with FOLDER/nginx.conf."""
+    day_gb: PositiveFloat = 50.0
+    """Gigabytes that one site may send in 24 hours; 'server start' itself counts them, nginx does not."""
     days: PositiveInt = 365
     """Days for which a certificate of the server is valid."""
 
@@ -132,10 +134,12 @@ class Server:
         done = self.flwr("supernode", command, what, CONNECTION, *rest)
         return done.stdout if done.returncode == 0 else f"{done.stdout} {done.stderr}"
 
-    def invite(self, client: int, max_records: int | None) -> Path:
+    def invite(self, client: int, max_records: int | None, *, helper: bool | None = None) -> Path:
         """Write the invitation of a client, note it in the roster, and return the invitation's file."""
-        invitation = Invitation(client=client, address=self.address, authority=self.certificates.authority_text())
-        roster.invite(self.roster, client, max_records)
+        key = seals.server_key(self.folder).public_key().public_bytes_raw().hex()
+        authority = self.certificates.authority_text()
+        invitation = Invitation(client=client, address=self.address, authority=authority, server=key)
+        roster.invite(self.roster, client, max_records, helper=helper)
         place = self.folder / "invitations" / f"site-{client}.toml"
         invitation.write(place)
         return place
@@ -257,9 +261,13 @@ def _run(server: Server, say: Callable[[str], None]) -> int:
             while link.poll() is None and not stopped.wait(0.2):
                 pass
         else:
-            door_keys = gate.Members(server.roster)
             door = gate.server(
-                gate.app(f"https://{HOST}:{settings.inner_port}", certificates.authority, door_keys.admits),
+                gate.app(
+                    f"https://{HOST}:{settings.inner_port}",
+                    certificates.authority,
+                    gate.Members(server.roster).admits,
+                    gate.Quotas(int(settings.day_gb * 10**9)),
+                ),
                 bind=str(settings.bind),
                 port=settings.port,
                 certificate=certificates.certificate,

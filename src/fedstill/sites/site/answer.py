@@ -24,10 +24,11 @@ from fedstill import schema
 from fedstill.base import files
 from fedstill.base.errors import FedstillError
 from fedstill.engines.client import NO_REPLY, Question, Site
+from fedstill.engines.helper_calls import MARK
 from fedstill.engines.run_spec import RunSpec
 from fedstill.privacy.ledger import BudgetExceeded
 from fedstill.protocol import wire
-from fedstill.sites.site import decisions, log
+from fedstill.sites.site import decisions, log, site_sums
 from fedstill.sites.site.charges import ChargeLine, SiteStore, open_site_ledger
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_data import SiteData
@@ -318,6 +319,8 @@ class _Answer:
             return wire.pack({}, {"error": "refused by the site: too many messages were refused today; ask tomorrow"})
         try:
             spec, header = self._read()
+            if site_sums.is_call(header):
+                return self._help(spec, header)
             site, data, question, questions = self._accept(spec, header)
         except schema.Refused as error:
             return self._refusal(error)
@@ -360,11 +363,21 @@ class _Answer:
             self._note("asked", f"{len(self._request):,} bytes")
         return spec, header
 
+    def _help(self, spec: RunSpec, header: dict[str, Any]) -> bytes:
+        """The reply of a helper of masked sums, which knows nothing of records."""
+        decisions.check_pause(self._policy)
+        if (size := size_of(self._policy.state)) >= self._policy.state_gb * _GB:
+            raise schema.Refused(f"the site's state has {size / _GB:.3g} GB, its limit (state_gb)")
+        reply = site_sums.answer(self._policy, spec, self._request, header)
+        self._note("answered", f"as a helper: {schema.clean(str(header[MARK]))}", reply, fields={})
+        return reply
+
     def _accept(self, spec: RunSpec, header: dict[str, Any]) -> "tuple[Site, SiteData, Question, Questions]":
         policy, step = self._policy, str(header.get("step"))
         decisions.check_pause(policy)
         policy.check_run(spec, header.get("step"))
         policy.check_fields(spec.method, step)
+        site_sums.check(policy, spec)
         decisions.check_approval(policy, self._run, self._text, step)  # before anything is loaded for the run
         folder = policy.state / "runs" / self._run
         data = SiteData(policy, spec, folder)
@@ -377,6 +390,7 @@ class _Answer:
             device=policy.device,
             threads=policy.threads,
             open_ledger=lambda _: open_site_ledger(policy.ledger, self._run, policy.limits(spec), self._charged),
+            sign=site_sums.keys_of(policy.state).sign,
         )
         question = site.read(self._request, header)
         questions = Questions(policy, self._run, self._text)

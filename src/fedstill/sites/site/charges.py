@@ -82,6 +82,7 @@ class Limits:
         run_limit: epsilon and delta limiting the run's own releases, as in its spec; None for no limit.
         min_epsilon: smallest epsilon of a release at ``delta``.
         max_releases: number of releases of all runs together; None for no limit.
+        alone: whether a share of a masked sum's noise counts by itself, and not with that of others.
     """
 
     delta: float
@@ -92,6 +93,7 @@ class Limits:
     run_limit: tuple[float, float] | None = None
     min_epsilon: float = 0.0
     max_releases: int | None = None
+    alone: bool = True
 
     def __post_init__(self) -> None:
         if self.budget is not None and not 0 <= self.budget < math.inf:
@@ -115,7 +117,7 @@ def open_site_ledger(
     Raises:
         Damaged: the ledger's files were changed.
     """
-    store = SiteStore(folder, run, charged)
+    store = SiteStore(folder, run, charged, alone=limits.alone)
     return Ledger(store, partial(_check, store=store, limits=limits))
 
 
@@ -130,12 +132,19 @@ class SiteStore:
         folder: the folder given to `create_ledger`.
         run: the run whose entries `read` returns and `append` writes.
         charged: called with every release that `append` wrote, and with this object.
+        alone: whether `append` marks shares of a masked sum's noise as counting by themselves.
     """
 
     def __init__(
-        self, folder: Path, run: str, charged: "Callable[[ChargeLine, SiteStore], None] | None" = None
+        self,
+        folder: Path,
+        run: str,
+        charged: "Callable[[ChargeLine, SiteStore], None] | None" = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self._chain, self._folder, self._run, self._charged = _chain(folder), folder, run, charged
+        self._alone = alone
         self.runs: dict[str, list[Charge]] = {}
         """The entries of each run, as last read."""
         self._count = 0
@@ -171,9 +180,12 @@ class SiteStore:
     def append(self, entry: Charge) -> None:
         """Write one more entry of the run, and flush it to disk."""
         time = now()
+        entry = marked(entry, alone=self._alone)
         facts: dict[str, Any] = {"run": self._run, "time": time, "entry": entry.model_dump(mode="json")}
         if entry.records is not None:
             facts["records"] = base64.b64encode(entry.records).decode()
+        if entry.counts_alone:
+            facts["counts"] = "alone"
         mac = self._chain.append(facts)
         self._add(self._run, entry)
         if self._charged is not None:
@@ -182,6 +194,11 @@ class SiteStore:
     def _add(self, run: str, entry: Charge) -> None:
         self.runs.setdefault(run, []).append(entry)
         self._count += 1  # last, so that every entry counts after an interruption
+
+
+def marked(entry: Charge, *, alone: bool) -> Charge:
+    """The entry; if it is a share of a masked sum's noise, with the mark whether it counts by itself."""
+    return entry if entry.alone is None else entry.model_copy(update={"counts_alone": alone})
 
 
 def read_charges(folder: Path) -> list[ChargeLine]:
@@ -215,6 +232,7 @@ def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits
     person's data have one budget: if labels were released, the releases that protect records count towards the labels'
     budget as well.
     """
+    entry = marked(entry, alone=limits.alone)
     if isinstance(entry.event, Unbounded) and not limits.allow_unbounded:
         what = f"{entry.mechanism} in step '{entry.step}' ({entry.event.reason})"
         raise BudgetExceeded(f"no epsilon bounds {what}, which this site does not allow; nothing was released")
@@ -244,11 +262,11 @@ def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits
         every = [*chain(*store.other_runs()), *entries, entry]
         what = f"the site's budget of {limits.budget:g} at delta {limits.delta:g}, including earlier runs"
         _check_all(
-            every, (store.first or entry).event, limits.budget, limits.delta, f"{what}; nothing was released", entry
+            every, (store.first or entry).cost, limits.budget, limits.delta, f"{what}; nothing was released", entry
         )
     if limits.budget_per_run is not None:
         what = f"the site's budget of {limits.budget_per_run:g} at delta {limits.delta:g} for a run (budget_per_run)"
-        _check_all([*entries, entry], [*entries, entry][0].event, limits.budget_per_run, limits.delta, what, entry)
+        _check_all([*entries, entry], [*entries, entry][0].cost, limits.budget_per_run, limits.delta, what, entry)
 
 
 def _epsilon(entry: Charge, delta: float) -> float:
@@ -289,7 +307,7 @@ def standing(
     """
     uses: dict[Unit, accounting.Use] = {}
     for unit in dict.fromkeys(e.unit for e in entries):
-        start = first or entries[0].event
+        start = first or entries[0].cost
         each = (accounting.used(events, start, budget or 1.0, delta) for events in _paths(entries, unit))
         most = max(each, key=lambda use: use.share)
         uses[unit] = most if budget is not None else most._replace(share=math.inf)
@@ -306,7 +324,7 @@ def largest_fitting(entries: Sequence[Charge], budget: float, delta: float) -> f
 
     def fits(epsilon: float) -> bool:
         event = Gaussian(noise_multiplier=accounting.gaussian_noise(epsilon, delta))
-        first = entries[0].event if entries else event
+        first = entries[0].cost if entries else event
         return all(accounting.admits([*path, event], first, budget, delta) for path in paths)
 
     low, high = 0.0, budget
@@ -328,13 +346,13 @@ def _paths(entries: Sequence[Charge], unit: Unit) -> set[tuple[Event, ...]]:
 def _costs(entry: Charge, unit: Unit) -> list[Event]:
     """The costs of an entry for neighbours that differ by one ``unit``."""
     if unit == "record":  # a released label hides no record, whose image is public (policy)
-        return [entry.event] if entry.unit == "record" else []
+        return [entry.cost] if entry.unit == "record" else []
     # noise multipliers are relative to the influence of a record, also in a release that protects labels
-    return [entry.event] if isinstance(entry.event, Pure) and entry.unit == "label" else replaced(entry.event)
+    return [entry.cost] if isinstance(entry.cost, Pure) and entry.unit == "label" else replaced(entry.cost)
 
 
 def _read(number: int, line: Line) -> ChargeLine:
     value = json.loads(line.text)
     records = base64.b64decode(value["records"]) if "records" in value else None
-    entry = Charge(**value["entry"], records=records)
+    entry = Charge(**value["entry"], records=records, counts_alone=value.get("counts") == "alone")
     return ChargeLine(number, value["run"], entry, value.get("time"), line.mac.hex())

@@ -171,6 +171,7 @@ def proposal(policy: SitePolicy, request: Mapping[str, Any]) -> dict[str, Any]:
         "task": f"{in_words(spec.shape)}, {spec.num_classes} classes",
         "classes": [schema.clean(name) for name in spec.class_names],
         "public": spec.public,
+        "sums": None if spec.sums is None else spec.sums.words,
         "settings": {n: _plain(v) for n, v in values.items() if v != defaults.get(n, ...) or n == "epsilon"},
         "fields": steps,
         "cost": _cost(policy, spec),
@@ -187,6 +188,7 @@ def words(found: Mapping[str, Any]) -> list[str]:
         f"  model:    {found['model']}, {found['task']}: {', '.join(classes[:_NAMED])}{more}",
         "  settings:" + ("" if found["settings"] else " defaults"),
         *(f"    {name} = {value}" for name, value in found["settings"].items()),
+        *([] if found["sums"] is None else [f"  sums:     {found['sums']}"]),
         "What would leave this site, whenever the run asks for it:",
     ]
     for step, fields in found["fields"].items():

@@ -28,6 +28,7 @@ from fedstill.sites.site.policy import SitePolicy
 LAST = 5
 """Number of the last questions in a status."""
 Line = Mapping[str, Any]
+_NO_DATA = "none, as it is a helper of masked sums"
 
 
 def status(policy: SitePolicy) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     health["is_well"] = (
         Life(policy).failed < policy.max_failures_ever
         and all(health[part] == "whole" for part in ("log", "ledger"))
-        and health["data"] == "readable"
+        and health["data"] in ("readable", _NO_DATA)
     )
     return {
         "client": policy.client,
@@ -146,6 +147,7 @@ def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine
     health: dict[str, Any] = {"log": "whole", "ledger": "whole"}
     try:
         lines = log.read(policy.state)
+        log.check_newest(policy.state)
     except files.NewerFormat:
         raise
     except files.Damaged as error:
@@ -161,6 +163,8 @@ def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine
 
 def _data(policy: SitePolicy) -> str:
     place = policy.data
+    if place is None:
+        return _NO_DATA
     if not place.exists():
         return f"{place} does not exist (data)"
     return "readable" if os.access(place, os.R_OK) else f"{place} can't be read by this user (data)"

@@ -28,7 +28,8 @@ from fedstill import __version__, schema
 from fedstill.base import errors, files
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.flower import apps, forks, node
-from fedstill.sites import certificates, units
+from fedstill.protocol import wire
+from fedstill.sites import seals, units
 from fedstill.sites.site import log, setup
 from fedstill.sites.site.answer import answer as site_answer
 from fedstill.sites.site.policy import SitePolicy
@@ -116,14 +117,61 @@ def reply(place: Path, state: Path, parent: int, address: str, token: str) -> No
                 raise wrong
             return worker(spec, request)
 
-        key = place.with_name(setup.KEY)
-        sign = partial(certificates.sign_reply, key) if key.exists() else None
-        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request, sign)
+        seal = SiteSeal(place.parent, policy, is_known=wrong is None)
+        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request, seal)
         try:
             node.run_task(address, token, parent, app, refuse_by(policy))
         except Exception as error:  # a message of a kind that no app of fedstill's takes
             failed(policy, error)
             raise
+
+
+class SiteSeal:
+    """A site's check of its server's requests, and its signature of replies (`fedstill.sites.seals`).
+
+    Args:
+        folder: the site's folder, with its key and its server's.
+        policy: the site's policy.
+        is_known: whether it is the policy; of a site whose policy can't be read nothing is answered anyway.
+    """
+
+    def __init__(self, folder: Path, policy: SitePolicy, *, is_known: bool = True) -> None:
+        self._folder, self._policy, self._is_known = folder, policy, is_known
+
+    def refusal(self, spec: str, request: bytes, facts: Mapping[str, object]) -> bytes | None:
+        """The reply to a request that is not the server's, or if this state is an older copy; None for others."""
+        if not self._is_known:
+            return None
+        policy, server = self._policy, setup.server_of(self._folder)
+        receipt = str(facts.get(seals.RECEIPT, ""))
+        try:
+            if server is None:
+                raise schema.Refused("the site has no server ('fedstill site join')")
+            signed = (policy.client, spec, request, receipt)
+            if not seals.is_request_signed(server, facts.get(seals.SIGNATURE), *signed):
+                raise schema.Refused(
+                    "the request is not signed with the key of the server whose invitation the site has"
+                )
+            log.check_receipt(policy.state, receipt)
+        except (schema.Refused, files.Damaged) as error:
+            digests = {"request": _sha256(request), "spec": _sha256(spec.encode())}
+            with suppress(files.Damaged, OSError):  # nothing is answered in any case
+                if not log.is_full(policy):
+                    log.write(policy, digests, "refused", str(error))
+            return wire.pack({}, {"error": f"refused by the site: {schema.clean(str(error), 500)}"})
+        return None
+
+    def of(self, spec: str, request: bytes, reply: bytes) -> dict[str, str]:
+        """The signature of a reply, and the receipt of the log that it stands in."""
+        receipt, key = log.receipt(self._policy.state), self._folder / setup.KEY
+        if not key.exists():  # the server takes no reply without
+            return {}
+        signature = seals.sign_reply(key, spec, request, reply, receipt)
+        return {seals.SIGNATURE: signature, seals.RECEIPT: receipt}
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def failed(policy: SitePolicy, error: Exception) -> None:
@@ -139,7 +187,7 @@ def refuse_by(policy: SitePolicy) -> Callable[[bytes, int], str | None]:
         reason = foreign(content)
         if reason is None:
             return None
-        facts = {"run": str(run), "bundle": hashlib.sha256(content).hexdigest()}
+        facts = {"run": str(run), "bundle": _sha256(content)}
         log.write(policy, facts, "refused", f"the bundle is not fedstill's: {reason}")
         return "the site runs fedstill's own app only"
 
@@ -186,7 +234,7 @@ class Worker:
         except (EOFError, OSError, MemoryError) as error:
             self._process.join(1)
             why = f"the process ended with code {self._process.exitcode} ({type(error).__name__}); out of memory?"
-        facts = {"request": hashlib.sha256(request).hexdigest(), "spec": hashlib.sha256(spec.encode()).hexdigest()}
+        facts = {"request": _sha256(request), "spec": _sha256(spec.encode())}
         log.write(self._policy, facts, "failed", why)
         return NO_REPLY
 

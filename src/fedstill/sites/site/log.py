@@ -26,6 +26,7 @@ charge, a charge of the log that the ledger lacks, and every change of a line.
 """
 
 import hashlib
+import hmac
 import json
 import logging
 import shutil
@@ -41,6 +42,7 @@ from fedstill import schema
 from fedstill.base import files
 from fedstill.privacy.accounting import shares
 from fedstill.runs.environment import now
+from fedstill.sites.seals import number_of
 from fedstill.sites.site.chain import Chain
 from fedstill.sites.site.charges import LINES as LEDGER
 from fedstill.sites.site.charges import ChargeLine, SiteStore, read_charges, standing
@@ -79,9 +81,13 @@ HEAD = "log.head"
 """Name of the file with the end of the chain, which a site has since it first served."""
 FORMAT, VERSION = "format.json", 2
 """File with the version of a site's state, and the version."""
+NEWEST = "newest.receipt"
+"""Name of the file with a receipt that shows the log to be an older copy."""
 IMPORTED = "imported"
 """Step of the charges for the history of another program."""
 _LARGEST = 64 * 2**20
+_TAIL = 2**20
+"""Bytes of the log's end in which a line is looked for before all of it is read."""
 _DETAIL = 1000
 _REMEDY = (
     "the site replies to nothing until its newest copy is back, or until 'fedstill site log FOLDER --restart' puts it "
@@ -114,7 +120,7 @@ def charged(policy: SitePolicy, facts: Mapping[str, Any], charge: ChargeLine, st
     """Append a line with ``facts`` and the costs of a charge that ``store`` has just taken."""
     entry, limit = charge.entry, policy.budget_per_run or policy.budget
     own = standing(store.runs[charge.run], None, limit, policy.delta)
-    first = store.first.event if store.first else None
+    first = store.first.cost if store.first else None
     every = standing(list(chained(*store.runs.values())), first, policy.budget, policy.delta)
     alone = shares(standing([entry], None, policy.budget, policy.delta))[entry.unit]
     cost = {"epsilon": alone["epsilon"], "run_total": shares(own), "total": shares(every), "budget": policy.budget}
@@ -135,6 +141,69 @@ def append(state: Path, line: Mapping[str, Any]) -> None:
             files.write_json(state / FORMAT, {"version": VERSION, "chained": True})
         chain.synchronise()
         chain.append({"n": chain.count + 1, **line})
+
+
+def receipt(state: Path) -> str:
+    """A receipt of the log as it is (`fedstill.sites.seals`); nothing where there is no log, or a damaged one."""
+    try:
+        chain = _chain(state)
+        chain.synchronise()
+        return _receipt(state, chain.count, chain.last.hex()) if chain.count else ""
+    except (files.Damaged, OSError):
+        return ""
+
+
+def check_receipt(state: Path, given: str) -> None:
+    """Refuse to go on with a log that lacks a line of which it has given a receipt, or has another there.
+
+    A receipt of another log proves nothing, and is ignored. An older copy may have gone on since, so that the number of
+    lines is not enough.
+
+    Raises:
+        Damaged: the log, and with it all of the state, is an older copy.
+    """
+    number, newest = number_of(given), state / NEWEST
+    if not number or not is_chained(state):
+        return
+    mac = given.split(".")[1]
+    if not hmac.compare_digest(given, _receipt(state, number, mac)):
+        return
+    if _mac_of(state, number) != mac:
+        files.write_bytes(newest, given.encode())
+        raise files.Damaged(_older(state, number))
+    newest.unlink(missing_ok=True)
+
+
+def check_newest(state: Path) -> None:
+    """Raise `Damaged` if the state was found to be an older copy (`check_receipt`)."""
+    if (newest := state / NEWEST).exists():
+        raise files.Damaged(_older(state, number_of(newest.read_text("utf-8"))))
+
+
+def _older(state: Path, number: int) -> str:
+    return (
+        f"{state} is an older copy: its log lacks line {number}, so its ledger has forgotten releases; "
+        "bring the newest copy back, or make the site anew (fedstill site init) with the budget that is left"
+    )
+
+
+def _receipt(state: Path, number: int, mac: str) -> str:
+    key = (state / "log.key").read_bytes()
+    return f"{number}.{mac}.{hmac.digest(key, f'receipt {number} {mac}'.encode(), hashlib.sha256).hex()}"
+
+
+def _mac_of(state: Path, number: int) -> str | None:
+    """The MAC of a line, which is mostly among the last; None if there is no such line."""
+    chain = _chain(state)
+    place = chain.places[-1]
+    with place.open("rb") as file:
+        file.seek(start := max(0, place.stat().st_size - _TAIL))
+        last = file.read().split(b"\n")[1 if start else 0 :]
+    found = [line for line in last if line.startswith(b'{"n":%d,' % number) and line.endswith(b'"}')]
+    if found:
+        return found[-1][-66:-2].decode(errors="replace")
+    lines = chain.read()
+    return lines[number - 1].mac.hex() if number <= len(lines) else None
 
 
 def read(state: Path) -> list[dict[str, Any]]:
@@ -270,6 +339,7 @@ def verify(state: Path) -> Verdict:
     try:
         lines = read(state)
         charges = read_charges(ledger_of(state))
+        check_newest(state)
     except files.NewerFormat:  # which may know more kinds of lines and charges
         raise
     except files.Damaged as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedstill import methods, models, schema
 from fedstill.base import lookup
@@ -22,14 +22,18 @@ from fedstill.privacy.releases import LEAST_DELTA
 from fedstill.protocol import Method
 from fedstill.sites.site.charges import Limits
 
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{4}(-[0-9a-f]{4}){4}$")]
+"""Fingerprint of another site's public keys (`fedstill.sums.keys.fingerprint`)."""
+
 
 class SitePolicy(Settings):
     """A site's policy, read from a TOML file with these settings; it refuses every other request."""
 
     client: NonNegativeInt
     """Number of the site in every run, from 0, as agreed with the server."""
-    data: Path
-    """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them."""
+    data: Path | None = None
+    """The site's records: a folder of images or of parquet files, or an .npz file. A server can't choose them. None for
+    a site that is a helper of masked sums and nothing else."""
     size: Annotated[int, Ge(1), Le(4096)] | None = None
     """Height and width to which the site's pictures, and public ones, are resized, and cropped at the centre."""
     schema_file: Path | None = None
@@ -41,7 +45,7 @@ class SitePolicy(Settings):
     as their order at the server need not be the site's."""
     state: Path
     """Folder for the site's ledger, its log and the state of runs between steps."""
-    methods: tuple[str, ...]
+    methods: tuple[str, ...] = ()
     """Allowed steps: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
     classes: tuple[str, ...] = ()
     """Names of the classes of the site's records, which "fedstill site init" writes here: a public statement, so that a
@@ -97,6 +101,16 @@ class SitePolicy(Settings):
     """Backbones (--features) that a run may use; they are installed at this site."""
     simulated_noise: bool = False
     """Whether a run may draw privacy noise from its seed; the server can subtract such noise, so for tests only."""
+    helper: bool = False
+    """Whether the site is a helper of masked sums (docs/sums.md): it holds seeds of others' masks and opens totals."""
+    helpers: tuple[Fingerprint, ...] = ()
+    """Fingerprints of the helpers that the site trusts, which their operators tell it; it takes part in a masked sum
+    only if all helpers of the run are among them."""
+    partners: tuple[Fingerprint, ...] = ()
+    """Fingerprints of the sites on whose noise this site counts, with sum_budget total."""
+    sum_budget: Literal["alone", "total"] = "alone"
+    """The epsilon of a masked sum that is charged: of the site's own noise, should everybody else work together
+    (alone), or of the total, on the noise of its partners (total)."""
     own_code: tuple[str, ...] = ()
     """Names of methods and models outside of fedstill that a run may use, as "package.module:name"."""
     device: str = "cpu"
@@ -116,7 +130,7 @@ class SitePolicy(Settings):
         here = path.resolve().parent
         return policy.model_copy(
             update={
-                "data": here / policy.data.expanduser(),
+                "data": policy.data and here / policy.data.expanduser(),
                 "state": here / policy.state.expanduser(),
                 "schema_file": policy.schema_file and here / policy.schema_file.expanduser(),
                 "public": {name: here / place.expanduser() for name, place in policy.public.items()},
@@ -150,6 +164,7 @@ class SitePolicy(Settings):
             public_images=self.public_images or self.unprotected,
             budget_per_run=self.budget_per_run,
             run_limit=None if spec.budget is None else (spec.budget, spec.delta),
+            alone=self.sum_budget == "alone",
         )
 
     def check_run(self, spec: RunSpec, step: object) -> None:
@@ -158,6 +173,8 @@ class SitePolicy(Settings):
         Raises:
             Refused: the policy does not allow the step.
         """
+        if self.data is None:
+            raise schema.Refused("the site has no records; it is a helper of masked sums (data)")
         if not {spec.name, f"{spec.name}.{step}"} & set(self.methods):
             allowed, refused = ", ".join(self.methods) or "nothing", schema.clean(f"{spec.name}.{step}")
             raise schema.Refused(f"the site's policy allows {allowed}, not '{refused}' (methods)")
@@ -224,6 +241,10 @@ def check(policy: SitePolicy) -> Iterator[str]:
     Raises:
         ValueError: a method, a step, a device, code or data do not exist, or the policy allows nothing.
     """
+    if policy.data is None:
+        if policy.methods or not policy.helper:
+            raise ValueError("the policy names no records (data); only a helper without methods has none (helper)")
+        return
     yield from _check_steps(policy)
     _check_device(policy)
     for name in policy.own_code:
@@ -352,7 +373,17 @@ def words(policy: SitePolicy) -> Iterator[str]:
         )
     elif policy.unprotected:
         yield "all runs together: without a limit, as there is no budget"
-    yield "to every run: the site's number, whether and when it answers, and refusals that do not depend on the records"
+    if policy.helper:
+        yield "as a helper of masked sums: signatures of sets of clients, and sums of masks that others sealed to it"
+    if policy.helpers:
+        alone, others = policy.sum_budget == "alone", f"noise shared with {len(policy.partners)} partners"
+        yield (
+            f"in masked sums, with {len(policy.helpers)} known helpers: numbers that nobody reads alone, charged for "
+            f"{'its own noise alone' if alone else others}"
+        )
+    if policy.data is None:
+        return
+    yield "to every run: the site's number and version, whether and when it answers, refusals that depend on no record"
     yield f"nothing else: neither files of {policy.data} nor what another step would send"
 
 

@@ -12,7 +12,7 @@ from fedstill.base import files
 from fedstill.base.settings import sentence
 from fedstill.sites import certificates, units
 from fedstill.sites.server import roster
-from fedstill.sites.site import charges, log
+from fedstill.sites.site import charges, log, site_sums
 from fedstill.sites.site.charges import create_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
 
@@ -69,10 +69,11 @@ def join(folder: Path, invite: Path) -> str:
     if invited.client != policy.client:
         raise ValueError(f"{invite} is for client {invited.client}; the policy in {folder} is client {policy.client}'s")
     files.write_bytes(folder / _AUTHORITY, invited.authority.encode())
-    files.write_bytes(folder / _CONNECTION, tomli_w.dumps({"address": invited.address}).encode())
+    connection = {"address": invited.address, "server": invited.server}
+    files.write_bytes(folder / _CONNECTION, tomli_w.dumps(connection).encode())
     key = folder / KEY
     if not key.exists():
-        certificates.site_key(key, policy.client)
+        certificates.site_key(key, policy.client, site_sums.keys_of(policy.state).public)
     unit = units.site(folder.resolve(), policy.state.resolve(), on_cpu=policy.device == "cpu")
     files.write_bytes(folder / units.SITE, unit.encode())
     return public_key(folder)
@@ -90,13 +91,22 @@ def rekey(folder: Path) -> str:
     files.write_bytes(old := folder / f"{KEY}.old", b"")
     old.chmod(0o600)
     old.write_bytes(key.read_bytes())
-    certificates.site_key(key, SitePolicy.read(folder / POLICY).client)
+    policy = SitePolicy.read(folder / POLICY)
+    certificates.site_key(key, policy.client, site_sums.keys_of(policy.state).public)
     return public_key(folder)
 
 
 def public_key(folder: Path) -> str:
     """A site's public key, as a line of OpenSSH."""
     return (folder / f"{KEY}.pub").read_text("utf-8").strip()
+
+
+def server_of(folder: Path) -> str | None:
+    """The public key by which a site's server signs requests; None for a site that has no server."""
+    place = folder / _CONNECTION
+    if not place.exists():
+        return None
+    return str(tomllib.loads(place.read_text("utf-8"))["server"])
 
 
 def connection(folder: Path) -> tuple[str, list[str]]:

@@ -1,0 +1,234 @@
+"""A reply is a client's and a request is the server's because a key says so; an older copy of a site is noticed."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.base import files
+from fedstill.engines.transport import Arrival, Transport
+from fedstill.protocol import wire
+from fedstill.sites import certificates, seals
+from fedstill.sites.certificates import site_key
+from fedstill.sites.seals import Receipts, has_signed, sign_reply
+from fedstill.sites.server.service import Server, init
+from fedstill.sites.site import evidence, log, setup
+from fedstill.sites.site.policy import SitePolicy
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+from flwr.app import Context, Message, RecordDict  # noqa: E402
+from flwr.app.metadata import Metadata  # noqa: E402
+
+from fedstill.engines.flower import apps  # noqa: E402
+from fedstill.engines.flower.messages import _arrivals, content  # noqa: E402
+from fedstill.sites.server.serve import Sealed  # noqa: E402
+from fedstill.sites.site.launcher import SiteSeal  # noqa: E402
+
+REFUSED = "its reply is not signed with its key, which the roster has"
+
+
+class Canned(Transport):
+    """Replies of a network."""
+
+    def __init__(self, arrivals: Sequence[Arrival], facts_of: Any = None) -> None:
+        self.arrivals, self.facts_of, self.is_closed = arrivals, facts_of, False
+
+    def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        yield from self.arrivals
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> list[Path]:
+    return [site_key(tmp_path / f"site-{client}.key", client).with_suffix("") for client in range(2)]
+
+
+def public(key: Path) -> str:
+    return certificates.read_public(key.with_name(f"{key.name}.pub").read_text())
+
+
+def sealed(arrivals: Sequence[Arrival], keys: dict[int, str], folder: Path) -> Sealed:
+    return Sealed(lambda **options: Canned(arrivals, **options), "spec", keys, folder)
+
+
+def test_a_forged_reply_is_refused(keys: list[Path], tmp_path: Path) -> None:
+    mine, theirs = keys
+    receipt = f"7.{'a' * 64}.{'b' * 64}"
+    good = sign_reply(mine, "spec", b"request", b"reply", receipt)
+    known = {0: public(mine), 1: public(theirs)}
+    other = sign_reply(theirs, "spec", b"request", b"reply", receipt)
+    for name, arrival, passes in (
+        ("its own", Arrival(0, b"reply", signature=good, receipt=receipt), True),
+        ("without a signature", Arrival(0, b"reply", receipt=receipt), False),
+        ("of another client", Arrival(0, b"reply", signature=other, receipt=receipt), False),
+        ("for another client", Arrival(1, b"reply", signature=good, receipt=receipt), False),
+        ("another reply", Arrival(0, b"Reply", signature=good, receipt=receipt), False),
+        ("another receipt", Arrival(0, b"reply", signature=good, receipt=f"8{receipt[1:]}"), False),
+        ("no receipt", Arrival(0, b"reply", signature=good), False),
+        ("no hexadecimal", Arrival(0, b"reply", signature="x" * 96, receipt=receipt), False),
+    ):
+        (found,) = sealed([arrival], known, tmp_path).exchange(b"request", [0, 1], lambda _: None)
+        assert found == (arrival if passes else arrival._replace(reply=b"", failure=REFUSED)), name
+    for spec, request in (("spec", b"earlier"), ("other", b"request")):
+        arrival = Arrival(0, b"reply", signature=sign_reply(mine, spec, request, b"reply", ""))
+        (found,) = sealed([arrival], known, tmp_path).exchange(b"request", [0, 1], lambda _: None)
+        assert found.failure == REFUSED
+    late = Arrival(0, b"", "no reply within 1 s (--timeout)")
+    transport = sealed([late], known, tmp_path)
+    assert list(transport.exchange(b"request", [0], lambda _: None)) == [late]
+    transport.close()
+    assert not has_signed(public(mine), good, "spec", b"requestreply", b"", receipt)
+    assert Receipts(tmp_path / "receipts.json").of(public(mine)) == receipt
+    assert Receipts(tmp_path / "receipts.json").of(public(theirs)) == ""
+
+
+def test_the_newest_receipt_of_a_key_is_kept(tmp_path: Path) -> None:
+    kept = Receipts(tmp_path / "receipts.json")
+    for number in (3, 12, 9):
+        kept.note("a key", f"{number}.{'a' * 64}.{'b' * 64}")
+    kept.note("a key", "rubbish")
+    assert kept.of("a key").startswith("12.")
+    (tmp_path / "receipts.json").write_text("[]")
+    with pytest.raises(files.Damaged, match="bring its newest copy back, or delete it"):
+        kept.of("a key")
+
+
+class Seal:
+    """Signs with a key and refuses one request."""
+
+    def __init__(self, key: Path) -> None:
+        self.key = key
+
+    def refusal(self, spec: str, request: bytes, facts: Any) -> bytes | None:
+        return b"refused" if request == b"a stranger's" else None
+
+    def of(self, spec: str, request: bytes, reply: bytes) -> dict[str, str]:
+        return {"signature": sign_reply(self.key, spec, request, reply, "here"), "receipt": "here"}
+
+
+@pytest.mark.parametrize("request_", [b"a request", b"a stranger's", b"one that fails"])
+def test_a_site_signs_what_it_sends_also_that_it_sends_nothing(request_: bytes, keys: list[Path]) -> None:
+    def answer(*arguments: object) -> bytes:
+        assert arguments[-1] != b"a stranger's", "no program of the site sees it"
+        if arguments[-1] == b"one that fails":
+            raise ValueError("a reason")
+        return b"the reply"
+
+    app = apps.client_app(lambda *_: 0, answer, seal=Seal(keys[0]))
+    asked = content(request_, clients=[0], **{apps.SPEC: "the spec"})
+    facts = Metadata(1, "m", 0, 7, "", "", 0.0, 60.0, "query.ask")
+    message = Message(content=asked, metadata=facts)
+    reply = app(message, Context(1, 7, {}, RecordDict(), {}))
+    reply.metadata.__dict__["_src_node_id"] = 7
+    (arrival,) = _arrivals([0], reply, 10**6)
+    wanted = {b"a request": b"the reply", b"a stranger's": b"refused", b"one that fails": apps.NO_REPLY}
+    assert arrival.reply == wanted[request_]
+    assert has_signed(public(keys[0]), arrival.signature, "the spec", request_, arrival.reply, "here")
+
+
+class Pair:
+    """A server and a site that has its invitation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server: Server = init(folder / "server", {"host": "127.0.0.1"})
+        self.place = folder / "site"
+        self.place.mkdir()
+        setup.site(self.place, {"client": 0, "data": "data", "state": "state", "methods": ["fedavg"]})
+        setup.join(self.place, self.server.invite(0, None))
+        self.policy = SitePolicy.read(self.place / setup.POLICY)
+        self.key = public(self.place / "site.key")
+        log.write(self.policy, {}, "started", "the site's node starts")
+
+    def facts(self, request: bytes = b"request", spec: str = "spec") -> dict[str, Any]:
+        """What the server adds to a request."""
+        found: list[Any] = []
+        Sealed(lambda **options: found.append(options) or Canned([]), spec, {0: self.key}, self.server.folder)
+        facts: dict[str, Any] = found[0]["facts_of"](0, request)
+        return facts
+
+    def ask(self, request: bytes = b"request", spec: str = "spec", facts: Any = None) -> str | None:
+        """The refusal of a request; if there is none, the site answers, and the server keeps its receipt."""
+        seal = SiteSeal(self.place, self.policy)
+        refused = seal.refusal(spec, request, self.facts() if facts is None else facts)
+        if refused is not None:
+            return str(wire.envelope(refused)["error"])
+        log.write(self.policy, {}, "resumed", "in place of an answer")
+        arrival = Arrival(0, b"reply", **seal.of(spec, request, b"reply"))
+        transport = Sealed(lambda **_: Canned([arrival]), spec, {0: self.key}, self.server.folder)
+        assert [one.failure for one in transport.exchange(request, [0], lambda _: None)] == [None]
+        return None
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_a_request_is_answered_only_if_the_server_signed_it_to_this_client(pair: Pair) -> None:
+    assert pair.ask() is None
+    good = pair.facts()
+    stranger = seals.sign_request(seals.server_key(pair.place), 0, "spec", b"request", good["receipt"])
+    to_another = seals.sign_request(seals.server_key(pair.server.folder), 1, "spec", b"request", good["receipt"])
+    for name, request, spec, facts in (
+        ("no signature", b"request", "spec", {"receipt": good["receipt"]}),
+        ("another request", b"Request", "spec", good),
+        ("another run", b"request", "spec2", good),
+        ("another's key", b"request", "spec", {**good, "signature": stranger}),
+        ("to another client", b"request", "spec", {**good, "signature": to_another}),
+        ("without the receipt", b"request", "spec", {**good, "receipt": ""}),
+        ("no hexadecimal", b"request", "spec", {**good, "signature": 7}),
+    ):
+        refused = pair.ask(request, spec, facts)
+        assert refused is not None and "not signed with the key of the server whose invitation" in refused, name
+        assert log.read(pair.policy.state)[-1]["what"] == "refused"
+    assert pair.ask() is None
+
+
+def test_an_older_copy_of_the_state_replies_to_nothing_even_after_it_has_gone_on(pair: Pair) -> None:
+    state, copy = pair.policy.state, pair.place / "copy"
+    assert pair.ask() is None
+    shutil.copytree(state, copy)
+    assert pair.ask() is None and pair.ask() is None
+    newest = pair.place / "newest"
+    state.rename(newest)
+    shutil.copytree(copy, state)
+    log.write(pair.policy, {}, "started", "the site's node starts")  # lines of a stranger to the server's receipt
+    for _ in range(5):
+        refused = pair.ask()
+        assert refused is not None and "is an older copy: its log lacks line 4" in refused
+    verdict = log.verify(state)
+    assert not verdict.is_whole and "older copy" in verdict.problems[0]
+    assert not evidence.status(pair.policy)["health"]["is_well"]
+    shutil.rmtree(state)
+    newest.rename(state)
+    assert pair.ask() is None and log.verify(state).is_whole
+
+
+def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:
+    assert pair.ask() is None
+    forged = f"99.{'a' * 64}.{'b' * 64}"
+    signature = seals.sign_request(seals.server_key(pair.server.folder), 0, "spec", b"request", forged)
+    assert pair.ask(facts={"signature": signature, "receipt": forged}) is None
+    assert log.verify(pair.policy.state).is_whole
+
+
+def test_a_long_log_finds_the_line_of_a_receipt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line may be before the part of the log that is looked at first, and in an earlier file."""
+    monkeypatch.setattr(log, "_TAIL", 300)
+    monkeypatch.setattr(log, "_LARGEST", 1000)
+    assert pair.ask() is None
+    given = pair.facts()
+    for _ in range(12):
+        log.write(pair.policy, {}, "paused", "")
+    assert list(pair.policy.state.glob("log-*.jsonl"))
+    assert pair.ask(facts=given) is None
+
+
+def test_a_site_of_an_earlier_invitation_says_what_to_do(pair: Pair) -> None:
+    (pair.place / "connection.toml").unlink()
+    refused = pair.ask()
+    assert refused is not None and "the site has no server ('fedstill site join')" in refused
