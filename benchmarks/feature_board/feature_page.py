@@ -152,7 +152,7 @@ has methods without pretraining: there the best of one upload has 50 on a smalle
 * **The size of the pictures counts more than the method**: without noise AFL has {best_try(tries, "afl")} on validation
   images of 128 pixels (below), and {one(runs, "afl")} on test images of 224.
 * **State**: {len(runs)} of {planned} runs are done, the last on {dates[-1]}. A dash is a
-  cell that has not been run; a number without ± is one seed, one with ± the mean and the standard deviation of the seeds.
+  cell that has not been run; a number without ± is one seed, one with ± mean and standard deviation of the seeds.
 
 ## Test images
 
