@@ -14,7 +14,8 @@ from method_settings import SMALL
 from fedstill import DataSet, Experiment, Job, load_model, methods, run
 from fedstill.base.records import Records
 from fedstill.cli import parser
-from fedstill.data import from_torch
+from fedstill.data import features, from_torch
+from fedstill.data.places import Reading
 from fedstill.experiment.task import share_out
 from fedstill.protocol import returns_run_model
 
@@ -99,7 +100,6 @@ def test_a_network_of_images_is_refused_for_vectors(table, tmp_path):
     ],
 )
 def test_features_that_do_not_fit_are_refused_before_they_are_computed(method, model, sentence, tmp_path, monkeypatch):
-    from fedstill.data import features
 
     monkeypatch.setattr(features, "load", lambda *args, **more: pytest.fail("the features were computed"))
     task = Experiment(data="digits", features="scattering", model=model, clients=2)
@@ -143,8 +143,6 @@ def test_a_run_on_features_gives_a_model_from_image_to_logits(digits, tmp_path, 
 
 @pytest.mark.slow
 def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_path, monkeypatch):
-    from fedstill.data import features
-
     monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path))
     calls, seen, original = [], [], features.rows_of
     monkeypatch.setattr(features, "rows_of", lambda *args, **more: (calls.append(1), original(*args, **more))[1])
@@ -166,6 +164,15 @@ def test_features_are_computed_once_and_again_for_another_backbone(digits, tmp_p
     other, _ = features.load(digits, "scattering:angles=4,groups=0")
     assert len(calls) == 4 and one.fingerprint != other.fingerprint
     assert torch.equal(one.train.labels, digits.train.labels) and one.measured == digits.measured
+
+
+def test_public_images_of_a_known_set_get_the_size_of_the_tasks_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path))
+    monkeypatch.setattr(features, "rows_of", lambda backbone, images, **_: images[:, 0].flatten(1).numpy() / 255.0)
+    digits, backbone = features.load("digits", "scattering", reading=Reading(16))
+    public = features.load_public("digits:unlabeled", ("scattering", backbone.digest), digits.train, size=16)
+    assert public.images.shape == (1797, 16 * 16) and public.num_classes == 1
+    assert torch.equal(public.images[: len(digits.train)], digits.train.images)
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from torch import Tensor
 from fedstill.base import seeds
 from fedstill.base.records import AS_THEY_ARE, Normalisation, Records
 from fedstill.data import cache, public, sources
-from fedstill.data.names import KNOWN
 from fedstill.data.places import AS_IT_IS, Reading
 from fedstill.models import backbones, build, features
 from fedstill.models.backbones import LIBRARIES, Backbone, Preprocessing, digest
@@ -394,7 +393,7 @@ def load_public(
         whole, none = ((noise[part].images, noise[part].labels) for part in (slice(None), slice(0)))
         raw = sources.Raw(base, whole, none, ("",), {}, f"generated {base}", ())
     else:
-        raw = sources.load_raw(base, AS_IT_IS if base in KNOWN else Reading(size))
+        raw = sources.load_raw(base, Reading(size))
 
     def installed() -> Backbone:
         found = load_backbone(backbone[0], raw.shape)
