@@ -5,9 +5,11 @@ import inspect
 import shutil
 import socket
 import ssl
+import string
 import subprocess
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -282,6 +284,11 @@ def test_a_site_sends_no_more_than_its_bytes_of_a_day(
     assert not quotas.takes(signed(site), 1)
     hours[0] = 24.0
     assert quotas.takes(signed(site), 1000)
+    said = signed(site)["flwr-public-key"]
+    respelt = [said.rstrip("=")[:-1] + last + "=" * said.count("=") for last in string.ascii_letters + string.digits]
+    same = [text for text in respelt if b64decode(text) == b64decode(said)]
+    assert len(same) > 1, "spare bits of the last letter"
+    assert not any(quotas.takes(signed(site) | {"flwr-public-key": text}, 1) for text in same)
     ports = {"port": free_port(), "inner_port": free_port()}
     places = service.init(tmp_path / "server", {"host": "localhost", "bind": "127.0.0.1", **ports}).certificates
     inside = Inside()

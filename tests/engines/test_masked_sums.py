@@ -76,6 +76,12 @@ def test_both_epsilons_are_those_of_the_theorem(tmp_path: Path) -> None:
     assert any("3 honest clients together" in sentence for sentence in guarantees.explained(found, sent=True))
 
 
+@pytest.mark.parametrize(("clients", "least", "colluding"), [(100, 50, 0.1), (6, 3, 0.34), (1000, 700, 0.1), (5, 5, 0)])
+def test_a_server_may_choose_a_set_with_all_who_work_with_it(clients: int, least: int, colluding: float) -> None:
+    chosen = sorted(range(clients), key=lambda client: client >= colluding * clients)[:least]
+    assert masked_sums.adders_of(least, clients, colluding) == sum(client >= colluding * clients for client in chosen)
+
+
 def test_nothing_of_one_client_is_on_the_server_s_disk(tmp_path: Path) -> None:
     """The reply has no number of the client's sums, and the helpers' keys are gone with the run."""
     record = go(tmp_path / "run", "masked", keep_replies=True)

@@ -91,6 +91,7 @@ def test_the_newest_receipt_of_a_key_is_kept(tmp_path: Path) -> None:
     for number in (3, 12, 9):
         kept.note("a key", f"{number}.{'a' * 64}.{'b' * 64}")
     kept.note("a key", "rubbish")
+    kept.note("a key", f"10.{'c' * 64}.{'b' * 64}", f"11.{'a' * 64}.{'b' * 64}")  # a later one has come meanwhile
     assert kept.of("a key").startswith("12.")
     (tmp_path / "receipts.json").write_text("[]")
     with pytest.raises(files.Damaged, match="bring its newest copy back, or delete it"):
@@ -157,10 +158,15 @@ class Pair:
         if refused is not None:
             return str(wire.envelope(refused)["error"])
         log.write(self.policy, {}, "resumed", "in place of an answer")
+        self.send(seal, spec, request)
+        return None
+
+    def send(self, seal: SiteSeal, spec: str = "spec", request: bytes = b"request") -> None:
+        """Send a reply, whose receipt the server keeps; it had sent the receipt that it has."""
         arrival = Arrival(0, b"reply", **seal.of(spec, request, b"reply"))
         transport = Sealed(lambda **_: Canned([arrival]), spec, {0: self.key}, self.server.folder)
+        transport._facts(0, request)
         assert [one.failure for one in transport.exchange(request, [0], lambda _: None)] == [None]
-        return None
 
 
 @pytest.fixture
@@ -206,6 +212,26 @@ def test_an_older_copy_of_the_state_replies_to_nothing_even_after_it_has_gone_on
     shutil.rmtree(state)
     newest.rename(state)
     assert pair.ask() is None and log.verify(state).is_whole
+
+
+def test_a_log_that_was_begun_anew_has_receipts_at_once(pair: Pair) -> None:
+    """Its numbers begin at 1 again; the refusal of an older copy has a low number too, and no receipt."""
+    state, copy = pair.policy.state, pair.place / "copy"
+    for _ in range(20):
+        assert pair.ask() is None
+    log.restart(state)
+    assert pair.ask() is None
+    shutil.copytree(state, copy)
+    assert pair.ask() is None and pair.ask() is None
+    shutil.rmtree(state)
+    shutil.copytree(copy, state)
+    for _ in range(3):
+        seal = SiteSeal(pair.place, pair.policy)
+        refused = seal.refusal("spec", b"request", pair.facts())
+        assert refused is not None and b"is an older copy" in refused
+        pair.send(seal)
+    with pytest.raises(files.Damaged, match="older copy"):
+        log.restart(state)
 
 
 def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:

@@ -178,6 +178,15 @@ def test_a_site_takes_part_only_with_helpers_that_its_own_operator_named(house: 
         house.serve("none")
 
 
+def test_two_keys_of_one_fingerprint_are_one_helper(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = "-".join(["abcd"] * 5)
+    for client in range(CLIENTS):
+        house.edit(client, helpers=[one])
+    monkeypatch.setattr(site_sums, "fingerprint", lambda signer, box: one)  # in place of 2^40 tries
+    with pytest.raises(RuntimeError, match="two helpers of the run's masked sums have the fingerprint abcd-"):
+        house.serve()
+
+
 def site_prints(house: House) -> list[str]:
     return [site_sums.prints(house.policy(client))["helper"] for client in range(CLIENTS + 1)]
 

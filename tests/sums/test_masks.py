@@ -224,6 +224,20 @@ def test_equal_seeds_of_two_clients_are_refused(tmp_path: Path, monkeypatch: pyt
     assert usable(party.helpers, party.terms, [*two, *party.uploads[2:4]]) == {1: "clients 0 and 1 have the same seed"}
 
 
+def test_one_helper_that_refuses_does_not_stop_the_others(tmp_path: Path) -> None:
+    """A client may give a bad box to a helper that is absent while boxes are checked, and back when sets are signed."""
+    party = Party(tmp_path)
+    upload = party.uploads[2]
+    bad = upload._replace(boxes=(*upload.boxes[:3], bytes(len(upload.boxes[3]))))
+    party.uploads[2] = bad._replace(signature=KEYS[2].sign(masks.signed_text(party.terms, bad)))
+    assert usable([*party.helpers[:3], Absent(3)], party.terms, party.uploads[:5]) == {}
+    with pytest.raises(SumRefused, match="signs no such set"):
+        party.helpers[3].agree(party.terms, party.uploads[:5])
+    assert (party.total([0, 1, 2, 3, 4]) == sum(party.numbers[:5])).all()
+    with pytest.raises(SumRefused, match=r"2 of 4 helpers answer and 3 are needed .*3 \(helper 3 signs no such set"):
+        party.total([0, 1, 2, 3, 4], absent=(0,))
+
+
 def test_a_wrong_sum_of_masks_is_noticed(tmp_path: Path) -> None:
     party = Party(tmp_path)
 

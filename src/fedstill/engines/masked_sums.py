@@ -99,9 +99,12 @@ class MaskedReply(Reply):
     signature: Annotated[UInt8[Tensor, "64"], Public()]
 
 
-def adders_of(least: int, colluding: float) -> int:
-    """Honest clients among ``least`` of whom a share works together, rounded down."""
-    return least - int(np.ceil(colluding * least - 1e-9))
+def adders_of(least: int, clients: int, colluding: float) -> int:
+    """Honest clients in any set of ``least``, if a share of all ``clients`` works with the server; 0 if there is none.
+
+    The server chooses the set, so that all who work with it are among its clients.
+    """
+    return max(0, least - int(np.ceil(colluding * clients - 1e-9)))
 
 
 class MaskedStep(Step[MaskedReply]):

@@ -113,7 +113,7 @@ class SumOptions(Settings):
     records: Annotated[int, Ge(1), Le(2**40)] = 2**20
     """Most records of all clients together, a public bound."""
     least: Annotated[int, Ge(2)] | None = None
-    """Clients below which no sum is opened, on the noise of which the guarantee counts; all by default."""
+    """Clients below which no sum is opened, all by default; the noise of the honest ones among them counts."""
 
 
 def sum_options(text: str) -> SumOptions | None:

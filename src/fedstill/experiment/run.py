@@ -366,11 +366,11 @@ def masked_sums(job: Job, parties: Parties) -> MaskedSums | None:
     if options is None:
         return None
     assert options.least is not None
-    adders = adders_of(options.least, options.colluding)
+    adders = adders_of(options.least, experiment.clients, options.colluding)
     if adders < 1:
         raise ValueError(
-            f"of {options.least} clients a share of {options.colluding:g} may work with the server (colluding), which "
-            "leaves none whose noise counts; lower it, or take more clients"
+            f"of {experiment.clients} clients a share of {options.colluding:g} may work with the server (colluding), "
+            f"which leaves none whose noise counts in a set of {options.least}; lower it, or raise least"
         )
     if len(parties.keys) != options.helpers:
         raise ValueError(

@@ -100,13 +100,18 @@ class Receipts:
         """The newest receipt of a key; nothing where there is none."""
         return self._read().get(_short(key), "")
 
-    def note(self, key: str, receipt: str) -> None:
-        """Keep a receipt if it is newer than the one that is kept."""
-        if number_of(receipt) <= number_of(self.of(key)):
+    def note(self, key: str, receipt: str, sent: str = "") -> None:
+        """Keep a receipt if it is newer than the one that is kept.
+
+        One with a lower number than the one that was ``sent`` with the request is of a log that was begun anew: a site
+        that found the line of what was sent has more lines, and a site without it gives no receipt.
+        """
+        if not (number := number_of(receipt)) or self.of(key) == receipt:
             return
         with FileLock(self._place.with_suffix(".lock"), timeout=60):
             known = self._read()
-            if number_of(receipt) > number_of(known.get(_short(key))):
+            newest = known.get(_short(key), "")
+            if number > number_of(newest) or (newest == sent and number < number_of(sent)):
                 files.write_json(self._place, {**known, _short(key): receipt})
 
     def _read(self) -> Mapping[str, str]:

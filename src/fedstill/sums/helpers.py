@@ -231,16 +231,16 @@ Found = TypeVar("Found")
 def _present(
     helpers: Sequence[Answers], ask: Callable[[Answers], Found], terms: Terms, use: Callable[[Found], object]
 ) -> list[Answers]:
-    """Ask every helper and use what it says; returns those that answered.
+    """Ask every helper and use what it says; returns those that answered and did not refuse.
 
     Raises:
-        SumRefused: fewer than a quorum answered.
+        SumRefused: they are fewer than a quorum.
     """
     present, absent = [], list[str]()
     for helper in helpers:
         try:
             found = ask(helper)
-        except OSError as error:
+        except (OSError, SumRefused) as error:  # one that alone refuses does not stop the others
             absent.append(f"{helper.number} ({error})" if str(error) else str(helper.number))
             continue
         use(found)

@@ -97,24 +97,25 @@ class Quotas:
     """The bytes that each site may send in a day: what the SuperLink stores of a reply that nobody asked for stays.
 
     Args:
-        most: largest number of bytes of one key in 24 hours.
+        most: largest number of bytes of one key in a day, which begins with its first byte after the last one.
         clock: seconds that never go back.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._sent: dict[str, tuple[float, int]] = {}  # begin of the day and bytes since, by key
+        self._sent: dict[bytes, tuple[float, int]] = {}  # begin of the day and bytes since, by key, however it is spelt
         self._lock = threading.Lock()
 
     def takes(self, headers: Mapping[str, str], size: int) -> bool:
         """Whether a request of a site, whose headers were admitted, fits its day; then it counts."""
+        key = b64decode(headers[_KEY])
         with self._lock:
-            begun, sent = self._sent.get(headers[_KEY], (-math.inf, 0))
+            begun, sent = self._sent.get(key, (-math.inf, 0))
             if (now := self._clock()) - begun >= _DAY:
                 begun, sent = now, 0
             if sent + size > self._most:
                 return False
-            self._sent[headers[_KEY]] = begun, sent + size
+            self._sent[key] = begun, sent + size
             return True
 
 

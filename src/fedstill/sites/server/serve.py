@@ -204,10 +204,11 @@ class Sealed(Transport):
     def __init__(self, connect: Callable[..., Transport], spec: str, keys: Mapping[int, str], server: Path) -> None:
         self._spec, self._keys, self._key = spec, keys, seals.server_key(server)
         self._receipts = seals.Receipts(server / RECEIPTS)
+        self._sent: dict[int, str] = {}  # the receipt in the last request to each client
         self._inner = connect(facts_of=self._facts)
 
     def _facts(self, client: int, request: bytes) -> dict[str, str]:
-        receipt = self._receipts.of(self._keys[client])
+        receipt = self._sent[client] = self._receipts.of(self._keys[client])
         signature = seals.sign_request(self._key, client, self._spec, request, receipt)
         return {seals.SIGNATURE: signature, seals.RECEIPT: receipt}
 
@@ -219,7 +220,7 @@ class Sealed(Transport):
                 yield arrival._replace(reply=b"", failure="its reply is not signed with its key, which the roster has")
                 continue
             if arrival.failure is None:
-                self._receipts.note(key, arrival.receipt)
+                self._receipts.note(key, arrival.receipt, self._sent.get(arrival.client, ""))
             yield arrival
 
     @override

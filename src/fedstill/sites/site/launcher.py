@@ -137,9 +137,11 @@ class SiteSeal:
 
     def __init__(self, folder: Path, policy: SitePolicy, *, is_known: bool = True) -> None:
         self._folder, self._policy, self._is_known = folder, policy, is_known
+        self._is_newest = False  # whether the log has the line of the server's receipt
 
     def refusal(self, spec: str, request: bytes, facts: Mapping[str, object]) -> bytes | None:
         """The reply to a request that is not the server's, or if this state is an older copy; None for others."""
+        self._is_newest = False
         if not self._is_known:
             return None
         policy, server = self._policy, setup.server_of(self._folder)
@@ -153,6 +155,7 @@ class SiteSeal:
                     "the request is not signed with the key of the server whose invitation the site has"
                 )
             log.check_receipt(policy.state, receipt)
+            self._is_newest = True
         except (schema.Refused, files.Damaged) as error:
             digests = {"request": _sha256(request), "spec": _sha256(spec.encode())}
             with suppress(files.Damaged, OSError):  # nothing is answered in any case
@@ -162,8 +165,9 @@ class SiteSeal:
         return None
 
     def of(self, spec: str, request: bytes, reply: bytes) -> dict[str, str]:
-        """The signature of a reply, and the receipt of the log that it stands in."""
-        receipt, key = log.receipt(self._policy.state), self._folder / setup.KEY
+        """The signature of a reply, and the receipt of the log that it stands in, unless that may be an older copy."""
+        receipt = log.receipt(self._policy.state) if self._is_newest else ""
+        key = self._folder / setup.KEY
         if not key.exists():  # the server takes no reply without
             return {}
         signature = seals.sign_reply(key, spec, request, reply, receipt)

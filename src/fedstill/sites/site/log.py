@@ -224,8 +224,10 @@ def restart(state: Path) -> Path:
 
     Raises:
         NewerFormat: a newer fedstill wrote the state.
+        Damaged: the log is an older copy; another one would hide that the ledger has forgotten releases.
     """
     check_format(state)
+    check_newest(state)
     aside = state / time.strftime("log-damaged-%Y%m%d-%H%M%S")
     chain = _chain(state)
     with chain.lock:

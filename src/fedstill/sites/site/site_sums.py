@@ -38,8 +38,14 @@ def check(policy: SitePolicy, spec: RunSpec) -> None:
     if sums is None:
         return
     boxes, signers = (tuple(map(bytes.fromhex, some)) for some in (sums.boxes, sums.signers))
-    for place, key in enumerate(zip(signers, boxes, strict=True)):
-        if (print_ := fingerprint(*key)) not in policy.helpers:
+    prints_ = [fingerprint(*key) for key in zip(signers, boxes, strict=True)]
+    for place, print_ in enumerate(prints_):
+        if print_ in prints_[:place]:  # two keys of one fingerprint take 2^40 tries, which their owner can afford
+            raise schema.Refused(
+                f"two helpers of the run's masked sums have the fingerprint {print_}; they are one owner, who would "
+                "count twice, so take another helper (helpers)"
+            )
+        if print_ not in policy.helpers:
             raise schema.Refused(
                 f"helper {place} of the run's masked sums has the fingerprint {print_}, which the site's policy does "
                 "not name; ask that site's operator for it, not the server (helpers)"
