@@ -189,7 +189,7 @@ def write_page() -> None:
     state = (len(plan.jobs()) - len(costs), len(plan.jobs()))
     words = page.text(everything, read(TRIES), spent(), sum(costs.values()) / 3600, state)
     (page.DOCS / "board.md").write_text(words)
-    for name, svg in page.pictures(everything).items():
+    for name, svg in page.pictures(everything, read(TRIES)).items():
         (page.DOCS / "images" / name).write_text(svg)
 
 

@@ -17,10 +17,14 @@ DATA = ("mnist", "fashion_mnist", "cifar10")
 SPLITS = ("classes:1", "dirichlet:0.1", "dirichlet:0.5", "iid")
 CLIENTS = (10, 100)
 SEEDS = (0, 1, 2)
+"""Seeds of every row in every cell."""
+MORE = (3, 4, 5, 6, 7, 8, 9)
+"""More of them, for the rows and splits that ``methods.json`` names under "more seeds"."""
 RECORDS = 4000
 TRIES = 3
 TUNING_SEED = 1000
-"""Seed of all tries: no row has its split, its records or its random start."""
+"""Seed of all tries: no row has its split or its random start. Of its records 884 are training records of some row's
+seed; none is a test record."""
 ATTACKED = ("classes:1", "iid")
 """Splits of ten clients on which the runs with seed 0 are attacked."""
 ATTACK = "membership --score rmia --shadows 2"
@@ -99,6 +103,23 @@ def methods() -> dict[str, dict[str, Any]]:
     return found
 
 
+def seeds(label: str, split: str) -> tuple[int, ...]:
+    """The seeds of a row's runs on a split."""
+    more = content().get("more seeds", {"splits": [], "rows": []})
+    return (*SEEDS, *MORE) if split in more["splits"] and label in more["rows"] else SEEDS
+
+
+def name(label: str, number: int) -> str:
+    """The name of what a try of a row runs: the label, or that of a variant which the method's paper does not have."""
+    return str(methods()[label].get("names", [label] * TRIES)[number])
+
+
+def share_of_steps(label: str, clients: int) -> str:
+    """The share of the steps of the method's authors that a row takes, in percent; a dash where nothing is fitted."""
+    steps = methods()[label].get("steps")
+    return f"{100 * steps[str(clients)] / steps['authors']:.2g}" if steps else "–"
+
+
 def cells() -> Iterator[list[Cell]]:
     """All cells in groups of equal worth, the most valuable first."""
     skewed, milder = SPLITS[:2], SPLITS[2:]
@@ -109,6 +130,9 @@ def cells() -> Iterator[list[Cell]]:
     yield [Cell(data, split, 10, seed) for seed in SEEDS[1:] for split in milder for data in DATA]
     yield [Cell(data, split, 100, 0) for split in milder for data in DATA]
     yield [Cell(data, split, 100, seed) for seed in SEEDS[1:] for split in SPLITS for data in DATA]
+    yield [
+        Cell(data, split, clients, seed) for clients in CLIENTS for data in DATA for split in SPLITS for seed in MORE
+    ]
 
 
 def jobs() -> list[Job]:
@@ -118,8 +142,9 @@ def jobs() -> list[Job]:
     for number, group in enumerate(cells()):
         for cell in group:
             for label in rows:
-                found += [Job("try", label, tuning(cell.data), i) for i in range(TRIES)]
-                found.append(Job("run", label, cell))
+                if cell.seed in seeds(label, cell.split):
+                    found += [Job("try", label, tuning(cell.data), i) for i in range(TRIES)]
+                    found.append(Job("run", label, cell))
         if number == 2:
             attacked = sorted({job.cell for job in found if is_attacked(job.cell)})
             found += [Job("attack", label, cell) for cell in attacked for label in rows]

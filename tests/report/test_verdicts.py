@@ -1,0 +1,74 @@
+"""docs/papers.md says of its claims what the stored runs carry, by the rule of the board."""
+
+import importlib
+import math
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "papers.md"
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "reproduce"))
+    for name in ("verdicts", "decided"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("verdicts")
+
+
+def test_the_table_of_the_page_is_what_the_files_give(verdicts: ModuleType, tmp_path: Path) -> None:
+    written = PAGE.read_text()
+    verdicts.PAGE = tmp_path / "papers.md"
+    verdicts.PAGE.write_text(written.replace(verdicts.table(), "an old table"))
+    assert "an old table" in verdicts.PAGE.read_text(), "run: python reproduce/verdicts.py"
+    verdicts.main()
+    assert verdicts.PAGE.read_text() == written
+
+
+def test_numbers_that_only_a_page_has_stand_there(verdicts: ModuleType) -> None:
+    for claim in verdicts.claims():
+        assert (ROOT / claim.source).is_file()
+        if claim.source.endswith(".md"):
+            text = (ROOT / claim.source).read_text()
+            for values in (claim.first, *claim.others):
+                assert ", ".join(f"{100 * value:.1f}" for value in values.values()) in text, claim.words
+
+
+def test_claims_are_those_of_the_pages_tables(verdicts: ModuleType) -> None:
+    """The labels of a file are not unique: the runs meant are those whose numbers the methods' pages print."""
+    by_words = {claim.words: claim for claim in verdicts.claims()}
+    sound = by_words["CIFAR-10, alpha .01, sound heads: FedAUXfdp above FedAVG+P and FedD+P"]
+    assert "37.6 / 34.6 / 35.2" in (ROOT / "docs" / "methods" / "fedauxfdp.md").read_text()
+    assert [round(100 * sound.first[seed], 1) for seed in range(3)] == [37.6, 34.6, 35.2]
+    dense = (ROOT / "docs" / "methods" / "dense.md").read_text()
+    (epochs,) = [claim for words, claim in by_words.items() if "ensemble better with 100" in words]
+    for values, row in ((epochs.first, "| 100 |"), (epochs.others[0], "| 5 |")):
+        (line,) = [line for line in dense.splitlines() if line.startswith(row) and line.count("|") == 5]
+        assert line.split("|")[-2].strip().startswith(f"{100 * sum(values.values()) / 3:.1f} ")
+
+
+def test_summaries_are_compared_as_if_their_seeds_were_independent(verdicts: ModuleType) -> None:
+    one, two = verdicts.Summary(0.8, 0.01, 3), verdicts.Summary(0.7, 0.02, 3)
+    found = verdicts.compare(one, two, verdicts.INFINITE)
+    assert found.spread == pytest.approx(math.hypot(0.01, 0.02)) and found.seeds == 3
+    assert found.p == pytest.approx(verdicts.decided.p_value(0.1, 5e-4 / 3, 2, 0.0), rel=1e-6)
+    assert verdicts.compare(one, two, 100).p > found.p
+
+
+def test_a_verdict_that_rests_on_seeds_says_no_more_than_the_table(verdicts: ModuleType) -> None:
+    """Each row of the page that says "order reproduced" has a claim that is apart, and the words of the board's rows
+    are those of the rows' names."""
+    text = PAGE.read_text()
+    before = text.split(verdicts.BEGIN)[0]
+    assert "reproduced" in before and "(4,000 records in all, logits" not in text
+    apart = {line.split("|")[1].strip() for line in verdicts.table().splitlines() if line.endswith("**apart** |")}
+    papers = [part.split("\n")[0] for part in re.split(r"\n## ", before)]
+    for paper in (name.split(" (")[0] for name in papers if " (" in name):
+        section = before.split(f"## {paper}")[1].split("\n## ")[0]
+        if re.search(r"order \*\*reproduced|\*\*order reproduced", section):
+            assert paper in apart, paper
