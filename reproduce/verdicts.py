@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks" / "board"))
 
-import decided
+import decided  # noqa: E402
 
 RUNS = ROOT / "reproduce" / "results"
 PAGE = ROOT / "docs" / "papers.md"
@@ -194,6 +194,7 @@ def of_dense() -> list[Claim]:
 
 
 def place(file: str) -> str:
+    """The file's place in the repository."""
     return f"reproduce/results/{file}"
 
 
@@ -234,9 +235,7 @@ def table() -> str:
         amounts = f"{sign * one.mean:.1f} ± {sign * one.spread:.1f}"
         verdict = "**apart**" if is_apart else "not apart"
         words = f"{claim.words} ([from](../{claim.source}))".replace("../docs/", "")
-        lines.append(
-            f"| {claim.paper} | {words} | {one.seeds} | {amounts} | {one.p:.2g} | {value:.2g} | {verdict} |"
-        )
+        lines.append(f"| {claim.paper} | {words} | {one.seeds} | {amounts} | {one.p:.2g} | {value:.2g} | {verdict} |")
     apart = sum(value <= decided.LEVEL for value in after)
     return f"{apart} of {len(every)} are apart.\n\n" + "\n".join(lines) + "\n"
 
