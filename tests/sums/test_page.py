@@ -28,7 +28,8 @@ def test_the_table_is_that_of_the_runs(sums: ModuleType, epsilon: int) -> None:
     lines = sums.table(runs, "afl", epsilon, all=False)
     assert len(lines) == 8 and "\n".join(lines) in PAGE
     for data, name in sums.NAMES.items():
-        some = [r["accuracy"] for r in runs if (r["data"], r["sums"], r["epsilon"]) == (data, "one", epsilon)]
+        key = ("afl", data, "one", epsilon)
+        some = [r["accuracy"] for r in runs if (r["method"], r["data"], r["sums"], r["epsilon"]) == key]
         assert len(some) == 3
         text = " ".join(PAGE.split())
         said = (
