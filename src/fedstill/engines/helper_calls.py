@@ -1,8 +1,8 @@
 """Questions of a server to the helpers of masked sums over a transport, and the helpers' replies.
 
 A question is a message of `fedstill.protocol.wire` whose header names what is asked (``helper``: check, agree or open),
-and the request and the step that the sum belongs to. Its tensors are the uploads as helpers see them, in rows; to open, also the
-helpers' signatures. A reply has reasons, a signature, sums of masks, or the sentence of a refusal.
+and the request and the step that the sum belongs to. Its tensors are the uploads as helpers see them, in rows; to open,
+also the helpers' signatures. A reply has reasons, a signature, sums of masks, or the sentence of a refusal.
 """
 
 import json
