@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 import fedstill
 from fedstill.engines import masked_sums
+from fedstill.engines.client import Site
 from fedstill.engines.server import ServerFederation, TooFewReplies
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
 from fedstill.privacy.accounting import gaussian_epsilon, release_noise
 from fedstill.privacy.integer_sums import IntegerClassSums
-from fedstill.protocol import Client, Federation, Method, Released, Reply, Summed, step
+from fedstill.protocol import Client, Federation, Method, Released, Reply, Summed, step, wire
 from fedstill.report import guarantees
 from fedstill.runs.folder import RunFolder
 from fedstill.sums.helpers import Helper
@@ -257,6 +258,33 @@ def test_a_client_sends_no_share_of_noise_in_sight_whatever_the_server_asks(
     monkeypatch.setattr(ServerFederation, "_check_seen", lambda self, step: None)
     with pytest.raises(TooFewReplies, match="released with a share of the noise, but its reply is no sum"):
         own(Leaks, tmp_path / "run")
+
+
+class Two(Sum):
+    """Another sum of the same numbers, with hardly any noise."""
+
+    @step
+    def other(self, client: Client) -> Total:
+        rows = client.train.images.flatten(1)[:, :4]
+        mechanism = IntegerClassSums(num_classes=10, radius=1.0, noise_multiplier=0.01, adders=client.adders)
+        return Total(sums=client.release(mechanism, (rows, client.train.labels)))
+
+
+def test_clients_who_were_asked_for_another_sum_are_in_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of the others would not be what the first client's epsilon counts on."""
+    answer = Site.answer
+
+    def swapped(self: Site, client: int, request: bytes, *more: Any) -> bytes:
+        tensors, header = wire.unpack(request)
+        return answer(self, client, wire.pack(tensors, header | {"step": "other"}) if client else request, *more)
+
+    def renamed(self: Site, client: int, request: bytes, *more: Any) -> bytes:
+        tensors, header = wire.unpack(swapped(self, client, request, *more))
+        return wire.pack(tensors, json.loads(json.dumps(header).replace('"other"', '"total"')))
+
+    monkeypatch.setattr(Site, "answer", renamed)
+    with pytest.raises(TooFewReplies, match="the signature of client 1 is not by its key for this sum"):
+        own(Two, tmp_path / "run")
 
 
 def test_ones_own_sum_works_both_ways(tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def test_a_helper_signs_no_second_set_however_it_is_asked(house: House) -> None:
         (lambda t, h: (t, {**h, "helper": "tell"}), "it can check, agree and open"),
         (lambda t, h: (t, {**h, "exchange": -1}), "exchange is -1"),
         (lambda t, h: (t, {**h, "length": True}), "length is True"),
+        (lambda t, h: (t, {**h, "step": 7}), "step is 7"),
         (lambda t, h: ({n: v for n, v in t.items() if n != "clients"}, h), "whole numbers from 0"),
         (lambda t, h: ({**t, "keys": t["keys"][:, :8].contiguous()}, h), "keys of a helper's question"),
         (lambda t, h: ({**t, "boxes": t["boxes"][:1]}, h), "boxes of a helper's question"),

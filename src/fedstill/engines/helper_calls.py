@@ -1,8 +1,8 @@
 """Questions of a server to the helpers of masked sums over a transport, and the helpers' replies.
 
-A question is a message of `fedstill.protocol.wire` whose header names what is asked (``helper``: check, agree or open)
-and the request that the sum belongs to. Its tensors are the uploads as helpers see them, in rows; to open, also the
-helpers' signatures. A reply has reasons, a signature, sums of masks, or the sentence of a refusal.
+A question is a message of `fedstill.protocol.wire` whose header names what is asked (``helper``: check, agree or open),
+and the request and the step that the sum belongs to. Its tensors are the uploads as helpers see them, in rows; to open,
+also the helpers' signatures. A reply has reasons, a signature, sums of masks, or the sentence of a refusal.
 """
 
 import json
@@ -59,11 +59,11 @@ def encode(kind: Kind, terms: Terms, uploads: Sequence[Upload], signatures: Mapp
     if signatures is not None:
         signed = [signatures.get(helper, _NO_SIGNATURE) for helper in range(len(terms.signers))]
         tensors["agreed"] = _rows(signed, len(_NO_SIGNATURE))
-    return wire.pack(tensors, {MARK: kind, "exchange": terms.exchange, "length": terms.length})
+    return wire.pack(tensors, {MARK: kind, "exchange": terms.exchange, "length": terms.length, "step": terms.step})
 
 
-def decode(request: bytes, header: Mapping[str, Any], terms: Callable[[int, int], Terms]) -> tuple[Terms, Call]:
-    """A question and its terms, which ``terms`` gives for a request's number and a length.
+def decode(request: bytes, header: Mapping[str, Any], terms: Callable[[int, int, str], Terms]) -> tuple[Terms, Call]:
+    """A question and its terms, which ``terms`` gives for a request's number, a length and the name of a step.
 
     Raises:
         Refused: the bytes are no such question.
@@ -74,7 +74,9 @@ def decode(request: bytes, header: Mapping[str, Any], terms: Callable[[int, int]
     for name, number in (("exchange", exchange), ("length", length)):
         if type(number) is not int or not 0 <= number < 2**40:
             raise schema.Refused(f"{name} is {schema.short(number)}; it must be a whole number from 0")
-    of = terms(cast(int, exchange), cast(int, length))
+    if not isinstance(step := header.get("step"), str) or len(step) > 200:
+        raise schema.Refused(f"step is {schema.short(step)}; it must be the name of one")
+    of = terms(cast(int, exchange), cast(int, length), step)
     tensors, _ = wire.unpack(request, header)
     clients = tensors.get("clients", torch.zeros(0))
     if clients.dtype != torch.int64 or clients.ndim != 1 or (len(clients) and int(clients.min()) < 0):

@@ -72,10 +72,10 @@ class MaskedSums(Settings):
             )
         return self
 
-    def terms(self, run: bytes, exchange: int, length: int) -> Terms:
-        """The terms of one sum of ``length`` numbers."""
+    def terms(self, run: bytes, exchange: int, length: int, step: str) -> Terms:
+        """The terms of one sum of ``length`` numbers, the replies to a step."""
         boxes, signers = (tuple(map(bytes.fromhex, some)) for some in (self.boxes, self.signers))
-        return Terms(run, exchange, boxes, signers, self.traitors, self.least, length, self.width)
+        return Terms(run, exchange, boxes, signers, self.traitors, self.least, length, self.width, step)
 
     @property
     def words(self) -> str:
@@ -133,7 +133,7 @@ class MaskedStep(Step[MaskedReply]):
     def _masked(self, method: Any, client: Any, **arguments: Any) -> MaskedReply:
         reply = self._inner.function(method, client, **arguments)
         numbers = _flat(reply, self._inner.reply)
-        terms = self._sums.terms(self._run, client.exchange, len(numbers))
+        terms = self._sums.terms(self._run, client.exchange, len(numbers), self._inner.name)
         data, upload = mask(numbers, terms, client.id, client.sign)
         boxes = torch.from_numpy(np.frombuffer(b"".join(upload.boxes), np.uint8).copy())
         return MaskedReply(

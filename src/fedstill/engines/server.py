@@ -335,7 +335,7 @@ class ServerFederation(Federation):
             return self._added(kind, self.ask(step, to, exactly=exactly, at_least=at_least, **arguments))
         sizes = {**self.spec.facts.sizes, **(exactly or {})}
         length = sum(map(math.prod, shapes(kind, sizes).values()))
-        terms = sums.terms(self.spec.digest, self._exchange, length)
+        terms = sums.terms(self.spec.digest, self._exchange, length, step.name)
         replies = self.ask(
             MaskedStep(step, sums, self.spec.digest),
             to,

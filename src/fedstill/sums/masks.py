@@ -55,6 +55,7 @@ class Terms:
         least: number of clients below which nothing is opened.
         length: number of numbers of an upload.
         width: b, bytes of a number.
+        step: name of the step that was asked for, whose noise the clients add; none outside of a run.
     """
 
     run: bytes
@@ -65,6 +66,7 @@ class Terms:
     least: int
     length: int
     width: int
+    step: str = ""
 
     def __post_init__(self) -> None:
         helpers = len(self.boxes)
@@ -87,7 +89,10 @@ class Terms:
         """SHA-256 of all of it."""
         numbers = (self.exchange, len(self.boxes), self.traitors, self.least, self.length, self.width)
         text = b"".join(number.to_bytes(8, "big") for number in numbers)
-        return hashlib.sha256(_PREFIX + b"terms" + self.run + text + b"".join(self.boxes + self.signers)).digest()
+        step = hashlib.sha256(self.step.encode()).digest() if self.step else b""
+        return hashlib.sha256(
+            _PREFIX + b"terms" + self.run + text + b"".join(self.boxes + self.signers) + step
+        ).digest()
 
     @property
     def classes(self) -> list[tuple[int, ...]]:
