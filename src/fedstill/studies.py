@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedstill import attacks
 from fedstill.attacks import results as findings
+from fedstill.attacks.release_policy import pass_gate
 from fedstill.audits import whole_runs
 from fedstill.audits.lower_bounds import Finding
 from fedstill.base.errors import InputError, front_door
@@ -352,22 +353,26 @@ def to_pandas(records: Sequence[RunRecord]) -> "DataFrame":
 
 
 @front_door
-def publish(run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False) -> dict[str, Any]:
+def publish(
+    run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False, gate: str | Path | None = None
+) -> dict[str, Any]:
     """Write a run's model as files for plain PyTorch, with a model card, as ``fedstill publish``.
 
     Args:
         run: a finished run or its folder.
         out: the folder to write.
         onnx: whether to write a program for ONNX Runtime too.
+        gate: TOML file of a policy that the run must meet (`fedstill.attacks.release_policy`).
 
     Returns:
         The model's facts and the names of its files.
 
     Raises:
-        InputError: the run is not finished, or its model cannot be written.
+        InputError: the run is not finished, misses what the policy asks, or its model cannot be written.
     """
     folder = run.folder if isinstance(run, RunRecord) else Path(run)
-    return publishing.publish(folder, Path(out), onnx=onnx, attacks=findings.stored(folder))
+    asked = () if gate is None else pass_gate(folder, Path(gate))
+    return publishing.publish(folder, Path(out), onnx=onnx, attacks=findings.stored(folder), gate=asked)
 
 
 def _judged(

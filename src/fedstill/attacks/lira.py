@@ -117,6 +117,10 @@ def auc(scores: Float64[Tensor, " n"], member: Bool[Tensor, " n"]) -> float:
     return float(torch.trapezoid(tpr, fpr))
 
 
+FPRS = (0.001, 0.01)
+"""False positive rates at which true positive rates are reported."""
+
+
 class Rate(NamedTuple):
     """True positive rate at a given false positive rate.
 

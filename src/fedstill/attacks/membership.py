@@ -39,6 +39,8 @@ from typing_extensions import override
 import fedstill
 from fedstill.attacks import lira, rmia
 from fedstill.attacks.attack import Attack
+from fedstill.attacks.lira import FPRS
+from fedstill.attacks.release_policy import identity
 from fedstill.attacks.results import allowed, page, show
 from fedstill.attacks.rmia import POPULATION, Rmia
 from fedstill.attacks.shadow import ShadowAttack
@@ -59,8 +61,6 @@ from fedstill.protocol import shared_part, wire
 from fedstill.runs.folder import RunFolder
 
 _log = logging.getLogger("fedstill")
-FPRS = (0.001, 0.01)
-"""False positive rates at which true positive rates are reported."""
 _ROWS = 5_000
 """Maximum number of posteriors to train an attack network on."""
 
@@ -261,6 +261,7 @@ def membership(
         ratios, facts["rmia"] = by_rmia(worlds, victim, settings.flip, place, settings.rmia)
     members, ratios = victim.members, {form: victim.mean(ratio) for form, ratio in ratios.items()}
     results: dict[str, Any] = {
+        "run": identity(folder),
         "client": victim.client,
         "records": len(members),
         "members": int(members.sum()),

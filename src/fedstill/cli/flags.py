@@ -138,6 +138,8 @@ class Published(Settings):
 
     out: Path | None = None
     """New folder of the files; published/RUN by default."""
+    gate: Path | None = None
+    """TOML file of a policy: refuse a model whose guarantee or membership attack misses what it asks."""
     hub: str | None = None
     """Upload them to the Hugging Face hub too, as OWNER/NAME."""
     onnx: bool = False

@@ -186,13 +186,17 @@ def _serve_page(place: Path, chosen: "Watching") -> None:
 def publish(words: list[str], target: "Published", form: "Format") -> None:
     """``fedstill publish``."""
     from fedstill.attacks import results as attacks
+    from fedstill.attacks.release_policy import pass_gate
     from fedstill.base.lookup import add_working_folder
     from fedstill.report import publish as publishing
 
     add_working_folder()
     run = Path(words[0])
     out = target.out or Path("published") / run.resolve().name
-    done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx, attacks=attacks.stored(run))
+    gate = [] if target.gate is None else pass_gate(run, target.gate)
+    done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx, attacks=attacks.stored(run), gate=gate)
+    if gate:
+        done["gate"] = gate
     if target.hub is not None:
         done["hub"] = publishing.upload(out, target.hub)
     if form.json_:

@@ -172,7 +172,13 @@ PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetens
 
 
 def publish(
-    run: Path, out: Path, *, shape: tuple[int, ...] = (), onnx: bool = False, attacks: Sequence[str] = ()
+    run: Path,
+    out: Path,
+    *,
+    shape: tuple[int, ...] = (),
+    onnx: bool = False,
+    attacks: Sequence[str] = (),
+    gate: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the model of the finished run ``run`` to the new folder ``out``.
 
@@ -188,6 +194,7 @@ def publish(
             default those of the run's data, which are read for that.
         onnx: whether to write ``model.onnx`` too, for ONNX Runtime.
         attacks: what attacks on the run have found, in words (`fedstill.attacks.results.stored`).
+        gate: what a policy asked and what was found (`fedstill.attacks.release_policy.pass_gate`).
 
     Returns:
         The folder, the files and the number of parameters.
@@ -211,7 +218,7 @@ def publish(
         files.write_bytes(part / WEIGHTS, save(weights))
         facts = _facts(record, model, taken)
         files.write_bytes(part / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
-        files.write_bytes(part / CARD, _card(record, facts, onnx=onnx, attacks=attacks).encode())
+        files.write_bytes(part / CARD, _card(record, facts, onnx=onnx, attacks=attacks, gate=gate).encode())
         for path in part.iterdir():
             os.replace(path, out / path.name)
     finally:
@@ -290,7 +297,14 @@ def _said(model: Trained) -> dict[str, Any]:
     return {"target": model.class_names[0], "target_range": list(model.target)}
 
 
-def _card(record: RunRecord, facts: dict[str, Any], *, onnx: bool = False, attacks: Sequence[str] = ()) -> str:
+def _card(
+    record: RunRecord,
+    facts: dict[str, Any],
+    *,
+    onnx: bool = False,
+    attacks: Sequence[str] = (),
+    gate: Sequence[str] = (),
+) -> str:
     """The model card, with the header that the hub reads."""
     summary = record.summary
     shape = ", ".join(map(str, facts["shape"]))
@@ -364,7 +378,7 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 
 {chr(10).join(tried)}
 
-{_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
+{_asked(gate)}{_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
 
 
@@ -388,6 +402,13 @@ def _privacy(record: RunRecord) -> list[str]:
     if guarantees.is_simulated(promised):
         lines.append("* **The noise came from the run's seed, so whoever knows the seed can remove it.**")
     return lines
+
+
+def _asked(gate: Sequence[str]) -> str:
+    """The section on the policy that let the model out, if one did."""
+    lines = "".join(f"* {_plain(text, 4 * _LONGEST)}\n" for text in gate)
+    opening = "The model was published under a policy (`fedstill publish --gate`):"
+    return f"## Policy\n\n{opening}\n\n{lines}\n" if gate else ""
 
 
 def _clients(summary: Mapping[str, Any]) -> str:
