@@ -1,7 +1,9 @@
 """The packages: built from the repository, installed in a fresh environment, and used outside of the checkout."""
 
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -100,6 +102,19 @@ def test_the_wheel_has_every_file_of_the_package(packages: tuple[Path, Path]) ->
     assert facts["Version"] == fedstill.__version__
     assert set(facts.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
     assert "Apache" in facts["License-Expression"] and facts["Description-Content-Type"] == "text/markdown"
+
+
+def test_the_wheel_has_its_bill_of_materials(packages: tuple[Path, Path]) -> None:
+    """PEP 770: under ``.dist-info/sboms``, and as ``reproduce/sbom.py`` writes it from this version's dependencies."""
+    with zipfile.ZipFile(packages[1]) as archive:
+        (place,) = (name for name in archive.namelist() if ".dist-info/sboms/" in name)
+        carried = json.loads(archive.read(place))
+        (facts,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        asked = message_from_bytes(archive.read(facts)).get_all("Requires-Dist")
+    assert carried == runpy.run_path(str(ROOT / "reproduce" / "sbom.py"))["bill"]()
+    assert carried["metadata"]["component"]["version"] == fedstill.__version__
+    core = {re.split(r"[<>=~!; \[]", line)[0] for line in asked if "extra ==" not in line}
+    assert core == {component["name"] for component in carried["components"]}
 
 
 def test_the_source_distribution_has_what_a_reader_needs(packages: tuple[Path, Path]) -> None:
