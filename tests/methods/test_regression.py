@@ -198,6 +198,7 @@ def test_private_sums_have_their_guarantee_and_a_worse_fit(folder: Path, steps: 
     run = trained(folder, "afl", "run", epsilon=2.0, noise="entropy", steps=steps, bias=0.5, **TABLE)
     assert run.guarantee.holds and run.guarantee.unit == "record"
     assert run.guarantee.epsilon is not None and 1.9 < run.guarantee.epsilon <= 2.0
+    assert "times its number, of [-1, 1]" in run.guarantee.reason and "to one class" not in run.guarantee.reason
     silent = trained(folder, "afl", "silent", epsilon=None, bias=0.5, **TABLE)
     assert run["errors"]["rmse"] > silent["errors"]["rmse"]
 
