@@ -203,6 +203,15 @@ def test_private_sums_have_their_guarantee_and_a_worse_fit(folder: Path, steps: 
     assert run["errors"]["rmse"] > silent["errors"]["rmse"]
 
 
+def test_a_masked_sum_of_numbers_is_the_open_sum_of_whole_ones(folder: Path) -> None:
+    both = [
+        trained(folder, "afl", name, epsilon=None, steps=256, sums=sums, **TABLE)
+        for name, sums in (("open", "open"), ("masked", "masked:least=3,records=1000"))
+    ]
+    assert both[0]["errors"] == both[1]["errors"]
+    assert both[1]["sums"][0]["clients"] == 3 and not both[0]["sums"]
+
+
 @pytest.mark.parametrize("name", [name for name in methods.TABLE if methods.find(name).numeric])
 def test_every_method_for_numbers_trains_on_them(folder: Path, name: str) -> None:
     more: dict[str, Any] = TABLE if methods.find(name).needs_public else {}
