@@ -198,8 +198,18 @@ def test_private_sums_have_their_guarantee_and_a_worse_fit(folder: Path, steps: 
     run = trained(folder, "afl", "run", epsilon=2.0, noise="entropy", steps=steps, bias=0.5, **TABLE)
     assert run.guarantee.holds and run.guarantee.unit == "record"
     assert run.guarantee.epsilon is not None and 1.9 < run.guarantee.epsilon <= 2.0
+    assert "times its number, of [-1, 1]" in run.guarantee.reason and "to one class" not in run.guarantee.reason
     silent = trained(folder, "afl", "silent", epsilon=None, bias=0.5, **TABLE)
     assert run["errors"]["rmse"] > silent["errors"]["rmse"]
+
+
+def test_a_masked_sum_of_numbers_is_the_open_sum_of_whole_ones(folder: Path) -> None:
+    both = [
+        trained(folder, "afl", name, epsilon=None, steps=256, sums=sums, **TABLE)
+        for name, sums in (("open", "open"), ("masked", "masked:least=3,records=1000"))
+    ]
+    assert both[0]["errors"] == both[1]["errors"]
+    assert both[1]["sums"][0]["clients"] == 3 and not both[0]["sums"]
 
 
 @pytest.mark.parametrize("name", [name for name in methods.TABLE if methods.find(name).numeric])

@@ -92,10 +92,13 @@ class IntegerMoments(SecondMoments, IntegerSum[Iterable[Labelled], Moments]):
     """
 
     theorems = (
-        "one record adds its row r of whole numbers, |r| <= {0.steps}, to one class (or times its number, of [-1, 1], "
-        "rounded toward zero) and r r^T, so that the sums, H times {0.weight_of_first:.4g}, move by at most "
-        "{0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, "
-        "theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+        "one record adds its row r of whole numbers, |r| <= {0.steps}, to one class and r r^T, so that the sums, H "
+        "times {0.weight_of_first:.4g}, move by at most {0.sensitivity:.6g}, the sensitivity; discrete Gaussian noise "
+        "of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+        "one record adds its row r of whole numbers, |r| <= {0.steps}, times its number, of [-1, 1], rounded toward "
+        "zero, and r r^T, so that the sums, H times {0.weight_of_first:.4g}, move by at most {0.sensitivity:.6g}, the "
+        "sensitivity; discrete Gaussian noise of {0.adders} honest clients (docs/sums.md, theorem 1); Gaussian "
+        "mechanism (Balle, Wang 2018, theorem 8)",
     )
 
     steps: int = 256

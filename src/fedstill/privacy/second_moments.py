@@ -84,10 +84,14 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
     """
 
     theorems = (
-        "one record adds its row r, |r| <= 1, to one class (or times its number, of [-1, 1]) and r r^T, whose "
-        "Frobenius norm is at most 1, so that the sums, H times {0.weight:.4g}, move by at most {0.sensitivity:.4g}, "
-        "the sensitivity; Gaussian mechanism (Balle, Wang 2018, theorem 8)",
+        "one record adds its row r, |r| <= 1, to one class and r r^T, whose Frobenius norm is at most 1, so that the "
+        "sums, H times {0.weight:.4g}, move by at most {0.sensitivity:.4g}, the sensitivity; Gaussian mechanism "
+        "(Balle, Wang 2018, theorem 8)",
+        "one record adds its row r, |r| <= 1, times its number, of [-1, 1], and r r^T, whose Frobenius norm is at most "
+        "1, so that the sums, H times {0.weight:.4g}, move by at most {0.sensitivity:.4g}, the sensitivity; Gaussian "
+        "mechanism (Balle, Wang 2018, theorem 8)",
     )
+    """For classes, and for numbers."""
 
     num_classes: int
     dims: int
@@ -113,6 +117,12 @@ class SecondMoments(GaussianMechanism[Iterable[Labelled], Moments]):
     @override
     def sensitivity(self) -> float:
         return math.sqrt(1 + self.weight**2) * ROUNDING
+
+    @property
+    @override
+    def theorem(self) -> str:
+        """The sentence for classes, or for numbers where H has a single row."""
+        return self.theorems[self.num_classes == 1].format(self)
 
     def __call__(self, rows: Iterable[Labelled], noise: Noise) -> Moments:
         """The sums of batches of features ``(n, d)`` with classes or numbers ``(n,)``, read one at a time."""
