@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import fedstill
 
@@ -115,6 +116,14 @@ def test_the_wheel_has_its_bill_of_materials(packages: tuple[Path, Path]) -> Non
     assert carried["metadata"]["component"]["version"] == fedstill.__version__
     core = {re.split(r"[<>=~!; \[]", line)[0] for line in asked if "extra ==" not in line}
     assert core == {component["name"] for component in carried["components"]}
+
+
+def test_the_locked_environment_has_what_the_core_asks_for() -> None:
+    text = (ROOT / "reproduce" / "locked-linux-py311.txt").read_text("utf-8")
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$", text, re.MULTILINE))
+    assert len(locked) == sum(not line.startswith("#") for line in text.splitlines())
+    for asked in map(Requirement, PROJECT["dependencies"]):
+        assert asked.specifier.contains(locked[asked.name]), asked
 
 
 def test_the_source_distribution_has_what_a_reader_needs(packages: tuple[Path, Path]) -> None:
