@@ -187,6 +187,14 @@ def test_two_keys_of_one_fingerprint_are_one_helper(house: House, monkeypatch: p
         house.serve()
 
 
+def test_a_site_may_ask_that_two_helpers_can_be_traitors(house: House) -> None:
+    house.edit(1, traitors=2)
+    with pytest.raises(RuntimeError, match="client 1: .* the run's masked sums hold against 1 helpers"):
+        house.serve()
+    house.serve("two", sums="masked:helpers=4,traitors=2,records=10000")
+    assert len(read_charges(house.policy(1).ledger)) == 1
+
+
 def site_prints(house: House) -> list[str]:
     return [site_sums.prints(house.policy(client))["helper"] for client in range(CLIENTS + 1)]
 

@@ -106,6 +106,8 @@ class SitePolicy(Settings):
     helpers: tuple[Fingerprint, ...] = ()
     """Fingerprints of the helpers that the site trusts, which their operators tell it; it takes part in a masked sum
     only if all helpers of the run are among them."""
+    traitors: Annotated[int, Ge(1), Le(8)] = 1
+    """Helpers who may work with the server without harm, at least, in a masked sum that the site takes part in."""
     partners: tuple[Fingerprint, ...] = ()
     """Fingerprints of the sites on whose noise this site counts, with sum_budget total."""
     sum_budget: Literal["alone", "total"] = "alone"

@@ -50,6 +50,11 @@ def check(policy: SitePolicy, spec: RunSpec) -> None:
                 f"helper {place} of the run's masked sums has the fingerprint {print_}, which the site's policy does "
                 "not name; ask that site's operator for it, not the server (helpers)"
             )
+    if sums.traitors < policy.traitors:
+        raise schema.Refused(
+            f"the run's masked sums hold against {sums.traitors} helpers who work with the server; the site asks for "
+            f"{policy.traitors} (traitors)"
+        )
     own = keys_of(policy.state).signer
     if sums.roster(policy.client) != own:
         raise schema.Refused(
