@@ -66,6 +66,11 @@ class Evaluation:
         return int(self.confusion.sum())
 
     @property
+    def persons(self) -> NDArray[Any] | None:
+        """The person of each record, ``(n,)``; None where nobody is known."""
+        return self.scores.persons
+
+    @property
     def accuracy(self) -> float:
         """Share of the records whose class was predicted, in [0, 1]."""
         return float(np.trace(self.confusion) / self.records)
@@ -107,7 +112,7 @@ class Evaluation:
         columns: dict[str, Any] = {"record": range(len(scores.true)), "true": [names[c] for c in scores.true]}
         columns |= {"predicted": [names[c] for c in scores.predicted]}
         columns |= {f"probability of {name}": scores.probabilities[:, c] for c, name in enumerate(names)}
-        _save(columns, scores.persons, path)
+        _save(columns, self.persons, path)
 
     @property
     def remarks(self) -> list[str]:
@@ -132,6 +137,16 @@ class NumberEvaluation:
         """Number of records."""
         return len(self.numbers.true)
 
+    @property
+    def persons(self) -> NDArray[Any] | None:
+        """The person of each record, ``(n,)``; None where nobody is known."""
+        return self.numbers.persons
+
+    @property
+    def remarks(self) -> list[str]:
+        """Nothing: sentences on what an accuracy hides are for classes."""
+        return []
+
     def measures(self) -> "DataFrame":
         """``rmse``, ``mae`` and ``r2``, a row each as of `Evaluation.measures`."""
         from pandas import DataFrame
@@ -147,7 +162,7 @@ class NumberEvaluation:
             InputError: there is such a file.
         """
         columns: dict[str, Any] = {"record": range(self.records), "true": self.numbers.true}
-        _save(columns | {"predicted": self.numbers.predicted}, self.numbers.persons, path)
+        _save(columns | {"predicted": self.numbers.predicted}, self.persons, path)
 
 
 def _save(columns: dict[str, Any], persons: NDArray[Any] | None, path: Path) -> None:

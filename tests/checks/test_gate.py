@@ -11,6 +11,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,27 @@ def test_the_door_knows_sites_by_their_signature(members: tuple[Path, list[ec.El
     assert "TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE" in signature and gate._OLD == 305
 
 
+@contextmanager
+def a_door(folder: Path, roster_file: Path, quotas: gate.Quotas | None = None) -> Iterator[Doors]:
+    """What is inside, the port of fedstill's door to it, which knows a roster, and the authority."""
+    ports = {"port": free_port(), "inner_port": free_port()}
+    places = service.init(folder / "server", {"host": "localhost", "bind": "127.0.0.1", **ports}).certificates
+    inside = Inside()
+    link = gate.server(
+        Starlette(routes=[Route("/{path:path}", inside.answer, methods=["POST"])]),
+        bind="127.0.0.1", port=ports["inner_port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    url = f"https://127.0.0.1:{ports['inner_port']}"
+    door = gate.server(
+        gate.app(url, places.authority, gate.Members(roster_file).admits, quotas),
+        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
+    )  # fmt: skip
+    inner, outer = in_thread(link, ports["inner_port"]), in_thread(door, ports["port"])
+    yield inside, ports["port"], places.authority
+    stopped(door, outer)
+    stopped(link, inner)
+
+
 def test_a_site_sends_no_more_than_its_bytes_of_a_day(
     members: tuple[Path, list[ec.EllipticCurvePrivateKey]], tmp_path: Path
 ) -> None:
@@ -289,26 +311,11 @@ def test_a_site_sends_no_more_than_its_bytes_of_a_day(
     same = [text for text in respelt if b64decode(text) == b64decode(said)]
     assert len(same) > 1, "spare bits of the last letter"
     assert not any(quotas.takes(signed(site) | {"flwr-public-key": text}, 1) for text in same)
-    ports = {"port": free_port(), "inner_port": free_port()}
-    places = service.init(tmp_path / "server", {"host": "localhost", "bind": "127.0.0.1", **ports}).certificates
-    inside = Inside()
-    link = gate.server(
-        Starlette(routes=[Route("/{path:path}", inside.answer, methods=["POST"])]),
-        bind="127.0.0.1", port=ports["inner_port"], certificate=places.certificate, key=places.key,
-    )  # fmt: skip
-    url = f"https://127.0.0.1:{ports['inner_port']}"
-    door = gate.server(
-        gate.app(url, places.authority, gate.Members(place).admits, gate.Quotas(1000)),
-        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
-    )  # fmt: skip
-    inner, outer = in_thread(link, ports["inner_port"]), in_thread(door, ports["port"])
-    sizes = (900, 200, 100)
-    path = "/v1/fleet/push-object"
-    found = [ask(ports["port"], places.authority, "POST", path, bytes(n), **signed(site))[0] for n in sizes]
+    sizes, path = (900, 200, 100), "/v1/fleet/push-object"
+    with a_door(tmp_path, place, gate.Quotas(1000)) as (inside, port, authority):
+        found = [ask(port, authority, "POST", path, bytes(n), **signed(site))[0] for n in sizes]
     assert found == [200, 429, 200]
     assert [len(seen[2]) for seen in inside.seen] == [900, 100]
-    stopped(door, outer)
-    stopped(link, inner)
 
 
 def test_nothing_of_a_strangers_body_is_read(
@@ -316,48 +323,34 @@ def test_nothing_of_a_strangers_body_is_read(
 ) -> None:
     """Sixteen posts of 60 MiB without a signature: the door answers before they are sent, and passes none on."""
     place, (site, _) = members
-    ports = {"port": free_port(), "inner_port": free_port()}
-    places = service.init(tmp_path / "server", {"host": "localhost", "bind": "127.0.0.1", **ports}).certificates
-    inside = Inside()
-    link = gate.server(
-        Starlette(routes=[Route("/{path:path}", inside.answer, methods=["POST"])]),
-        bind="127.0.0.1", port=ports["inner_port"], certificate=places.certificate, key=places.key,
-    )  # fmt: skip
-    url = f"https://127.0.0.1:{ports['inner_port']}"
-    door = gate.server(
-        gate.app(url, places.authority, gate.Members(place).admits),
-        bind="127.0.0.1", port=ports["port"], certificate=places.certificate, key=places.key,
-    )  # fmt: skip
-    inner, outer = in_thread(link, ports["inner_port"]), in_thread(door, ports["port"])
-    context, size, before = ssl.create_default_context(cafile=str(places.authority)), 60 << 20, psutil.Process()
-    resident, most, answers = before.memory_info().rss, [0], list[bytes]()
+    with a_door(tmp_path, place) as (inside, port, authority):
+        context, size, before = ssl.create_default_context(cafile=str(authority)), 60 << 20, psutil.Process()
+        resident, most, answers = before.memory_info().rss, [0], list[bytes]()
 
-    def post() -> None:
-        with (
-            socket.create_connection(("localhost", ports["port"]), timeout=60) as plain,
-            context.wrap_socket(plain, server_hostname="localhost") as stranger,
-        ):
-            head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n"
-            stranger.sendall(head.encode())
-            answers.append(stranger.recv(100))  # before a byte of the body was sent
-            try:
-                for _ in range(size >> 16):
-                    stranger.send(bytes(1 << 16))
-                    most[0] = max(most[0], before.memory_info().rss)
-            except OSError:  # the door has closed the connection
-                pass
+        def post() -> None:
+            with (
+                socket.create_connection(("localhost", port), timeout=60) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as stranger,
+            ):
+                head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n"
+                stranger.sendall(head.encode())
+                answers.append(stranger.recv(100))  # before a byte of the body was sent
+                try:
+                    for _ in range(size >> 16):
+                        stranger.send(bytes(1 << 16))
+                        most[0] = max(most[0], before.memory_info().rss)
+                except OSError:  # the door has closed the connection
+                    pass
 
-    posts = [threading.Thread(target=post) for _ in range(16)]
-    for one in posts:
-        one.start()
-    for one in posts:
-        one.join()
-    assert len(answers) == 16 and all(b" 401 " in answer for answer in answers) and inside.seen == []
-    assert most[0] - resident < 100 << 20  # of 960 MiB that were sent
-    first = "/v1/fleet/activate-node"  # the SuperLink itself refuses it, so that the node can say why
-    assert ask(ports["port"], places.authority, "POST", first, bytes(gate._SMALL))[0] == 200
-    assert ask(ports["port"], places.authority, "POST", first, bytes(gate._SMALL + 1))[0] == 401
-    assert [seen[1] for seen in inside.seen] == [first]
-    assert ask(ports["port"], places.authority, "POST", "/v1/fleet/pull-messages", b"abc", **signed(site))[0] == 200
-    stopped(door, outer)
-    stopped(link, inner)
+        posts = [threading.Thread(target=post) for _ in range(16)]
+        for one in posts:
+            one.start()
+        for one in posts:
+            one.join()
+        assert len(answers) == 16 and all(b" 401 " in answer for answer in answers) and inside.seen == []
+        assert most[0] - resident < 100 << 20  # of 960 MiB that were sent
+        first = "/v1/fleet/activate-node"  # the SuperLink itself refuses it, so that the node can say why
+        assert ask(port, authority, "POST", first, bytes(gate._SMALL))[0] == 200
+        assert ask(port, authority, "POST", first, bytes(gate._SMALL + 1))[0] == 401
+        assert [seen[1] for seen in inside.seen] == [first]
+        assert ask(port, authority, "POST", "/v1/fleet/pull-messages", b"abc", **signed(site))[0] == 200

@@ -93,6 +93,24 @@ def write_bytes(path: Path, *parts: bytes) -> None:
         raise
 
 
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone may read, in such a folder; a crash leaves the old file or the new one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}{PART}")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def fingerprint(content: bytes) -> str:
+    """A short fingerprint, which two people can compare on the phone: 80 bits of the SHA-256, in groups of four."""
+    digest = hashlib.sha256(content).hexdigest()[:20]
+    return "-".join(digest[start : start + 4] for start in range(0, 20, 4))
+
+
 def write_checked(path: Path, data: bytes, label: bytes = b"") -> None:
     """Write the SHA-256 of ``label`` and ``data``, then ``data``, for `read_checked`."""
     write_bytes(path, _digest(label, data), data)

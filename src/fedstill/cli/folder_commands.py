@@ -216,17 +216,16 @@ def judge(words: list[str], judged: "Judged", form: "Format") -> None:
     if judged.predictions is not None:
         found.save(judged.predictions)
     measures = found.measures()
-    persons = found.numbers.persons if isinstance(found, studies.NumberEvaluation) else found.scores.persons
     if form.json_:
         rows = {row.measure: {"value": row.value, "low": row.low, "high": row.high} for row in measures.itertuples()}
-        calibration = {} if isinstance(found, studies.NumberEvaluation) else {"calibration": found.scores.calibration()}
+        calibration = {"calibration": found.scores.calibration()} if isinstance(found, studies.Evaluation) else {}
         print_json({"records": found.records, "measures": rows, **calibration})
         return
-    who = "persons" if persons is not None else "records"
+    who = "persons" if found.persons is not None else "records"
     shown = [[row.measure.replace("_", " "), *_shown(row.value, row.low, row.high)] for row in measures.itertuples()]
     print_wide(table(["measure", "value", "95 % interval"], shown))
     print(f"{found.records:,} records; intervals by resampling {who}. No guarantee covers the scores of these records.")
-    for remark in () if isinstance(found, studies.NumberEvaluation) else found.remarks:
+    for remark in found.remarks:
         print(remark)
 
 

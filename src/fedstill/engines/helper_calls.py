@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedstill import schema
+from fedstill.engines.masked_sums import as_tensor
 from fedstill.engines.transport import Transport
 from fedstill.protocol import wire
 from fedstill.sums.helpers import Answers
@@ -109,7 +109,7 @@ def reply(helper: Answers, terms: Terms, call: Call) -> bytes:
             header["signature"] = helper.agree(terms, call.uploads).hex()
         else:
             sums = helper.open(terms, call.uploads, call.signatures)
-            tensors = {str(number): _tensor(data) for number, data in sums.items()}
+            tensors = {str(number): as_tensor(data) for number, data in sums.items()}
     except SumRefused as refused:
         header["refused"] = str(refused)
     return wire.pack(tensors, header)
@@ -185,12 +185,8 @@ def _sums(tensors: Mapping[str, Tensor], number: int, terms: Terms) -> bytes:
     return data.numpy().tobytes()
 
 
-def _tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-
-
 def _rows(values: Sequence[bytes], width: int) -> Tensor:
-    return _tensor(b"".join(values)).reshape(len(values), width)
+    return as_tensor(b"".join(values)).reshape(len(values), width)
 
 
 def _column(tensors: Mapping[str, Tensor], name: str, rows: int, width: int) -> list[bytes]:

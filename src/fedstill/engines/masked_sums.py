@@ -137,14 +137,15 @@ class MaskedStep(Step[MaskedReply]):
         data, upload = mask(numbers, terms, client.id, client.sign)
         boxes = torch.from_numpy(np.frombuffer(b"".join(upload.boxes), np.uint8).copy())
         return MaskedReply(
-            masked=Released(_tensor(data)),
-            key=_tensor(upload.key),
+            masked=Released(as_tensor(data)),
+            key=as_tensor(upload.key),
             boxes=boxes.reshape(len(upload.boxes), -1),
-            signature=_tensor(upload.signature),
+            signature=as_tensor(upload.signature),
         )
 
 
-def _tensor(data: bytes) -> Tensor:
+def as_tensor(data: bytes) -> Tensor:
+    """The bytes as a uint8 tensor of their own."""
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 

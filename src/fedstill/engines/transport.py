@@ -26,6 +26,9 @@ from fedstill.engines.client import Site
 from fedstill.protocol import wire
 from fedstill.runs.journal import EVALUATIONS, Refusal
 
+SIGNATURE, RECEIPT = "signature", "receipt"
+"""Names of the values beside a real site's message; fields of `Arrival` too."""
+
 
 class Arrival(NamedTuple):
     """A client's reply, or the reason why there is none.

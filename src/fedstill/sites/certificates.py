@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +52,7 @@ class Certificates:
             .sign(key, hashes.SHA256())
         )
         before = self.authority.read_bytes() if self.authority.exists() else b""
-        _secret(self.authority_key, _private(key, serialization.PrivateFormat.PKCS8))
+        files.write_secret(self.authority_key, _private(key, serialization.PrivateFormat.PKCS8))
         files.write_bytes(self.authority, before, certificate.public_bytes(_PEM))
 
     def sign(self, hosts: Sequence[str], days: float) -> None:
@@ -83,7 +82,7 @@ class Certificates:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
             .sign(signer, hashes.SHA256())
         )
-        _secret(self.key, _private(key, serialization.PrivateFormat.PKCS8))
+        files.write_secret(self.key, _private(key, serialization.PrivateFormat.PKCS8))
         files.write_bytes(self.certificate, certificate.public_bytes(_PEM))
         files.write_bytes(self.authority, issuer.public_bytes(_PEM))
 
@@ -133,7 +132,7 @@ def site_key(place: Path, client: int, sums: str | None = None) -> Path:
     keys for masked sums, as `fedstill.sums.keys.Keys.public` writes them.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    _secret(place, _private(key, serialization.PrivateFormat.OpenSSH))
+    files.write_secret(place, _private(key, serialization.PrivateFormat.OpenSSH))
     public = place.with_name(f"{place.name}.pub")
     openssh = serialization.PublicFormat.OpenSSH
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
@@ -198,14 +197,3 @@ def _builder(name: x509.Name, issuer: x509.Name, key: Any, days: float) -> x509.
 def _private(key: Any, form: serialization.PrivateFormat) -> bytes:
     content: bytes = key.private_bytes(_PEM, form, serialization.NoEncryption())
     return content
-
-
-def _secret(place: Path, content: bytes) -> None:
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = place.with_name(f".{place.name}{files.PART}")
-    beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, place)

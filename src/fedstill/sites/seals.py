@@ -11,7 +11,6 @@ it notices, and replies to nothing.
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +25,6 @@ from fedstill.base import files
 
 KEY = "request.key"
 """Name of the file with the key by which a server signs its requests."""
-SIGNATURE, RECEIPT = "signature", "receipt"
-"""Names of the config values of a message."""
 
 
 def sign_reply(key: Path, spec: str, request: bytes, reply: bytes, receipt: str) -> str:
@@ -53,13 +50,7 @@ def server_key(folder: Path) -> Ed25519PrivateKey:
     """The key by which the server in a folder signs its requests; it is made at the first use."""
     place = folder / KEY
     if not place.exists():
-        secret = Ed25519PrivateKey.generate().private_bytes_raw()
-        beside = place.with_name(f".{KEY}{files.PART}")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secret)
-            os.fsync(file.fileno())
-        os.replace(beside, place)
+        files.write_secret(place, Ed25519PrivateKey.generate().private_bytes_raw())
     return Ed25519PrivateKey.from_private_bytes(place.read_bytes())
 
 

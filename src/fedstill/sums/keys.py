@@ -4,8 +4,6 @@ A client signs its uploads, a helper the sets of clients, by Ed25519 (RFC 8032);
 one key can do both. Clients seal to a helper's X25519 key (RFC 7748).
 """
 
-import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,14 +47,12 @@ class Keys:
         self.opening = X25519PrivateKey.from_private_bytes(_read(folder / OPEN))
 
     def _make(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in (
             (JOURNAL, b""),
             (OPEN, _raw(X25519PrivateKey.generate)),
             (SIGN, _raw(Ed25519PrivateKey.generate)),
         ):
-            (self.folder / name).unlink(missing_ok=True)
-            _write(self.folder / name, content)
+            files.write_secret(self.folder / name, content)
 
     @property
     def signer(self) -> bytes:
@@ -86,19 +82,11 @@ def read_public(text: str) -> tuple[bytes, bytes]:
 
 def fingerprint(signer: bytes, box: bytes) -> str:
     """A short fingerprint of a party's public keys, which two people can compare: 80 bits of their SHA-256."""
-    digest = hashlib.sha256(b"fedstill masked sum 1 keys" + signer + box).hexdigest()[:20]
-    return "-".join(digest[start : start + 4] for start in range(0, 20, 4))
+    return files.fingerprint(b"fedstill masked sum 1 keys" + signer + box)
 
 
 def _raw(make: Callable[[], Ed25519PrivateKey | X25519PrivateKey]) -> bytes:
     return make().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
-
-
-def _write(place: Path, content: bytes) -> None:
-    with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read(place: Path) -> bytes:

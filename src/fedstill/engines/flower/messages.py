@@ -23,7 +23,7 @@ from typing_extensions import override
 from fedstill import schema
 from fedstill.base.errors import FedstillError
 from fedstill.base.processes import returning_memory
-from fedstill.engines.transport import Arrival, Transport
+from fedstill.engines.transport import RECEIPT, SIGNATURE, Arrival, Transport
 from fedstill.protocol import wire
 
 MOST = 1 << 34
@@ -141,8 +141,6 @@ _LARGE = 16 << 20
 """Size in bytes of a reply after which the garbage collector runs."""
 _SHARED = 0.1
 """Maximum seconds of the clients of a shared message together: about the time that Flower takes to deliver one."""
-SEAL = ("signature", "receipt")
-"""Names of the config values that a real site adds to a reply."""
 ASK = "ask"
 """Name of the query that carries a request."""
 
@@ -310,7 +308,7 @@ def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arri
             return [Arrival(client, b"", _failure(reply)) for client in clients]
         if len(clients) == 1:
             facts: Mapping[str, object] = reply.content.config_records.get("facts", {})
-            seal = {name: str(facts.get(name, "")) for name in SEAL}
+            seal = {name: str(facts.get(name, "")) for name in (SIGNATURE, RECEIPT)}
             return [Arrival(clients[0], take_bytes(reply, at_most), **seal)]
         sizes: list[int] = list(reply.content.config_records["facts"]["sizes"])  # type: ignore[arg-type]
         cuts = pairwise(accumulate(sizes, initial=0))

@@ -14,7 +14,6 @@ Tables ``[[invited]]`` have the clients whose key has not come yet, tables ``[[l
 Flower never registers such a key again.
 """
 
-import hashlib
 import json
 import re
 import tomllib
@@ -86,9 +85,8 @@ def read_invitation(place: Path) -> Invitation:
 
 
 def fingerprint(place: Path) -> str:
-    """A short fingerprint of a file, which two people can compare on the phone: 80 bits of its SHA-256."""
-    digest = hashlib.sha256(place.read_bytes()).hexdigest()[:20]
-    return "-".join(digest[start : start + 4] for start in range(0, 20, 4))
+    """A short fingerprint of a file (`fedstill.base.files.fingerprint`)."""
+    return files.fingerprint(place.read_bytes())
 
 
 Flwr = Callable[..., str]

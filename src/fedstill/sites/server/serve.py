@@ -17,7 +17,7 @@ from fedstill.engines.helper_calls import RemoteHelper
 from fedstill.engines.masked_sums import Parties
 from fedstill.engines.run_spec import RunSpec
 from fedstill.engines.server import TooFewReplies
-from fedstill.engines.transport import Arrival, Transport
+from fedstill.engines.transport import RECEIPT, SIGNATURE, Arrival, Transport
 from fedstill.experiment import config, reuse
 from fedstill.experiment.job import Job
 from fedstill.experiment.progress import Lines
@@ -32,6 +32,7 @@ from fedstill.sites.server.service import FAILED
 from fedstill.sums.keys import read_public
 
 Config = Mapping[str, Any]
+Members = Mapping[int, roster.Member]
 log = logging.getLogger("fedstill")
 RECEIPTS = "receipts.json"
 """Name of the server's file with the newest receipt of each site's log."""
@@ -65,9 +66,10 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
     job = _job(settings)
     experiment = job.experiment
     wait = float(settings.get("wait", 600.0))
-    nodes, limits = _members(settings, experiment.clients)
     file = str(settings.get("roster") or "")
-    keys = {client: member.key for client, member in roster.read(Path(file)).items()} if file else {}
+    members = roster.read(Path(file)) if file else {}  # once: it may change while the run begins
+    nodes, limits = _members(settings, members, experiment.clients)
+    keys = {client: member.key for client, member in members.items()}
     at_a_time = int(settings.get("at-a-time", 0))
     if at_a_time < 0:
         raise ValueError(f"at-a-time is {at_a_time}; it must be 0 (all sites at once) or more")
@@ -79,13 +81,14 @@ def _serve(connect: Callable[..., Transport], settings: Config) -> None:
         transport = Sealed(reach, spec.text(), keys, Path(file).parent) if keys else reach()
         return LimitedRecords(transport, limits) if limits else transport
 
-    parties = None if experiment.masked is None else _parties(file, experiment.clients, partial(connect, **options))
+    reach = partial(connect, **options)
+    parties = None if experiment.masked is None else _parties(file, members, experiment.clients, reach)
     with Lines(partial(print, flush=True), job.title) as lines:
         run(job, watcher=lines, sites=sites, parties=parties)
     print(f"results in {job.out}", flush=True)
 
 
-def _parties(file: str, clients: int, connect: Callable[..., Transport]) -> Parties:
+def _parties(file: str, members: Members, clients: int, connect: Callable[..., Transport]) -> Parties:
     """The helpers and the clients of masked sums that a roster names; ``connect`` connects to nodes.
 
     Raises:
@@ -93,7 +96,6 @@ def _parties(file: str, clients: int, connect: Callable[..., Transport]) -> Part
     """
     if not file:
         raise ValueError("--sums masked needs a roster, which names helpers and keys (fedstill server run)")
-    members = roster.read(Path(file))
     helpers = [member for _, member in sorted(members.items()) if member.helper]
     parties = [*(members[client] for client in range(clients)), *helpers]
     if old := [member.client for member in parties if member.sums is None]:
@@ -114,13 +116,12 @@ def _parties(file: str, clients: int, connect: Callable[..., Transport]) -> Part
     return Parties(keys[clients:], [signer for signer, _ in keys[:clients]], reach)
 
 
-def _members(settings: Config, clients: int) -> tuple[dict[int, int] | None, dict[int, int]]:
+def _members(settings: Config, members: Members, clients: int) -> tuple[dict[int, int] | None, dict[int, int]]:
     """Flower's node id of each client (None believes every node), and the clients' largest numbers of records."""
     most = int(settings.get("max-records") or 0)
     limits = dict.fromkeys(range(clients), most) if most else {}
     text, file = str(settings.get("nodes") or ""), str(settings.get("roster") or "")
     if file:
-        members = roster.read(Path(file))
         if missing := [client for client in range(clients) if client not in members]:
             raise ValueError(
                 f"the roster {file!r} lacks client {missing[0]} of the run's {clients}; accept its key (fedstill "
@@ -210,7 +211,7 @@ class Sealed(Transport):
     def _facts(self, client: int, request: bytes) -> dict[str, str]:
         receipt = self._sent[client] = self._receipts.of(self._keys[client])
         signature = seals.sign_request(self._key, client, self._spec, request, receipt)
-        return {seals.SIGNATURE: signature, seals.RECEIPT: receipt}
+        return {SIGNATURE: signature, RECEIPT: receipt}
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:

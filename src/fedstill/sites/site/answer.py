@@ -150,8 +150,7 @@ class Life:
         policy, (begun, ended) = self._policy, self.counts()
         if (failed := begun - ended) >= policy.max_failures_ever:
             raise schema.Refused(f"{failed} questions have failed at the site, its limit (max_failures_ever)")
-        if (size := size_of(policy.state)) >= policy.state_gb * _GB:
-            raise schema.Refused(f"the site's state has {size / _GB:.3g} GB, its limit (state_gb)")
+        check_size(policy)
         self._write(begun + 1, ended)
 
     def end(self) -> None:
@@ -161,6 +160,12 @@ class Life:
 
     def _write(self, begun: int, ended: int) -> None:
         files.write_json(self._place, {"begun": begun, "ended": ended})
+
+
+def check_size(policy: SitePolicy) -> None:
+    """Raise Refused if the site's state is too large."""
+    if (size := size_of(policy.state)) >= policy.state_gb * _GB:
+        raise schema.Refused(f"the site's state has {size / _GB:.3g} GB, its limit (state_gb)")
 
 
 def size_of(folder: Path) -> int:
@@ -319,7 +324,7 @@ class _Answer:
             return wire.pack({}, {"error": "refused by the site: too many messages were refused today; ask tomorrow"})
         try:
             spec, header = self._read()
-            if site_sums.is_call(header):
+            if MARK in header:
                 return self._help(spec, header)
             site, data, question, questions = self._accept(spec, header)
         except schema.Refused as error:
@@ -366,8 +371,7 @@ class _Answer:
     def _help(self, spec: RunSpec, header: dict[str, Any]) -> bytes:
         """The reply of a helper of masked sums, which knows nothing of records."""
         decisions.check_pause(self._policy)
-        if (size := size_of(self._policy.state)) >= self._policy.state_gb * _GB:
-            raise schema.Refused(f"the site's state has {size / _GB:.3g} GB, its limit (state_gb)")
+        check_size(self._policy)
         reply = site_sums.answer(self._policy, spec, self._request, header)
         self._note("answered", f"as a helper: {schema.clean(str(header[MARK]))}", reply, fields={})
         return reply
@@ -390,7 +394,7 @@ class _Answer:
             device=policy.device,
             threads=policy.threads,
             open_ledger=lambda _: open_site_ledger(policy.ledger, self._run, policy.limits(spec), self._charged),
-            sign=site_sums.keys_of(policy.state).sign,
+            sign=lambda text: site_sums.keys_of(policy.state).sign(text),  # open sums need no keys
         )
         question = site.read(self._request, header)
         questions = Questions(policy, self._run, self._text)

@@ -28,6 +28,7 @@ from fedstill import __version__, schema
 from fedstill.base import errors, files
 from fedstill.engines.client import NO_REPLY
 from fedstill.engines.flower import apps, forks, node
+from fedstill.engines.transport import RECEIPT, SIGNATURE
 from fedstill.protocol import wire
 from fedstill.sites import seals, units
 from fedstill.sites.site import log, setup
@@ -145,12 +146,12 @@ class SiteSeal:
         if not self._is_known:
             return None
         policy, server = self._policy, setup.server_of(self._folder)
-        receipt = str(facts.get(seals.RECEIPT, ""))
+        receipt = str(facts.get(RECEIPT, ""))
         try:
             if server is None:
                 raise schema.Refused("the site has no server ('fedstill site join')")
             signed = (policy.client, spec, request, receipt)
-            if not seals.is_request_signed(server, facts.get(seals.SIGNATURE), *signed):
+            if not seals.is_request_signed(server, facts.get(SIGNATURE), *signed):
                 raise schema.Refused(
                     "the request is not signed with the key of the server whose invitation the site has"
                 )
@@ -171,7 +172,7 @@ class SiteSeal:
         if not key.exists():  # the server takes no reply without
             return {}
         signature = seals.sign_reply(key, spec, request, reply, receipt)
-        return {seals.SIGNATURE: signature, seals.RECEIPT: receipt}
+        return {SIGNATURE: signature, RECEIPT: receipt}
 
 
 def _sha256(data: bytes) -> str:

@@ -92,11 +92,6 @@ def prints(policy: SitePolicy) -> dict[str, str]:
     return {"helper": fingerprint(keys.signer, keys.box), "partner": _print_of(keys.signer)}
 
 
-def is_call(header: Mapping[str, Any]) -> bool:
-    """Whether a request with this header asks a helper."""
-    return helper_calls.MARK in header
-
-
 def answer(policy: SitePolicy, spec: RunSpec, request: bytes, header: Mapping[str, Any]) -> bytes:
     """The site's reply as a helper; no record of its own is read for it.
 
