@@ -26,8 +26,11 @@ from fedstill.experiment.job import Job
 from fedstill.experiment.run import run  # noqa: E402
 from fedstill.experiment.task import share_out  # noqa: E402
 from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
-from fedstill.sites.site import setup  # noqa: E402
-from fedstill.sites.site.charges import create_ledger  # noqa: E402
+from fedstill.sites.site import (
+    setup,  # noqa: E402
+    site_journal,  # noqa: E402
+)
+from fedstill.sites.site.charges import read_charges  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -120,7 +123,7 @@ def governed(here: Loopback, name: str, **policy: Any) -> Iterator[list[Path]]:
     states = [place.parent / name for place in places]
     try:
         for place, text, state in zip(places, before, states, strict=True):
-            create_ledger(state / "ledger")
+            site_journal.create(state)
             place.write_text(tomli_w.dumps({**tomllib.loads(text), "state": name, **policy}))
         yield states
     finally:
@@ -204,7 +207,7 @@ def test_a_site_s_refusal_reaches_the_server_and_nothing_else_does(here: Loopbac
     (refused,) = summary_of(out)["refused"]
     assert refused["client"] == 2
     assert "policy allows scaffold, fedgm, fedavg-p, not 'small:Probe.update'" in refused["reason"]
-    log = (here.folder / "site-2" / "state" / "log.jsonl").read_text()
+    log = (here.folder / "site-2" / "state" / "journal.jsonl").read_text()
     assert '"what":"refused"' in log.splitlines()[-1]
 
 
@@ -324,7 +327,7 @@ def private(epsilon: float, **changes: Any) -> dict[str, Any]:
 
 def charges(state: Path) -> int:
     """How many releases a ledger holds."""
-    return (state / "ledger" / "ledger.jsonl").read_bytes().count(b"\n")
+    return len(read_charges(state))
 
 
 @thorough
@@ -337,7 +340,7 @@ def test_a_server_that_asks_above_the_sites_budget_gets_nothing(everyone: Loopba
     assert not list((here.folder / "runs" / name / "journal").glob("*/*.reply"))
     for state in states:
         assert charges(state) == 0
-        asked, refused = lines_of(state / "log.jsonl")
+        asked, refused = lines_of(state / "journal.jsonl")
         assert (asked["what"], refused["what"]) == ("asked", "refused")
         assert "budget of 1.3" in refused["detail"]
         assert not list(state.glob("runs/**/*.given"))

@@ -132,7 +132,7 @@ def _train_places(task: dict[str, Any]) -> Any:
 
 
 def _refusals(here: Loopback) -> str:
-    return "".join((here.folder / f"site-{client}/state/log.jsonl").read_text() for client in range(SITES))
+    return "".join((here.folder / f"site-{client}/state/journal.jsonl").read_text() for client in range(SITES))
 
 
 def _compare(found: Path, task: dict[str, Any], out: Path) -> None:

@@ -24,6 +24,7 @@ import fedstill  # noqa: E402
 from fedstill.data.sources import DataSet  # noqa: E402
 from fedstill.sites.loopback import Loopback, loopback  # noqa: E402
 from fedstill.sites.server import roster, service  # noqa: E402
+from fedstill.sites.site.charges import read_charges  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -87,7 +88,7 @@ def run(here: Loopback, name: str, *flags: str, **changes: Any) -> subprocess.Co
 
 
 def charges(here: Loopback) -> int:
-    return (here.folder / "site-0" / "state" / "ledger" / "ledger.jsonl").read_bytes().count(b"\n")
+    return len(read_charges(here.folder / "site-0" / "state"))
 
 
 def wait_for_end(here: Loopback, name: str) -> int:

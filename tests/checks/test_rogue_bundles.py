@@ -128,7 +128,7 @@ def test_no_line_of_a_rogue_bundle_runs_at_a_site(digits: DataSet, tmp_path: Pat
     assert {kind for kind, who in ran.items() if "plain" in who} >= {"another app", "our name"}, ran
     assert not [program for program in programs if "superexec" in program or "flwr-clientapp" in program]
     assert not list((place / "flower").rglob("*.py"))  # not even unpacked
-    started, *refused = [json.loads(line) for line in (place / "state" / "log.jsonl").read_text().splitlines()]
+    started, *refused = [json.loads(line) for line in (place / "state" / "journal.jsonl").read_text().splitlines()]
     assert started["what"] == "started"
     assert {line["what"] for line in refused} == {"refused"}
     assert len({line["bundle"] for line in refused}) == len(KINDS)

@@ -83,7 +83,7 @@ def test_killed_at_twenty_moments_and_asked_again(site: SitePolicy, digits: Data
             assert log.verify(site.state).problems == []
         assert len(replies) == 1
         finished += 1
-    charges = read_charges(site.ledger)
+    charges = read_charges(site.state)
     assert {int(charge.run[:32], 16) for charge in charges} == set(range(KILLS))
     lines = log.read(site.state)
     answers: dict[str, set[str]] = {}
@@ -100,5 +100,5 @@ def test_the_same_question_twice_at_once_is_one_release(site: SitePolicy, digits
         for process in [start(site, text, request, out) for out in outs]:
             os.waitpid(process, 0)
         assert len({out.read_text() for out in outs}) == 1
-        assert len(read_charges(site.ledger)) == number + 1
+        assert len(read_charges(site.state)) == number + 1
     assert log.verify(site.state).problems == []

@@ -14,16 +14,23 @@ from fedstill.data.sources import DataSet
 from fedstill.engines.client import NO_REPLY
 from fedstill.privacy.releases import Gaussian
 from fedstill.protocol import wire
-from fedstill.sites.site import log
-from fedstill.sites.site.answer import Life, answer
-from fedstill.sites.site.charges import Limits, create_ledger, open_site_ledger, read_charges
+from fedstill.sites.site import log, site_journal
+from fedstill.sites.site.answer import answer
+from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
 from fedstill.sites.site.evidence import status
 from fedstill.sites.site.policy import SitePolicy, check
+from fedstill.sites.site.site_journal import SiteJournal
 
 
 def asked(site: SitePolicy, text: dict[str, Any], **envelope: Any) -> bytes:
     """The reply to a question without weights."""
     return answer(site, json.dumps(text), wire.pack({}, {"step": "select", "exchange": 0, "fields": {}, **envelope}))
+
+
+def counts(site: SitePolicy) -> tuple[int, int]:
+    """Numbers of questions that were accepted, and that did not fail."""
+    at = SiteJournal(site.state).standing().at
+    return at.accepted, at.ended
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def test_failures_of_all_runs_are_counted_for_good(digits: DataSet, make: Callab
     text = json.loads(spec_of("real", digits).text())
     for i in range(4):
         assert asked(site, {**text, "run": f"{i:032x}"}) == NO_REPLY
-    assert Life(site).failed == 4
+    assert counts(site) == (4, 0)
     good = site.model_copy(update={"min_records": 1})
     assert b"4 questions have failed at the site, its limit (max_failures_ever)" in asked(
         good, {**text, "run": "e" * 32}
@@ -45,7 +52,7 @@ def test_failures_of_all_runs_are_counted_for_good(digits: DataSet, make: Callab
     assert found["failures"] == {"number": 4, "limit": 4} and not found["health"]["is_well"]
     raised = good.model_copy(update={"max_failures_ever": 5})
     assert wire.unpack(asked(raised, {**text, "run": "d" * 32}))[0]
-    assert Life(raised).counts() == (5, 1)
+    assert counts(raised) == (5, 1)
 
 
 @pytest.mark.parametrize("has", [True, False])
@@ -57,7 +64,7 @@ def test_whether_a_site_has_a_rare_class_is_told_by_its_policy_alone(
     text = json.loads(spec_of("real", digits).text())
     reply = asked(site, {**text, "class_names": list("0123456x")})
     assert b"the site's class '7' is not a class of the run (classes)" in reply
-    assert log.read(site.state)[-1]["what"] == "refused" and Life(site).counts() == (0, 0)
+    assert log.read(site.state)[-1]["what"] == "refused" and counts(site) == (0, 0)
 
 
 def test_init_states_the_classes_and_check_finds_new_ones(
@@ -88,7 +95,7 @@ def test_a_disk_is_not_filled_by_a_server(digits: DataSet, make: Callable[..., S
 
 
 def test_releases_are_bounded_in_number_and_from_below(digits: DataSet, tmp_path: Path) -> None:
-    create_ledger(tmp_path)
+    site_journal.create(tmp_path)
 
     def ledger(**limits: Any) -> Any:
         return open_site_ledger(tmp_path, "a", Limits(1e-5, 1e6, **limits))

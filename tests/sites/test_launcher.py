@@ -25,12 +25,13 @@ from fedstill.engines.client import NO_REPLY  # noqa: E402
 from fedstill.engines.flower import node  # noqa: E402
 from fedstill.engines.flower.apps import SPEC  # noqa: E402
 from fedstill.engines.flower.messages import content  # noqa: E402
-from fedstill.sites.site import launcher, setup  # noqa: E402
+from fedstill.sites.site import launcher, setup, site_journal  # noqa: E402
 from fedstill.sites.site.policy import SitePolicy  # noqa: E402
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> SitePolicy:
+    site_journal.create(tmp_path / "state")
     return SitePolicy(
         client=0, data=tmp_path, state=tmp_path / "state", methods=("fedavg",), max_seconds=2.0, max_memory_gb=30.0
     )
@@ -68,7 +69,7 @@ def test_a_question_beyond_the_limits_gets_the_constant_reply(
         process = worker._process
     assert not process.is_alive()
     assert time.monotonic() - began < 30
-    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert line["what"] == "failed"
     assert why in line["detail"]
 
@@ -98,15 +99,15 @@ def test_a_request_above_the_limit_is_not_even_sent_to_the_process(policy: SiteP
     with launcher.Worker(policy.model_copy(update={"max_request_mb": 1e-6})) as worker:
         worker._pipe.close()
         assert worker("spec", b"12") == NO_REPLY
-    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert (line["what"], line["detail"]) == ("failed", "the request has 2 bytes; the limit is 1 (max_request_mb)")
 
 
 def test_a_message_that_is_no_question_is_logged(policy: SitePolicy) -> None:
     launcher.failed(policy, ValueError("no facts"))
-    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert (line["what"], line["detail"]) == ("failed", "ValueError: no facts")
-    (policy.state / "log.head").unlink()
+    (policy.state / "journal.head").unlink()
     launcher.failed(policy, ValueError("no facts"))  # the server gets the constant reply all the same
 
 
@@ -126,7 +127,7 @@ def test_a_message_to_a_site_whose_policy_is_unreadable_is_logged(
     place = tmp_path / "policy.toml"
     place.write_text("max_seconds = \n")
     launcher.reply(place, policy.state, os.getpid(), "127.0.0.1:1", "token")
-    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert line["what"] == "failed" and "can't be read as TOML" in line["detail"]
     (reply,) = replies
     assert "TOML" not in str(reply.content.config_records)
@@ -134,7 +135,7 @@ def test_a_message_to_a_site_whose_policy_is_unreadable_is_logged(
 
 def test_a_foreign_bundle_is_logged_with_its_hash(policy: SitePolicy) -> None:
     assert launcher.refuse_by(policy)(b"PK", 7) == "the site runs fedstill's own app only"
-    (line,) = [json.loads(line) for line in (policy.state / "log.jsonl").read_text().splitlines()]
+    (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert (line["what"], line["run"], len(line["bundle"])) == ("refused", "7", 64)
 
 

@@ -19,17 +19,8 @@ from fedstill.base import files
 from fedstill.privacy import accounting
 from fedstill.privacy.ledger import BudgetExceeded, Charge, Ledger, Part
 from fedstill.privacy.releases import Gaussian, Pure, Unbounded
-from fedstill.sites.site.charges import (
-    HEAD,
-    KEY,
-    LINES,
-    LOCK,
-    Limits,
-    create_ledger,
-    largest_fitting,
-    open_site_ledger,
-    read_charges,
-)
+from fedstill.sites.site.charges import Limits, largest_fitting, open_site_ledger, read_charges
+from fedstill.sites.site.site_journal import FORMAT, HEAD, KEY, LINES, LOCK, create
 
 DELTA = 1e-5
 
@@ -49,7 +40,7 @@ def opened(folder: Path, run: str = "run", budget: float | None = None, allow_un
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    create_ledger(tmp_path / "ledger")
+    create(tmp_path / "ledger")
     return tmp_path / "ledger"
 
 
@@ -64,18 +55,20 @@ def sample(folder: Path) -> Path:
 
 def test_a_ledger_is_made_once_and_for_the_site_alone(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "ledger"
-    create_ledger(place)
+    create(place)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (place, *place.iterdir())}
-    assert modes == {"ledger": 0o700, KEY: 0o600, LINES: 0o600, HEAD: 0o600}
+    assert modes == {"ledger": 0o700, KEY: 0o600, LINES: 0o600, HEAD: 0o600, FORMAT: modes[FORMAT]}
     assert len((place / KEY).read_bytes()) == 32
     assert opened(place).entries == []
-    for name in (KEY, LINES, HEAD):
-        other = tmp_path / name
-        other.mkdir()
-        shutil.copy(place / name, other)
-        with pytest.raises(ValueError, match=f"has a {name} already"):
-            create_ledger(other)
-        assert [path.name for path in other.iterdir()] == [name]
+    create(place)  # of no line yet
+    opened(place).charge(entry())
+    for name in (KEY, LINES, HEAD, FORMAT):
+        other = shutil.copytree(place, tmp_path / name)
+        (other / name).unlink()
+        before = {path: path.read_bytes() for path in other.iterdir()}
+        with pytest.raises(ValueError, match="has a site's journal already; a new journal would forget"):
+            create(other)
+        assert {path: path.read_bytes() for path in other.iterdir()} == before
 
 
 def test_it_is_used_like_a_ledger_and_shows_this_run_only(folder: Path) -> None:
@@ -284,7 +277,7 @@ def test_no_label_costs_more_than_the_budget(
     tmp_path_factory: pytest.TempPathFactory, wanted: list[tuple[str, set[int], float]]
 ) -> None:
     place = tmp_path_factory.mktemp("site") / "ledger"
-    create_ledger(place)
+    create(place)
     spent = [0.0] * 4
     for run, positions, epsilon in wanted:
         try:
@@ -307,7 +300,7 @@ def test_every_changed_byte_is_noticed(sample: Path) -> None:
                 (data[:i] + data[i + 1 :], longer, data[:i])[i % 3],
             ):
                 (sample / name).write_bytes(changed)
-                with pytest.raises(files.Damaged, match="is damaged: .*; nothing is released until its newest copy"):
+                with pytest.raises(files.Damaged, match="is damaged: .*; the site replies to nothing until"):
                     opened(sample, "first")
         (sample / name).write_bytes(data)
     assert opened(sample, "first").entries == entries
@@ -342,12 +335,12 @@ def test_a_missing_file_stops_everything(sample: Path, tmp_path: Path) -> None:
     for name in (KEY, LINES, HEAD):
         ledger = opened(sample)
         (sample / name).rename(tmp_path / name)
-        with pytest.raises(files.Damaged, match=f"{name} can't be read .No such file"):
+        with pytest.raises(files.Damaged, match=f"{name} can't be read ."):
             opened(sample)
         with pytest.raises(files.Damaged, match=name):  # of one that was opened before as well
             ledger.charge(entry())
         (tmp_path / name).rename(sample / name)
-    with pytest.raises(files.Damaged, match="can't be read"):
+    with pytest.raises(files.Damaged, match="has no journal"):
         opened(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     (sample / LOCK).unlink()  # holds nothing
@@ -355,9 +348,9 @@ def test_a_missing_file_stops_everything(sample: Path, tmp_path: Path) -> None:
 
 
 def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> None:
-    create_ledger(tmp_path / "other")
+    create(tmp_path / "other")
     opened(tmp_path / "other", "first").charge(entry())
-    create_ledger(tmp_path / "empty")
+    create(tmp_path / "empty")
     for source in (tmp_path / "other", tmp_path / "empty"):
         for names in ([KEY], [LINES], [HEAD], [KEY, LINES], [KEY, HEAD], [LINES, HEAD]):
             mixed = tmp_path / "mixed"
@@ -368,7 +361,7 @@ def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> Non
                 opened(mixed)
             shutil.rmtree(mixed)
     # two empty ledgers differ in their keys alone
-    create_ledger(tmp_path / "another")
+    create(tmp_path / "another")
     shutil.copy(tmp_path / "another" / KEY, tmp_path / "empty" / KEY)
     with pytest.raises(files.Damaged, match=HEAD):
         opened(tmp_path / "empty")
@@ -377,7 +370,7 @@ def test_files_of_another_ledger_do_not_fit(sample: Path, tmp_path: Path) -> Non
 def test_a_key_that_only_counts_as_the_same_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("secrets.token_bytes", lambda n: b"k" * (n - 1) + b"\0")
-        create_ledger(tmp_path / "ledger")
+        create(tmp_path / "ledger")
     (tmp_path / "ledger" / KEY).write_bytes(b"k" * 31)  # HMAC fills keys up with zeros
     with pytest.raises(files.Damaged, match="has 31 bytes in place of 32"):
         opened(tmp_path / "ledger")
@@ -519,7 +512,7 @@ def test_a_thousand_releases_are_quick(folder: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("spent", [0, 1, 4])
 def test_what_is_said_to_fit_fits_and_a_little_more_does_not(spent: int, tmp_path: Path) -> None:
-    create_ledger(tmp_path)
+    create(tmp_path)
     limits = Limits(1e-5, 3.0)
     for index in range(spent):
         open_site_ledger(tmp_path, "a", limits).charge(entry(index=index))

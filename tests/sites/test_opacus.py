@@ -10,8 +10,9 @@ import torch
 
 from fedstill.cli import main
 from fedstill.privacy import accounting
-from fedstill.sites.site import log
-from fedstill.sites.site.charges import Limits, create_ledger, open_site_ledger
+from fedstill.privacy.ledger import Charge
+from fedstill.sites.site import log, site_journal
+from fedstill.sites.site.charges import Limits, SiteStore, open_site_ledger, read_charges
 from fedstill.sites.site.opacus import read
 
 # opacus 1.6.0, delta 1e-5: epsilon by its PRVAccountant and by its RDPAccountant
@@ -97,16 +98,16 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_site_s_budget_is_smaller_by_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('client = 0\ndata = "d"\nstate = "state"\nmethods = ["dp-fl"]\nbudget = 5.0\n')
-    create_ledger(tmp_path / "state" / "ledger")
+    site_journal.create(tmp_path / "state")
     history, place = KNOWN[0][0], tmp_path / "a.json"
     place.write_text(json.dumps(state(history)))
     main(["privacy", "import", str(place), "--policy", str(policy)])
     assert "charged to" in capsys.readouterr().out
-    ledger = open_site_ledger(tmp_path / "state" / "ledger", "another run", Limits(1e-5, 5.0))
-    kept = open_site_ledger(tmp_path / "state" / "ledger", "a", Limits(1e-5, 5.0))
+    ledger = open_site_ledger(tmp_path / "state", "another run", Limits(1e-5, 5.0))
+    kept = open_site_ledger(tmp_path / "state", "a", Limits(1e-5, 5.0))
     assert kept.entries == [] and ledger.entries == []
-    lines = (tmp_path / "state" / "ledger" / "ledger.jsonl").read_text().splitlines()
-    assert len(lines) == 2 and "Opacus (rdp)" in lines[0]
+    charges = read_charges(tmp_path / "state")
+    assert len(charges) == 2 and charges[0].entry.mechanism == "Opacus (rdp)"
 
     def refused() -> str:
         with pytest.raises(SystemExit) as stop:
@@ -129,18 +130,18 @@ def test_a_history_of_full_batches_that_the_ledger_admits_is_imported(tmp_path: 
     """A filter of Renyi divergences alone would ask for a budget of 1.09."""
     policy = tmp_path / "policy.toml"
     policy.write_text('client = 0\ndata = "d"\nstate = "state"\nmethods = ["dp-fl"]\nbudget = 1.0\n')
-    create_ledger(tmp_path / "state" / "ledger")
+    site_journal.create(tmp_path / "state")
     place = tmp_path / "a.json"
     place.write_text(json.dumps(state([(accounting.release_noise(1.0, 1e-5), 1.0, 1)])))
     main(["privacy", "import", str(place), "--policy", str(policy)])
-    assert len((tmp_path / "state" / "ledger" / "ledger.jsonl").read_text().splitlines()) == 1
+    assert len(read_charges(tmp_path / "state")) == 1
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """The policy of a site with a ledger."""
     policy = tmp_path / "site" / "policy.toml"
-    create_ledger(policy.parent / "state" / "ledger")
+    site_journal.create(policy.parent / "state")
     policy.write_text('client = 0\ndata = "d"\nstate = "state"\nmethods = ["dp-fl"]\nbudget = 20.0\n')
     return policy
 
@@ -154,10 +155,10 @@ def imported(policy: Path, history: Any = ((5.0, 1.0, 2), (6.0, 1.0, 2))) -> Non
 def test_an_imported_history_is_in_the_log_and_verifies(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     imported(site)
     main(["site", "log", str(site.parent), "--verify"])
-    assert "log and ledger are whole and agree" in capsys.readouterr().out
+    assert "the journal, with ledger and log, is whole" in capsys.readouterr().out
     begun, *charged = log.read(site.parent / "state")
     assert (begun["what"], begun["step"]) == ("imported", "imported") and "2 entries of a.json" in begun["detail"]
-    assert [(line["what"], line["ledger"], line["unit"]) for line in charged] == [
+    assert [(line["what"], line["charge"], line["unit"]) for line in charged] == [
         ("charged", 1, "record"),
         ("charged", 2, "record"),
     ]
@@ -167,13 +168,20 @@ def test_an_imported_history_is_in_the_log_and_verifies(site: Path, capsys: pyte
     assert run["releases"] == 2 and run["first"] is not None
 
 
-def test_an_import_that_was_killed_is_a_note_and_goes_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_was_killed_goes_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, times = SiteStore.append, list[int]()
+
+    def killed(store: SiteStore, charge: Charge) -> None:
+        append(store, charge)
+        times.append(1)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(log, "charged", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(SiteStore, "append", killed)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             imported(site)
     found = log.verify(site.parent / "state")
-    assert found.problems == [] and "charge 1" in found.notes[0] and "imported" in found.notes[0]
+    assert times == [1] and found.problems == [] and found.counts["charges"] == 1
     imported(site)
     found = log.verify(site.parent / "state")
     assert found.problems == [] and found.counts["charges"] == 2
@@ -183,16 +191,18 @@ def test_no_history_is_charged_to_a_site_of_a_newer_version_or_with_a_damaged_lo
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = site.parent / "state" / "format.json"
-    lines = site.parent / "state" / "ledger" / "ledger.jsonl"
-    place.write_text('{"version": 3}')
+    lines = site.parent / "state" / "journal.jsonl"
+    whole = place.read_bytes()
+    place.write_text('{"version": 4}')
     with pytest.raises(SystemExit):
         imported(site)
-    assert "has the format 3; this fedstill reads formats up to 2" in capsys.readouterr().err
+    assert "has the format 4; this fedstill reads formats up to 3" in capsys.readouterr().err
     assert lines.read_bytes() == b""
-    place.unlink()
-    log.append(site.parent / "state", {"what": "asked", "detail": ""})
-    (site.parent / "state" / "log.head").unlink()
+    place.write_bytes(whole)
+    site_journal.append(site.parent / "state", {"what": "started", "detail": ""})
+    (site.parent / "state" / "journal.head").unlink()
+    before = lines.read_bytes()
     with pytest.raises(SystemExit):
         imported(site)
-    assert "log.head can't be read" in capsys.readouterr().err
-    assert lines.read_bytes() == b""
+    assert "journal.head can't be read" in capsys.readouterr().err
+    assert lines.read_bytes() == before

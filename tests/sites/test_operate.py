@@ -72,7 +72,7 @@ def test_a_site_goes_on_from_its_newest_copy(tmp_path: Path, digits: DataSet) ->
     policy = real_sites.make_site(tmp_path, digits, budget=8.0)
     fed = real_sites.federation("fedavg-p", digits, [policy], tmp_path / "run", simulated_noise=True)
     fed.spec.method.server(fed)
-    charges = read_charges(policy.ledger)
+    charges = read_charges(policy.state)
     folder, copy = tmp_path / "site-0", tmp_path / "site.tar"
     packed(folder, copy)
     modes = {place.relative_to(folder): place.stat().st_mode for place in folder.rglob("*")}
@@ -80,7 +80,7 @@ def test_a_site_goes_on_from_its_newest_copy(tmp_path: Path, digits: DataSet) ->
     assert {place.relative_to(folder): place.stat().st_mode for place in folder.rglob("*")} == modes
     assert log.verify(policy.state).is_whole
     assert evidence.status(policy)["health"]["is_well"]
-    assert read_charges(policy.ledger) == charges
+    assert read_charges(policy.state) == charges
     assert answer(policy, fed.spec.text(), b"no request")  # it lives
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from real_sites import RUN, Direct, federation, make_site, spec_of, write_data
 
 from fedstill import methods, models
+from fedstill.base import files
 from fedstill.base.records import Normalisation, Records
 from fedstill.base.seeds import stream
 from fedstill.base.weights import state
@@ -37,7 +38,9 @@ from fedstill.schema import Refused
 from fedstill.sites.site import answer as answers
 from fedstill.sites.site import decisions, setup
 from fedstill.sites.site.answer import answer
+from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.site_journal import SiteJournal
 
 NAMES = tuple("0123456789")
 INSEPARABLE = 61
@@ -55,11 +58,11 @@ def make(digits: DataSet, tmp_path: Path) -> Callable[..., SitePolicy]:
 
 
 def log(site: SitePolicy) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (site.state / "log.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (site.state / "journal.jsonl").read_text().splitlines()]
 
 
 def spent(site: SitePolicy) -> list[str]:
-    return (site.ledger / "ledger.jsonl").read_text().splitlines()
+    return [charge.entry.model_dump_json() for charge in read_charges(site.state)]
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
@@ -89,8 +92,9 @@ def test_what_was_answered_is_logged_and_what_was_released_is_spent_for_good(
     fed = federation("fedavg-p", digits, [site], tmp_path / "run", simulated_noise=False)
     fed.spec.method.server(fed)
     assert fed.guarantee().epsilon == pytest.approx(1.0, rel=1e-3)
-    assert [(line["what"], line["method"], line["step"]) for line in log(site)] == [
+    assert [(line["what"], line.get("method"), line.get("step")) for line in log(site)] == [
         ("asked", "fedavg-p", "train_head"),
+        ("accepted", None, None),
         ("charged", "fedavg-p", "train_head"),
         ("answered", "fedavg-p", "train_head"),
     ]
@@ -140,7 +144,7 @@ def refused(site: SitePolicy, fed: ServerFederation) -> str:
         assert not tensors
         assert set(header) == {"error"}
         assert header["error"].startswith("refused by the site: ")
-    assert not (site.ledger / "ledger.jsonl").exists() or spent(site) == []
+    assert spent(site) == []
     line = log(site)[-1]
     assert line["what"] == "refused"
     return f"{stopped.value}"
@@ -207,10 +211,10 @@ def test_a_site_whose_public_data_are_others_refuses_before_it_spends(
         made("shuffled.npz")
     assert "differ" not in str(stopped.value)  # how, is the site's own business
     places = [tmp_path / f"sites-{name}" / "site-0" / "state" for name in ("common.npz", "shuffled.npz")]
-    assert [len((state / "ledger" / "ledger.jsonl").read_text().splitlines()) for state in places] == [1, 0]
-    assert "the labels differ" in (places[1] / "log.jsonl").read_text()
-    (counted,) = places[1].glob("runs/*/questions.jsonl")
-    assert [json.loads(line)["what"] for line in counted.read_text().splitlines()] == ["asked", "ended"]
+    assert [len(read_charges(state)) for state in places] == [1, 0]
+    assert "the labels differ" in (places[1] / "journal.jsonl").read_text()
+    at = SiteJournal(places[1]).standing().at
+    assert (at.accepted, at.ended) == (1, 1)
     shutil.rmtree(tmp_path / "sites-shuffled.npz")
     monkeypatch.setattr(public, "sample", lambda _: pytest.fail("another decoder would make it another run"))
     with pytest.raises(pytest.fail.Exception):
@@ -380,7 +384,7 @@ def test_without_an_intact_ledger_nothing_is_released(
     site = make(0, unprotected=False, simulated_noise=False, budget=5.0)
     fed = federation("fedavg-p", digits, [site], tmp_path / "run", simulated_noise=False)
     fed.spec.method.server(fed)
-    file = site.ledger / "ledger.jsonl"
+    file = site.state / "journal.jsonl"
     if what == "lost":
         file.unlink()
     elif what == "emptied":
@@ -388,12 +392,11 @@ def test_without_an_intact_ledger_nothing_is_released(
     elif what == "changed":
         file.write_bytes(file.read_bytes().replace(b"noise_multiplier", b"noise_multiplieR", 1))
     else:
-        (site.ledger / "ledger.key").unlink()
+        (site.state / "journal.key").unlink()
     other = federation("fedavg-p", digits, [site], tmp_path / "other", run="f" * 32, simulated_noise=False)
-    with pytest.raises(TooFewReplies, match="the site gives no reply"):
+    with pytest.raises(files.Damaged, match="the site replies to nothing until its newest copy is back"):
         other.spec.method.server(other)
-    assert all(not wire.unpack(reply)[0] for reply in other._transport.replies)  # type: ignore[attr-defined]
-    assert log(site)[-1]["what"] == "failed"
+    assert other._transport.replies == []  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------------------- refusals that depend on the records
@@ -444,7 +447,7 @@ def test_a_run_that_failed_too_often_is_answered_no_more(digits: DataSet, make: 
     text = json.loads(spec_of("real", digits).text())
     for _ in range(4):
         assert asked(site, text) == NO_REPLY
-    assert [line["what"] for line in log(site)] == ["asked", "failed"] * 4
+    assert [line["what"] for line in log(site)] == [*["asked", "accepted", "failed"] * 2, *["asked", "failed"] * 2]
     assert "the run has failed 2 times; the limit is 2" in log(site)[-1]["detail"]
     generous = site.model_copy(update={"min_records": 1})
     assert asked(generous, text) == NO_REPLY  # not even if the data have changed since
@@ -538,7 +541,7 @@ def test_images_leave_no_site_under_a_label_budget(
     site = make(0, **allowed)
     tensors, header = wire.unpack(answer(site, spec.text(), request))
     assert not tensors and "error" in header and spent(site) == []
-    assert "protects labels only" in (site.state / "log.jsonl").read_text()
+    assert "protects labels only" in (site.state / "journal.jsonl").read_text()
     open_site = make(1, **allowed, public_images=True)
     tensors, _ = wire.unpack(answer(open_site, spec.text(), request))
     assert len(tensors["images"]) == 200 and len(spent(open_site)) == 1

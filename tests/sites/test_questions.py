@@ -10,23 +10,26 @@ import pytest
 from real_sites import make_site, spec_of
 
 from fedstill import schema
-from fedstill.base import files
 from fedstill.data.sources import DataSet
 from fedstill.protocol import wire
-from fedstill.sites.site import log
-from fedstill.sites.site.answer import DAY, Questions, answer
+from fedstill.sites.site import log, site_journal
+from fedstill.sites.site.answer import accept, answer
+from fedstill.sites.site.checkpoint import DAY, FORGET
 from fedstill.sites.site.policy import SitePolicy
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> SitePolicy:
+    site_journal.create(tmp_path / "state")
     return SitePolicy(client=0, data=tmp_path, state=tmp_path / "state", methods=(), runs_per_day=2)
 
 
-def ask(policy: SitePolicy, run: str) -> None:
-    questions = Questions(policy, run, "spec")
-    questions.ask()
-    questions.end()
+def ask(policy: SitePolicy, run: str, spec: str = "spec") -> None:
+    """A question that ends well."""
+    number = log.write(policy, {"run": run}, "asked", "")
+    assert number is not None
+    accept(policy, run, spec, number)
+    log.write(policy, {"run": run, "question": number, "simulated_noise": True}, "answered", "")
 
 
 def test_a_clock_that_was_once_ahead_blocks_no_run(policy: SitePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,59 +63,53 @@ def test_two_specs_of_one_name_are_two_runs(policy: SitePolicy) -> None:
     """A run's name has 64 bits of a hash of its spec, which a patient server may find twice."""
     ask(policy, "a")
     with pytest.raises(schema.Refused, match="another run with other settings has this run's name"):
-        Questions(policy, "a", "another spec").ask()
+        ask(policy, "a", "another spec")
 
 
-@pytest.mark.parametrize("line", [b"no object\n", b"{}\n", b"[]\n", b'{"time": "x", "what": 1}\n'])
-def test_a_damaged_count_never_asks_to_delete_the_state(line: bytes, policy: SitePolicy) -> None:
+def test_a_run_that_was_silent_for_a_month_is_over_and_its_counts_are_forgotten(
+    policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint has a bound; it knows no run for ever."""
+    monkeypatch.setattr(site_journal, "_LARGEST", 1)  # each line begins a file
     ask(policy, "a")
-    runs, questions = policy.state / "runs.jsonl", policy.state / "runs" / "a" / "questions.jsonl"
-    for place, run in ((runs, "b"), (questions, "a")):
-        whole = place.read_bytes()
-        place.write_bytes(line + whole)
-        with pytest.raises(files.Damaged, match=f"{place.name} is damaged .*; put its newest copy back") as error:
-            ask(policy, run)
-        assert f"delete {policy.state}" not in str(error.value)
-        place.write_bytes(whole)
-    runs.unlink()  # as the remedy says
+    (policy.state / "runs" / "a" / "answer.lock").touch()  # of its step
+    now = time.time()
+    ask(policy, "a")
+    monkeypatch.setattr(time, "time", lambda: now + FORGET + 60)
     ask(policy, "b")
+    with pytest.raises(schema.Refused, match="has asked nothing for 30 days and is over here"):
+        ask(policy, "a")
+    assert {*site_journal.SiteJournal(policy.state).standing().at.runs} == {"b"}
+    assert log.verify(policy.state).is_whole
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"time": 1', b"\0" * 90])
-def test_half_a_line_of_a_crash_gives_way_to_the_next(torn: bytes, policy: SitePolicy) -> None:
+def test_a_run_whose_first_question_was_killed_early_begins(policy: SitePolicy) -> None:
+    """Between its spec and its line."""
+    (policy.state / "runs" / "a").mkdir(parents=True)
+    (policy.state / "runs" / "a" / "spec.json").write_text("sp")
     ask(policy, "a")
-    for place in (policy.state / "runs.jsonl", policy.state / "runs" / "a" / "questions.jsonl"):
-        with place.open("ab") as file:
-            file.write(torn)
-    ask(policy, "a")
-    ask(policy, "b")
-    with pytest.raises(schema.Refused, match="begun 2 runs in the last day"):
-        ask(policy, "c")
+    assert (policy.state / "runs" / "a" / "spec.json").read_text() == "spec"
 
 
 def test_a_count_is_on_the_disk_before_the_step(policy: SitePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed, fsync = list[int](), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (flushed.append(os.fstat(handle).st_ino), fsync(handle)))
-    Questions(policy, "a", "spec").ask()
-    counts = (policy.state / "runs.jsonl", policy.state / "runs" / "a" / "questions.jsonl")
-    assert {place.stat().st_ino for place in counts} <= set(flushed)
+    flushed, fsync = list[bytes](), os.fsync
+    place = policy.state / "journal.jsonl"
+    monkeypatch.setattr(os, "fsync", lambda handle: (flushed.append(place.read_bytes()), fsync(handle)))
+    accept(policy, "a", "spec", 1)
+    assert b'"what":"accepted"' in place.read_bytes() and place.read_bytes() in flushed
 
 
-@pytest.mark.parametrize("lost", [["log.key"], ["log.key", "log.head"], ["log.key", "log.head", log.FORMAT]])
-def test_a_log_whose_other_files_were_deleted_loses_no_line_in_silence(lost: list[str], policy: SitePolicy) -> None:
-    """Who deletes the chain's key, its end and the note that it was begun, must not get an empty log."""
-    log.append(policy.state, {"what": "asked", "detail": ""})
-    lines = (policy.state / "log.jsonl").read_bytes()
-    for name in lost:
-        (policy.state / name).unlink()
-    with pytest.raises(files.Damaged, match="fedstill site log FOLDER --restart"):
-        log.read(policy.state)
-    with pytest.raises(files.Damaged, match="fedstill site log FOLDER --restart"):
-        log.append(policy.state, {"what": "asked", "detail": ""})
-    assert (policy.state / "log.jsonl").read_bytes() == lines
-    aside = log.restart(policy.state)
-    assert (aside / "log.jsonl").read_bytes() == lines
-    assert [line["what"] for line in log.read(policy.state)] == ["begun"]
+def test_a_refusal_after_the_day_s_limit_is_an_outcome_all_the_same(policy: SitePolicy) -> None:
+    """Else a question that the ledger refuses would count as failed for good."""
+    policy = policy.model_copy(update={"refusals_per_day": 1})
+    number = log.write(policy, {}, "asked", "")
+    assert number is not None
+    accept(policy, "a", "spec", number)
+    log.write(policy, {}, "refused", "another")
+    assert log.write(policy, {}, "refused", "another") is None
+    assert log.write(policy, {"question": number}, "refused", "its budget") is not None
+    at = site_journal.SiteJournal(policy.state).standing().at
+    assert (at.accepted, at.failed, at.asked) == (1, 0, {})
 
 
 def test_a_damaged_state_of_a_run_never_asks_to_delete_other_runs(digits: DataSet, tmp_path: Path) -> None:
@@ -155,14 +152,6 @@ def test_a_server_fills_no_disk_with_refusals(digits: DataSet, tmp_path: Path, m
     assert abs(sum(place.stat().st_size for place in site.state.glob("*") if place.is_file()) - size) < 10
     monkeypatch.setattr(log, "_day", lambda: "2999-01-01")
     assert wire.unpack(answer(site, text, good))[0]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"day": 1}', '{"day": "DAY", "count": 1e999}'])
-def test_a_damaged_count_of_refusals_begins_anew(text: str, policy: SitePolicy) -> None:
-    policy.state.mkdir()
-    (policy.state / log.COUNT).write_text(text.replace("DAY", log._day()))
-    assert not log.is_full(policy)
-    assert log.count(policy) == 1
 
 
 def test_the_detail_of_a_line_is_short(policy: SitePolicy) -> None:

@@ -14,7 +14,7 @@ from fedstill.sites import certificates, seals
 from fedstill.sites.certificates import site_key
 from fedstill.sites.seals import Receipts, has_signed, sign_reply
 from fedstill.sites.server.service import Server, init
-from fedstill.sites.site import evidence, log, setup
+from fedstill.sites.site import evidence, log, setup, site_journal
 from fedstill.sites.site.policy import SitePolicy
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
@@ -205,33 +205,13 @@ def test_an_older_copy_of_the_state_replies_to_nothing_even_after_it_has_gone_on
     log.write(pair.policy, {}, "started", "the site's node starts")  # lines of a stranger to the server's receipt
     for _ in range(5):
         refused = pair.ask()
-        assert refused is not None and "is an older copy: its log lacks line 4" in refused
+        assert refused is not None and "is an older copy: its journal lacks line 4" in refused
     verdict = log.verify(state)
     assert not verdict.is_whole and "older copy" in verdict.problems[0]
     assert not evidence.status(pair.policy)["health"]["is_well"]
     shutil.rmtree(state)
     newest.rename(state)
     assert pair.ask() is None and log.verify(state).is_whole
-
-
-def test_a_log_that_was_begun_anew_has_receipts_at_once(pair: Pair) -> None:
-    """Its numbers begin at 1 again; the refusal of an older copy has a low number too, and no receipt."""
-    state, copy = pair.policy.state, pair.place / "copy"
-    for _ in range(20):
-        assert pair.ask() is None
-    log.restart(state)
-    assert pair.ask() is None
-    shutil.copytree(state, copy)
-    assert pair.ask() is None and pair.ask() is None
-    shutil.rmtree(state)
-    shutil.copytree(copy, state)
-    for _ in range(3):
-        seal = SiteSeal(pair.place, pair.policy)
-        refused = seal.refusal("spec", b"request", pair.facts())
-        assert refused is not None and b"is an older copy" in refused
-        pair.send(seal)
-    with pytest.raises(files.Damaged, match="older copy"):
-        log.restart(state)
 
 
 def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:
@@ -244,13 +224,13 @@ def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:
 
 def test_a_long_log_finds_the_line_of_a_receipt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line may be before the part of the log that is looked at first, and in an earlier file."""
-    monkeypatch.setattr(log, "_TAIL", 300)
-    monkeypatch.setattr(log, "_LARGEST", 1000)
+    monkeypatch.setattr(site_journal, "_TAIL", 300)
+    monkeypatch.setattr(site_journal, "_LARGEST", 1000)
     assert pair.ask() is None
     given = pair.facts()
     for _ in range(12):
         log.write(pair.policy, {}, "paused", "")
-    assert list(pair.policy.state.glob("log-*.jsonl"))
+    assert list(pair.policy.state.glob("journal-*.jsonl"))
     assert pair.ask(facts=given) is None
 
 

@@ -13,7 +13,8 @@ from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
 from fedstill.protocol import wire
-from fedstill.sites.site import answer, decisions, log
+from fedstill.sites.site import answer, decisions, log, site_journal
+from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
 
 PRIVATE = {"methods": ["fedavg-p"], "unprotected": False, "simulated_noise": False, "budget": 4.0}
@@ -71,8 +72,9 @@ def error_of(reply: bytes) -> str:
 
 def test_every_line_tells_who_asked_what_and_what_left(site: SitePolicy, run: Run) -> None:
     reply = run(site)
-    asked, charged, answered = log.read(site.state)
-    assert (asked["what"], charged["what"], answered["what"]) == ("asked", "charged", "answered")
+    asked, accepted, charged, answered = log.read(site.state)
+    assert [line["what"] for line in (asked, charged, answered)] == ["asked", "charged", "answered"]
+    assert {line["question"] for line in (accepted, charged, answered)} == {asked["n"]} == {1}
     assert json.loads(asked["settings"])["epsilon"] == 1.0
     for line in (asked, charged, answered):
         assert len(line["request"]) == len(line["spec"]) == 64
@@ -104,10 +106,12 @@ def test_nothing_that_arrives_goes_unlogged(site: SitePolicy, digits: DataSet) -
 
 def test_a_log_that_was_changed_stops_all_answers(site: SitePolicy, run: Run) -> None:
     run(site)
-    (site.state / "log.head").unlink()
-    with pytest.raises(ValueError, match="log.head can't be read"):
+    head = (site.state / "journal.head").read_bytes()
+    (site.state / "journal.head").unlink()
+    with pytest.raises(ValueError, match="journal.head can't be read"):
         run(site, 1)
-    assert (site.ledger / "ledger.jsonl").read_bytes().count(b"\n") == 1
+    (site.state / "journal.head").write_bytes(head)
+    assert len(read_charges(site.state)) == 1
 
 
 def test_one_run_takes_its_share_of_the_budget_only(digits: DataSet, tmp_path: Path, run: Run) -> None:
@@ -129,16 +133,16 @@ def test_what_was_sent_is_shown_again(
     answer.answer(site, spec_of("real", digits, simulated_noise=False).text(), request)
     run(site)
     assert (len(list(site.state.glob("sent/*"))), len(list(site.state.glob("runs/*/*/*.given")))) == (1, 1)
-    found = as_json(capsys, "show", folder, 2, "--out", tmp_path / "shown")
+    found = as_json(capsys, "show", folder, 3, "--out", tmp_path / "shown")
     assert found["fields"]["images"] == "unprotected"
     assert {Path(name).name for name in found["files"]} >= {"images.npy", "images.png", "labels.npy"}
     assert found["values"]["images"]["type"] == "uint8"
-    assert "released" in shown(capsys, "show", folder, 5)
+    assert "released" in shown(capsys, "show", folder, 7)
     assert "no field of a reply left the site then" in fails(capsys, "show", folder, 1)
     assert "the log has no entry 99" in fails(capsys, "show", folder, 99)
     for place in site.state.glob("sent/*"):
         place.write_bytes(b"other")
-    assert "has no copy of reply" in fails(capsys, "show", folder, 2)
+    assert "has no copy of reply" in fails(capsys, "show", folder, 3)
     forgetful = site.model_copy(update={"keep_sent_days": 0.0})
     answer.answer(forgetful, spec_of("real", digits, simulated_noise=False).text(), request)
     assert not list(site.state.glob("sent/*"))
@@ -173,9 +177,9 @@ def test_a_run_waits_for_a_yes_and_a_no_is_the_same_to_the_server(
     assert wire.unpack(run(site))[0]
     assert run(site, 1) == second
     assert run(site, 0, seed=1) == second  # another spec is another run
-    assert (site.ledger / "ledger.jsonl").read_bytes().count(b"\n") == 1
+    assert len(read_charges(site.state)) == 1
     what = [line["what"] for line in log.read(site.state)]
-    assert what == [*["asked", "waiting"] * 2, "approved", "denied", "asked", "charged", "answered"] + [
+    assert what == [*["asked", "waiting"] * 2, "approved", "denied", "asked", "accepted", "charged", "answered"] + [
         "asked", "waiting",
     ] * 2  # fmt: skip
     assert "no run has the name 'f'" in fails(capsys, "approve", folder, "f", "--yes")
@@ -233,7 +237,7 @@ def test_a_paused_site_answers_nothing(
     shown(capsys, "resume", folder)
     assert wire.unpack(run(site))[0]
     assert [line["what"] for line in log.read(site.state)] == [
-        "paused", "asked", "refused", "resumed", "asked", "charged", "answered",
+        "paused", "asked", "refused", "resumed", "asked", "accepted", "charged", "answered",
     ]  # fmt: skip
 
 
@@ -243,7 +247,7 @@ def test_the_status_says_what_was_spent_and_by_whom(
     assert as_json(capsys, "status", folder)["budget"]["left_share"] == 1
     run(site)
     run(site, 1)
-    log.append(site.state, {**log.read(site.state)[0], "n": 7, "request": "x"})  # of this very process
+    site_journal.append(site.state, {**log.read(site.state)[0], "n": 9, "request": "x"})  # of this very process
     found = as_json(capsys, "status", folder)
     assert [(each["releases"], each["answered"]) for each in found["runs"]] == [(1, 1), (1, 1)]
     assert found["budget"]["spent"]["record"]["epsilon"] > 1.3
@@ -257,13 +261,13 @@ def test_the_status_says_what_was_spent_and_by_whom(
         assert re.fullmatch(r'# (HELP|TYPE) fedstill_site_\w+ .+|fedstill_site_\w+(\{\w+="\w+"\})? [-+.eInf\d]+', line)
     assert 'fedstill_site_questions{what="answered"} 2.0' in metrics
     shown(capsys, "status", folder, "--check")
-    (site.ledger / "ledger.head").unlink()
+    (site.state / "journal.head").unlink()
     for more in ([], ["--json"]):
         with pytest.raises(SystemExit) as stopped:
             main(["site", "status", str(folder), "--check", *more])
-        assert stopped.value.code == 1 and "ledger.head can't be read" in capsys.readouterr().out
+        assert stopped.value.code == 1 and "journal.head can't be read" in capsys.readouterr().out
     found = as_json(capsys, "status", folder)
-    assert found["health"]["is_well"] is False and "ledger.head can't be read" in found["health"]["ledger"]
+    assert found["health"]["is_well"] is False and "journal.head can't be read" in found["health"]["journal"]
 
 
 def test_the_ledger_and_the_log_are_shown(
@@ -273,17 +277,17 @@ def test_the_ledger_and_the_log_are_shown(
     found = as_json(capsys, "ledger", folder)
     assert [charge["number"] for charge in found["charges"]] == [1]
     assert found["charges"][0]["entry"]["mechanism"] in shown(capsys, "ledger", folder, "--all")
-    assert [line["what"] for line in as_json(capsys, "log", folder)["log"]] == ["asked", "charged", "answered"]
+    assert [line["what"] for line in as_json(capsys, "log", folder)["log"]] == [
+        "asked", "accepted", "charged", "answered",
+    ]  # fmt: skip
     assert "fedavg-p.train_head" in shown(capsys, "log", folder)
-    assert "log and ledger are whole and agree: 1 releases" in shown(capsys, "log", folder, "--verify")
-    data = site.state / "log.jsonl"
+    assert "the journal, with ledger and log, is whole: 1 releases" in shown(capsys, "log", folder, "--verify")
+    data = site.state / "journal.jsonl"
     data.write_bytes(data.read_bytes().replace(b"answered", b"Answered"))
     with pytest.raises(SystemExit) as stop:
         main(["site", "log", str(folder), "--verify"])
     assert stop.value.code == 1
     assert "WRONG: " in capsys.readouterr().out
-    shown(capsys, "log", folder, "--restart")
-    assert "log and ledger are whole" in shown(capsys, "log", folder, "--verify")
 
 
 @pytest.mark.parametrize("ending", ["html", "json"])
@@ -300,7 +304,7 @@ def test_the_evidence_is_one_file_without_the_words_of_failures(
     if ending == "json":
         assert json.loads(text)["check"]["is_whole"] is True
     else:
-        assert "Nothing was changed, and log and ledger agree." in text
+        assert "Nothing was changed." in text
         assert "Run &lt;script&gt;" in text and "http://" not in text.replace("http://www.w3.org", "")
     assert "does not end in .html or .json" in fails(capsys, "log", folder, "--export", folder / "evidence.pdf")
 
@@ -339,7 +343,6 @@ def test_what_is_wrong_is_a_sentence(
         "ledger FOLDER",
         "log FOLDER",
         "log FOLDER --verify",
-        "log FOLDER --restart",
         "log FOLDER --export FOLDER/a.json",
         "show FOLDER 1",
         "check FOLDER",
@@ -353,9 +356,9 @@ def test_the_state_of_a_newer_version_is_refused_and_stays_as_it_is(
     words: str, site: SitePolicy, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its ledger may count what this version does not."""
-    log.append(site.state, {"what": "asked", "detail": ""})
-    (site.state / log.FORMAT).write_text('{"version": 3}')
+    site_journal.append(site.state, {"what": "asked", "detail": ""})
+    (site.state / site_journal.FORMAT).write_text('{"version": 4}')
     before = {place: place.read_bytes() for place in site.state.rglob("*") if place.is_file()}
     told = fails(capsys, *words.replace("FOLDER", str(folder)).split())
-    assert "has the format 3; this fedstill reads formats up to 2, so install the newer fedstill" in told
+    assert "has the format 4; this fedstill reads formats up to 3, so install the newer fedstill" in told
     assert before == {place: place.read_bytes() for place in site.state.rglob("*") if place.is_file()}

@@ -17,7 +17,7 @@ from releases import entry
 from fedstill.base import files
 from fedstill.cli import main
 from fedstill.sites.server import roster, service
-from fedstill.sites.site import chain, launcher, log, setup
+from fedstill.sites.site import chain, launcher, setup, site_journal
 from fedstill.sites.site.charges import Limits, open_site_ledger
 from fedstill.sites.site.policy import SitePolicy
 
@@ -67,8 +67,9 @@ def test_a_site_is_made_in_one_command(
     assert setup.public_key(folder) in text
     policy = SitePolicy.read(folder / "policy.toml")
     assert (policy.client, policy.budget, policy.methods) == (3, 4.0, ("fedavg-p",))
-    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in (".", "state", "state/ledger", "site.key")}
-    assert modes == {".": 0o700, "state": 0o700, "state/ledger": 0o700, "site.key": 0o600}
+    names = (".", "state", "state/journal.key", "site.key")
+    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in names}
+    assert modes == {".": 0o700, "state": 0o700, "state/journal.key": 0o600, "site.key": 0o600}
     address, options = setup.connection(folder)
     assert address == "fl.example.org:9443"
     assert options[-1] == str(folder / "site.key")
@@ -212,39 +213,39 @@ def test_a_site_whose_making_was_killed_is_made_by_the_same_command(
         setup.site(folder, {"client": 3, "data": str(data), "state": "state", "methods": ["fedavg-p"]})
     assert not (folder / "policy.toml").exists()
     if moment == 3:
-        (folder / "state" / "ledger" / "ledger.head").write_bytes(b"")  # half a head
+        (folder / "state" / "journal.head").write_bytes(b"")  # half a head
     site_init(folder, invite, data, *BUDGET)
     main(["site", "check", str(folder)])
 
 
-def test_a_ledger_with_a_release_or_a_log_is_never_made_anew(tmp_path: Path) -> None:
+def test_a_journal_with_a_line_is_never_made_anew(tmp_path: Path) -> None:
     settings = {"client": 3, "data": "data", "state": "state", "methods": ["fedavg-p"]}
     policy = setup.site(tmp_path / "site", settings)
-    open_site_ledger(policy.ledger, "run", Limits(1e-5, 9.0)).charge(entry())
+    open_site_ledger(policy.state, "run", Limits(1e-5, 9.0)).charge(entry())
     (tmp_path / "site" / "policy.toml").unlink()
-    for name in ("ledger.head", "ledger.jsonl", "none"):
+    for name in ("journal.head", "journal.jsonl", "format.json", "none"):
         (tmp_path / "copy").mkdir()
         folder = shutil.copytree(tmp_path / "site", tmp_path / "copy" / name)
-        (folder / "state" / "ledger" / name).unlink(missing_ok=True)
-        with pytest.raises(ValueError, match="already; a new ledger would forget what was released"):
+        (folder / "state" / name).unlink(missing_ok=True)
+        with pytest.raises(ValueError, match="already; a new journal would forget what was released"):
             setup.site(folder, settings)
         shutil.rmtree(tmp_path / "copy")
     served = setup.site(tmp_path / "served", settings)
-    log.append(served.state, {"what": "started", "detail": ""})
+    site_journal.append(served.state, {"what": "started", "detail": ""})
     (tmp_path / "served" / "policy.toml").unlink()
-    with pytest.raises(ValueError, match="already; a new ledger would forget what was released"):
+    with pytest.raises(ValueError, match="already; a new journal would forget what was released"):
         setup.site(tmp_path / "served", settings)
 
 
-def test_the_check_of_a_site_reads_its_ledger_and_its_log(
+def test_the_check_of_a_site_reads_its_journal(
     invite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "site"
     site_init(folder, invite, data, *BUDGET)
-    log.append(folder / "state", {"what": "started", "detail": ""})
+    site_journal.append(folder / "state", {"what": "started", "detail": ""})
     main(["site", "check", str(folder)])
     capsys.readouterr()
-    for name in ("log.head", "ledger/ledger.head"):
+    for name in ("journal.head", "journal.key", "journal.jsonl"):
         place = folder / "state" / name
         whole = place.read_bytes()
         place.unlink()
@@ -255,7 +256,7 @@ def test_the_check_of_a_site_reads_its_ledger_and_its_log(
 def test_a_new_key_and_a_new_authority_leave_the_rest(invite: Path, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "site"
     site_init(folder, invite, data, *BUDGET)
-    before = {name: (folder / name).read_bytes() for name in ("policy.toml", "site.key", "state/ledger/ledger.key")}
+    before = {name: (folder / name).read_bytes() for name in ("policy.toml", "site.key", "state/journal.key")}
     first = setup.public_key(folder)
     main(["site", "rekey", str(folder)])
     assert setup.public_key(folder) != first
@@ -266,7 +267,7 @@ def test_a_new_key_and_a_new_authority_leave_the_rest(invite: Path, data: Path, 
     main(["site", "join", str(folder), "--invite", str(made.invite(3, None))])
     assert setup.connection(folder)[0] == "other.example.org:1234"
     assert setup.public_key(folder) == second
-    for name in ("policy.toml", "state/ledger/ledger.key"):
+    for name in ("policy.toml", "state/journal.key"):
         assert (folder / name).read_bytes() == before[name]
 
 

@@ -25,7 +25,7 @@ from fedstill.protocol import wire
 from fedstill.runs.folder import RunFolder
 from fedstill.sites import seals
 from fedstill.sites.server import roster, serve
-from fedstill.sites.site import answer, evidence, setup, site_sums
+from fedstill.sites.site import answer, evidence, setup, site_journal, site_sums
 from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sums.helpers import Helper
@@ -108,7 +108,7 @@ class Net(Transport):
             house = self._house
             reply = house.change(client, request, answer.answer(house.policy(client), self._spec, request))
             key = house.places[client] / "site.key"
-            receipt = answer.log.receipt(house.policy(client).state)
+            receipt = site_journal.receipt(house.policy(client).state)
             signature = seals.sign_reply(key, self._spec, request, reply, receipt)
             yield Arrival(client, reply, signature=signature, receipt=receipt)
 
@@ -127,7 +127,7 @@ def test_real_sites_get_a_masked_sum_opened_by_their_peers_and_a_trustee(house: 
     assert guarantee["alone_epsilon"] > 1.3
     for client in range(CLIENTS):
         policy = house.policy(client)
-        (charge,) = read_charges(policy.ledger)
+        (charge,) = read_charges(policy.state)
         spent = evidence.budget(policy, [charge])["spent"]["record"]["epsilon"]
         assert charge.entry.counts_alone
         assert spent == pytest.approx(guarantee["alone_epsilon"], rel=0.01), "its own share is what the site charges"
@@ -162,17 +162,17 @@ def test_one_helper_may_be_absent_and_two_stop_the_run_until_they_are_back(house
     house.change, house.absent = mute, set()
     with pytest.raises(SumRefused, match=r"2 of 4 helpers answer and 3 are needed \(helpers 0 .*, 3 .* start again"):
         house.serve("two")
-    before = [len(read_charges(house.policy(client).ledger)) for client in range(CLIENTS)]
+    before = [len(read_charges(house.policy(client).state)) for client in range(CLIENTS)]
     house.change = lambda client, request, reply: reply
     assert house.serve("two")["sums"][0]["clients"] == CLIENTS
-    assert [len(read_charges(house.policy(client).ledger)) for client in range(CLIENTS)] == before, "nobody pays twice"
+    assert [len(read_charges(house.policy(client).state)) for client in range(CLIENTS)] == before, "nobody pays twice"
 
 
 def test_a_site_takes_part_only_with_helpers_that_its_own_operator_named(house: House) -> None:
     house.edit(1, helpers=site_prints(house)[:3])
     with pytest.raises(RuntimeError, match="2 of 3 clients .* client 1: refused by the site: helper 3 of the run"):
         house.serve()
-    assert read_charges(house.policy(1).ledger) == []
+    assert read_charges(house.policy(1).state) == []
     house.edit(1, helpers=[])
     with pytest.raises(RuntimeError, match="which the site's policy does not name; ask that site's operator"):
         house.serve("none")
@@ -192,7 +192,7 @@ def test_a_site_may_ask_that_two_helpers_can_be_traitors(house: House) -> None:
     with pytest.raises(RuntimeError, match="client 1: .* the run's masked sums hold against 1 helpers"):
         house.serve()
     house.serve("two", sums="masked:helpers=4,traitors=2,records=10000")
-    assert len(read_charges(house.policy(1).ledger)) == 1
+    assert len(read_charges(house.policy(1).state)) == 1
 
 
 def site_prints(house: House) -> list[str]:
@@ -216,7 +216,7 @@ def test_a_budget_of_the_total_counts_on_partners_alone(tmp_path: Path, digits: 
     for client in range(CLIENTS):
         house.edit(client, partners=[house.partners[other] for other in range(CLIENTS) if other != client])
     summary = house.serve("partners")
-    (charge,) = read_charges(house.policy(0).ledger)
+    (charge,) = read_charges(house.policy(0).state)
     spent = evidence.budget(house.policy(0), [charge])["spent"]["record"]["epsilon"]
     assert not charge.entry.counts_alone
     assert spent == pytest.approx(summary["guarantee"]["epsilon"], rel=0.01)

@@ -14,7 +14,7 @@ from fedstill.cli import main
 from fedstill.sites import units
 from fedstill.sites.server import service
 from fedstill.sites.server.service import Server
-from fedstill.sites.site import decisions, log
+from fedstill.sites.site import decisions, log, site_journal
 from fedstill.sites.site.policy import SitePolicy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -48,6 +48,7 @@ def test_a_user_without_a_name_is_a_number(tmp_path: Path, monkeypatch: pytest.M
     for text in (units.server(tmp_path), units.site(tmp_path, tmp_path / "state", on_cpu=True)):
         assert f"User={os.getuid()}\n" in text
     policy = SitePolicy(client=0, data=tmp_path, state=tmp_path / "state", methods=())
+    site_journal.create(policy.state)
     decisions.pause(policy)
     assert log.read(policy.state)[-1]["by"] == str(os.getuid())
 

@@ -222,11 +222,9 @@ class Log(Format):
     all: bool = False
     """Show all lines, not the last ones only."""
     verify: bool = False
-    """Check log and ledger; exit code 1 if something is wrong."""
+    """Check the journal, with ledger and log; exit code 1 if something is wrong."""
     export: Path | None = None
     """Write all evidence into this file, FILE.html or FILE.json."""
-    restart: bool = False
-    """Put a damaged log aside and begin another."""
 
 
 class Sent(Format):

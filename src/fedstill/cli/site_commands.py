@@ -204,7 +204,7 @@ def _print_status(found: dict[str, Any]) -> None:
     budget, health = found["budget"], found["health"]
     state = "paused" if found["paused"] else "open"
     print(f"site {found['client']}, {state}, fedstill {found['version']}")
-    for part in ("log", "ledger", "data"):
+    for part in ("journal", "data"):
         print(f"  {part}: {health[part]}")
     limit = "none, so nothing is released" if budget["epsilon"] is None else f"epsilon {budget['epsilon']:g}"
     print(f"  budget: {limit} at delta {budget['delta']:g}; {budget['releases']} releases so far")
@@ -232,14 +232,12 @@ def show_log(words: list[str], flags: "Log") -> None:
     """``fedstill site log``."""
     from fedstill.sites.site import log
 
-    policy = _policy(words, "log --restart" if flags.restart else "")
+    policy = _policy(words)
     if flags.export is not None:
         from fedstill.sites.site import evidence
 
         evidence.export(policy, flags.export)
         print(f"evidence: {flags.export}")
-    elif flags.restart:
-        print(f"the old log is in {log.restart(policy.state)}; another begins")
     elif flags.verify:
         _verify(policy, as_json=flags.json_)
     elif flags.json_:
@@ -269,7 +267,7 @@ def _verify(policy: "SitePolicy", *, as_json: bool) -> None:
         for sentence in verdict.problems:
             print(f"WRONG: {sentence}")
         counts = ", ".join(f"{number} {what}" for what, number in verdict.counts.items())
-        print(f"log and ledger are whole and agree: {counts}" if verdict.is_whole else "something is wrong")
+        print(f"the journal, with ledger and log, is whole: {counts}" if verdict.is_whole else "something is wrong")
     if not verdict.is_whole:
         raise SystemExit(1)
 
@@ -308,7 +306,7 @@ def ledger(words: list[str], flags: "Ledger") -> None:
     from fedstill.sites.site.charges import read_charges
 
     policy = _policy(words)
-    lines, charges = log.read(policy.state), read_charges(policy.ledger)
+    lines, charges = log.read(policy.state), read_charges(policy.state)
     runs = [run for run in evidence.runs(policy, lines, charges) if run["releases"]]
     if flags.json_:
         listed = [{**charge._asdict(), "entry": charge.entry.model_dump(mode="json")} for charge in charges]

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
+from typing_extensions import TypeIs
 
 from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 
@@ -146,18 +147,30 @@ def _renyi_epsilon(events: Iterable[Event], delta: float) -> float:
     return max(0.0, slack + min(sum(renyi(e, order) for e in every) - _room(order, 0.0, delta) for order in orders))
 
 
+Events = Iterable[Event] | Mapping[Event, int]
+"""Events, or the number of times that each is among them."""
+
+
+def _counted(events: Events) -> list[tuple[Event, int]]:
+    return list(events.items()) if isinstance(events, Mapping) else [(event, 1) for event in events]
+
+
 def _merged(events: Iterable[Event]) -> list[Event]:
     """The same events with equal Gaussians merged into one event with a count, which saves convolutions."""
+    return [event for event, _ in _merged_counts([(event, 1) for event in events])]
+
+
+def _merged_counts(events: Iterable[tuple[Event, int]]) -> list[tuple[Event, int]]:
     counts: dict[tuple[float, float], int] = {}
-    others: list[Event] = []
-    for event in events:
+    others: list[tuple[Event, int]] = []
+    for event, times in events:
         if isinstance(event, Gaussian):
             kind = event.noise_multiplier, event.sampling
-            counts[kind] = counts.get(kind, 0) + event.count
+            counts[kind] = counts.get(kind, 0) + times * event.count
         else:
-            others.append(event)
+            others.append((event, times))
     gaussians = (  # unchecked, as a sum may exceed the largest count of one release
-        Gaussian.model_construct(kind="gaussian", noise_multiplier=noise, sampling=q, count=many)
+        (Gaussian.model_construct(kind="gaussian", noise_multiplier=noise, sampling=q, count=many), 1)
         for (noise, q), many in counts.items()
     )
     return [*gaussians, *others]
@@ -285,23 +298,23 @@ class RdpFilter:
             key=lambda pair: pair[1] / renyi(once, pair[0]),
         )
 
-    def allows(self, events: Iterable[Event]) -> bool:
+    def allows(self, events: Events) -> bool:
         """Whether all ``events`` together stay within the bound."""
         return self._divergence(events) <= self.bound
 
-    def share(self, events: Iterable[Event]) -> float:
+    def share(self, events: Events) -> float:
         """The share of the bound that ``events`` use up; infinite if the bound is not positive."""
         return self._divergence(events) / self.bound if self.bound > 0 else math.inf
 
-    def epsilon(self, events: Iterable[Event]) -> float:
+    def epsilon(self, events: Events) -> float:
         """The epsilon of ``events`` at the filter's order; 0 for no events."""
         spent = self._divergence(events)
         return max(0.0, spent - _room(self.order, 0.0, self._delta)) if spent else 0.0
 
-    def _divergence(self, events: Iterable[Event]) -> float:
+    def _divergence(self, events: Events) -> float:
         # sorted by noise, so that rounding does not depend on the order of releases
-        merged = sorted(_merged(events), key=lambda event: getattr(event, "noise_multiplier", 0.0))
-        return sum(renyi(event, self.order) for event in merged)
+        merged = sorted(_merged_counts(_counted(events)), key=lambda pair: getattr(pair[0], "noise_multiplier", 0.0))
+        return sum(times * renyi(event, self.order) for event, times in merged)
 
 
 def rdp_filter(epsilon: float, delta: float, first: Event = _ON_ALL) -> RdpFilter:
@@ -349,26 +362,27 @@ _SHARE = 1e-5
 """The Renyi filter's share of delta where the Gaussian one has the rest, as little as methods' noise has to spare."""
 
 
-def admits(events: Sequence[Event], first: Event, epsilon: float, delta: float) -> bool:
+def admits(events: Events, first: Event, epsilon: float, delta: float) -> bool:
     """Whether the filters admit ``events`` under (epsilon, delta), for mechanisms that an adversary chose adaptively.
 
     Args:
-        events: releases that one record may have influenced, the next one included; costs of one unit.
+        events: releases that one record may have influenced, the next one included, each once or with its number of
+            times; costs of one unit.
         first: the first release of the whole ledger, whichever records it used.
         epsilon: the bound of epsilon, fixed before the first release.
         delta: the bound of delta.
     """
-    if any(isinstance(event, Unbounded) for event in events):
+    counted = _counted(events)
+    if any(isinstance(event, Unbounded) for event, _ in counted):
         return False
-    pure = [event.epsilon for event in events if isinstance(event, Pure)]
-    if len(pure) == len(events) and sum(pure) <= epsilon * (1 + 1e-12):  # rounding
+    pure = [times * event.epsilon for event, times in counted if isinstance(event, Pure)]
+    if len(pure) == len(counted) and sum(pure) <= epsilon * (1 + 1e-12):  # rounding
         return True
     if not _is_whole(first):
         return rdp_filter(epsilon, delta, first).allows(events)
-    whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
-    if len(whole) == len(events):
-        precision = sum(event.count / event.noise_multiplier**2 for event in whole)
-        if gaussian_delta(precision**-0.5, epsilon) <= delta * (1 - _SHARE):
+    whole = _whole(counted)
+    if len(whole) == len(counted):
+        if gaussian_delta(sum(whole) ** -0.5, epsilon) <= delta * (1 - _SHARE):
             return True
     return rdp_filter(epsilon, delta * _SHARE, first).allows(events)
 
@@ -385,20 +399,25 @@ class Use(NamedTuple):
     share: float
 
 
-def used(events: Sequence[Event], first: Event, epsilon: float, delta: float) -> Use:
+def _whole(counted: Sequence[tuple[Event, int]]) -> list[float]:
+    """The precisions of the Gaussian releases on all records among some."""
+    return [times * (event.count / event.noise_multiplier**2) for event, times in counted if _is_whole(event)]
+
+
+def used(events: Events, first: Event, epsilon: float, delta: float) -> Use:
     """The use that ``events`` make of the bound; arguments as of `admits`, which admits a share up to 1."""
-    if not events:
+    counted = _counted(events)
+    if not counted:
         return Use(0.0, 0.0)
-    if any(isinstance(event, Unbounded) for event in events):
+    if any(isinstance(event, Unbounded) for event, _ in counted):
         return Use(math.inf, math.inf)
     ways = []
-    pure = [event.epsilon for event in events if isinstance(event, Pure)]
-    if len(pure) == len(events):
+    pure = [times * event.epsilon for event, times in counted if isinstance(event, Pure)]
+    if len(pure) == len(counted):
         ways.append(Use(sum(pure), sum(pure) / epsilon))
-    is_whole = _is_whole(first)
-    whole = [event for event in events if isinstance(event, Gaussian) and event.sampling == 1]
-    if is_whole and len(whole) == len(events):
-        precision, own = sum(event.count / event.noise_multiplier**2 for event in whole), delta * (1 - _SHARE)
+    is_whole, whole = _is_whole(first), _whole(counted)
+    if is_whole and len(whole) == len(counted):
+        precision, own = sum(whole), delta * (1 - _SHARE)
         share = precision * gaussian_noise(epsilon, own) ** 2
         ways.append(Use(gaussian_epsilon(precision**-0.5, own), share))
     renyi = rdp_filter(epsilon, delta * _SHARE if is_whole else delta, first)
@@ -414,7 +433,7 @@ def shares(uses: Mapping[Unit, Use]) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _is_whole(event: Event) -> bool:
+def _is_whole(event: Event) -> TypeIs[Gaussian]:
     return isinstance(event, Gaussian) and event.sampling == 1
 
 

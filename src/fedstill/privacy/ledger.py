@@ -117,20 +117,28 @@ class Part(NamedTuple):
 _PRINT, _COUNT = 16, 8  # bytes of the fingerprint and of the number in `Part.records`
 
 
+def data_of(records: bytes) -> bytes:
+    """The data that a part is of: the fingerprint and the number of records with which `Part.records` begins."""
+    return records[: _PRINT + _COUNT]
+
+
 def by_record(entries: Sequence[Charge]) -> list[list[Charge]]:
     """Group releases by the records that are known to be in them: for each record, those that it can influence.
 
     Releases whose records are not known, or are records of other data, count for every record. Unlike `by_part`, this
     trusts no name.
     """
-    return [list(compress(entries, mask)) for mask in record_masks(entries)]
+    return [list(compress(entries, mask)) for _, mask in record_masks(entries)]
 
 
-def record_masks(entries: Sequence[Charge]) -> Iterator[Bool[np.ndarray, " n"]]:
-    """For each record, whether it can influence each of the ``n`` releases, as in `by_record`; equal masks once."""
+def record_masks(entries: Sequence[Charge]) -> Iterator[tuple[bytes | None, Bool[np.ndarray, " n"]]]:
+    """For each record, whether it can influence each of the ``n`` releases, as in `by_record`; equal masks once.
+
+    With each mask come the data of its records (`data_of`); None where no release has parts.
+    """
     if all(entry.records is None for entry in entries):
-        yield np.ones(len(entries), dtype=np.bool_)
-    for data in {e.records[: _PRINT + _COUNT] for e in entries if e.records is not None}:
+        yield None, np.ones(len(entries), dtype=np.bool_)
+    for data in {data_of(e.records) for e in entries if e.records is not None}:
         known = [i for i, e in enumerate(entries) if e.records is not None and e.records.startswith(data)]
         rows: dict[bytes, int] = {}  # equal parts once, as there may be thousands
         places = np.array([rows.setdefault(entries[i].records or b"", len(rows)) for i in known])
@@ -139,7 +147,7 @@ def record_masks(entries: Sequence[Charge]) -> Iterator[Bool[np.ndarray, " n"]]:
         for column in np.unique(bits, axis=1).T:
             mask = np.ones(len(entries), dtype=np.bool_)
             mask[known] = column[places]
-            yield mask
+            yield data, mask
 
 
 def by_part(entries: Sequence[Charge]) -> list[list[Charge]]:

@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,140 +27,66 @@ from fedstill.base.errors import FedstillError
 from fedstill.engines.client import NO_REPLY, Question, Site
 from fedstill.engines.helper_calls import MARK
 from fedstill.engines.run_spec import RunSpec
-from fedstill.privacy.ledger import BudgetExceeded
+from fedstill.privacy.ledger import BudgetExceeded, Charge
 from fedstill.protocol import wire
+from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log, site_sums
-from fedstill.sites.site.charges import ChargeLine, SiteStore, open_site_ledger
+from fedstill.sites.site.charges import Limits, SiteStore, costs_of, open_site_ledger
+from fedstill.sites.site.checkpoint import DAY
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_data import SiteData
+from fedstill.sites.site.site_journal import SiteJournal
 
-T = TypeVar("T")
-DAY = 86_400.0
-SPEC = "spec.json"
-"""Name of the file with the spec in the folder of a run."""
-
-
-_OF_RUN = "put its newest copy back; without it the site replies to this run no more, but to others"
-_OF_DAY = "put its newest copy back, or delete this file alone: the count of the last day's runs begins anew"
+SPEC, LOCK = "spec.json", "answer.lock"
+"""Names, in the folder of a run, of the file with the spec and of the lock of its steps."""
 
 
 class FailedTooOften(FedstillError, RuntimeError):
     """The run has used up its failures; the site answers it no more."""
 
 
-class Questions:
-    """The questions of one run.
-
-    A question is counted before its step and its outcome after it, so a step that kills its process is a failure too.
+def accept(policy: SitePolicy, run: str, text: str, question: int) -> None:
+    """Count a question, in the journal, before its step: so a step that kills its process is a failure too.
 
     Args:
         policy: the site's policy, which has the limits.
         run: the run's name at this site.
         text: the run's spec, which is stored with the first question.
+        question: number of the question's first line.
+
+    Raises:
+        Refused: the site answers no more questions of this run, or of all, or begins no more runs today; each follows
+            from the questions alone.
+        FailedTooOften: too many questions of this run have failed.
+        Damaged: the journal was changed.
     """
-
-    def __init__(self, policy: SitePolicy, run: str, text: str) -> None:
-        self._policy = policy
-        self._run = run
-        self._text = text
-        self._lines = policy.state / "runs" / run / "questions.jsonl"
-        self._runs = policy.state / "runs.jsonl"
-        self._life = Life(policy)
-        policy.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = FileLock(policy.state / "questions.lock", timeout=60)
-
-    def ask(self) -> None:
-        """Count a question.
-
-        Raises:
-            Refused: the site answers no more questions of this run, or begins no more runs today.
-            FailedTooOften: too many questions of this run have failed.
-            Damaged: a file of counts is damaged.
-        """
-        policy = self._policy
-        with self._lock:
-            outcomes = _values(self._lines, "what", str, _OF_RUN)
-            asked = outcomes.count("asked")
-            spec = self._lines.with_name(SPEC)
-            if not spec.exists() and (asked or self._run in _values(self._runs, "run", str, _OF_DAY)):
-                raise schema.Refused("the site has lost the state of this run; start another run")
-            if not asked:
-                self._begin()
-            if spec.read_bytes() != self._text.encode():
-                raise schema.Refused("another run with other settings has this run's name here; start another run")
-            if asked >= policy.max_questions:
-                raise schema.Refused(f"the run has asked {asked} questions; the site's limit is that (max_questions)")
-            if (failed := asked - outcomes.count("ended")) >= policy.max_failures:
-                raise FailedTooOften(f"the run has failed {failed} times; the limit is {policy.max_failures}")
-            self._life.begin()
-            files.append_json(self._lines, {"time": time.time(), "what": "asked"}, flush=True)
-
-    def _begin(self) -> None:
-        times = _values(self._runs, "time", float, _OF_DAY)
-        now = time.time()
-        today = sum(now - DAY < begun <= now for begun in times)  # a clock that was once ahead blocks nothing
-        if today >= self._policy.runs_per_day:
-            raise schema.Refused(f"the site has begun {today} runs in the last day, its limit (runs_per_day)")
-        self._lines.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.write_bytes(self._lines.with_name(SPEC), self._text.encode())
-        files.append_json(self._runs, {"time": time.time(), "run": self._run}, flush=True)
-
-    def end(self) -> None:
-        """Count the end of a question that did not fail."""
-        with self._lock:
-            self._life.end()
-            files.append_json(self._lines, {"time": time.time(), "what": "ended"}, flush=True)
-
-
-class Life:
-    """The questions of all runs of a site together: those that began and those that ended.
-
-    What began and did not end has failed, or goes on; each failure may have told the server a bit.
-    """
-
-    def __init__(self, policy: SitePolicy) -> None:
-        self._policy, self._place = policy, policy.state / "life.json"
-
-    def counts(self) -> tuple[int, int]:
-        """Numbers of questions that began and that ended.
-
-        Raises:
-            Damaged: the file of counts is damaged.
-        """
-        if not self._place.exists():
-            return 0, 0
-        try:
-            found = json.loads(self._place.read_bytes())
-            return int(found["begun"]), int(found["ended"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise files.Damaged(f"{self._place} is damaged ({error}); put its newest copy back") from error
-
-    @property
-    def failed(self) -> int:
-        """Number of questions that failed or go on."""
-        begun, ended = self.counts()
-        return begun - ended
-
-    def begin(self) -> None:
-        """Count a question.
-
-        Raises:
-            Refused: too many questions of all runs have failed, or the site's state is too large; both follow from the
-                questions alone.
-        """
-        policy, (begun, ended) = self._policy, self.counts()
-        if (failed := begun - ended) >= policy.max_failures_ever:
-            raise schema.Refused(f"{failed} questions have failed at the site, its limit (max_failures_ever)")
+    journal, place = SiteJournal(policy.state), policy.state / "runs" / run / SPEC
+    with journal.lock:
+        at, moment = journal.standing().at, time.time()
+        own = at.runs.get(run)
+        if own is None:
+            if (place.parent / LOCK).exists():
+                raise schema.Refused("the run has asked nothing for 30 days and is over here; start another run")
+            today = sum(each.begun is not None and moment - DAY < each.begun <= moment for each in at.runs.values())
+            if today >= policy.runs_per_day:  # a clock that was once ahead blocks nothing
+                raise schema.Refused(f"the site has begun {today} runs in the last day, its limit (runs_per_day)")
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.write_bytes(place, text.encode())
+        elif not place.exists():
+            raise schema.Refused("the site has lost the state of this run; start another run")
+        elif place.read_bytes() != text.encode():
+            raise schema.Refused("another run with other settings has this run's name here; start another run")
+        elif own.accepted >= policy.max_questions:
+            raise schema.Refused(
+                f"the run has asked {own.accepted} questions; the site's limit is that (max_questions)"
+            )
+        elif own.failed >= policy.max_failures:
+            raise FailedTooOften(f"the run has failed {own.failed} times; the limit is {policy.max_failures}")
+        if at.failed >= policy.max_failures_ever:
+            raise schema.Refused(f"{at.failed} questions have failed at the site, its limit (max_failures_ever)")
         check_size(policy)
-        self._write(begun + 1, ended)
-
-    def end(self) -> None:
-        """Count the end of a question that did not fail."""
-        begun, ended = self.counts()
-        self._write(begun, ended + 1)
-
-    def _write(self, begun: int, ended: int) -> None:
-        files.write_json(self._place, {"begun": begun, "ended": ended})
+        facts = {"run": run, "spec": _digest(text.encode()), "question": question, "at": moment}
+        journal.append({"time": now(), "what": "accepted", **facts, "detail": ""})
 
 
 def check_size(policy: SitePolicy) -> None:
@@ -178,14 +105,7 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def _values(place: Path, name: str, kind: type[T], remedy: str) -> list[T]:
-    values = [line.get(name) for line in files.read_json_lines(place, remedy)]
-    if not all(isinstance(value, kind) for value in values):
-        raise files.Damaged(f"{place} is damaged (a line has no {name!r}); {remedy}")
-    return cast(list[T], values)
-
-
-_DAY, _GB = 86_400.0, 10**9
+_GB = 10**9
 _FIRST = 6
 """Number of values of a tensor in words."""
 
@@ -205,7 +125,7 @@ def keep(policy: SitePolicy, run: str, request: bytes, reply: bytes) -> None:
         if not any(_released(policy.state / "runs" / run, hashlib.sha256(request).hexdigest())):
             files.write_bytes(folder / f"{digest}.reply", reply)
     room = policy.keep_sent_gb * _GB
-    oldest = time.time() - policy.keep_sent_days * _DAY
+    oldest = time.time() - policy.keep_sent_days * DAY
     copies = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*.reply")), reverse=True)
     for written, size, place in copies:
         room -= size
@@ -326,7 +246,7 @@ class _Answer:
             spec, header = self._read()
             if MARK in header:
                 return self._help(spec, header)
-            site, data, question, questions = self._accept(spec, header)
+            site, data, question = self._accept(spec, header)
         except schema.Refused as error:
             return self._refusal(error)
         except Exception as error:
@@ -334,15 +254,13 @@ class _Answer:
         try:
             data.check()
             # one question of a run at a time: the same one, asked twice at once, must not be released twice
-            with FileLock(site.folder / "answer.lock", timeout=self._policy.max_seconds):
+            with FileLock(site.folder / LOCK, timeout=self._policy.max_seconds):
                 reply = site.reply(self._policy.client, question)
             keep(self._policy, self._run, self._request, reply)
         except BudgetExceeded as error:  # depends on the requests alone, like the ledger
-            questions.end()
             return self._refusal(error, **site.spent(self._policy.client, question.exchange))
         except Exception as error:
             return self._failure(error)
-        questions.end()
         self._note(
             "answered",
             f"{len(reply):,} bytes",
@@ -353,19 +271,20 @@ class _Answer:
 
     def _read(self) -> tuple[RunSpec, dict[str, Any]]:
         """The spec and the request's header; whatever they are, the log has a line that they arrived."""
-        facts = self._facts
+        facts, spec = self._facts, None
         try:
             spec = RunSpec.read(self._text)
             self._run = f"{spec.run}-{facts['spec'][:16]}"  # another spec may split the records differently
-            settings = schema.clean(json.dumps(spec.settings), _LONGEST)
-            facts |= {"run": self._run, "method": spec.name, "model": spec.model, "settings": settings}
+            facts |= {"run": self._run, "method": spec.name, "model": spec.model}
             facts["simulated_noise"] = spec.simulated_noise
             header = wire.envelope(self._request)
             exchange = header.get("exchange")
             facts["step"] = schema.clean(str(header.get("step")))
             facts["exchange"] = exchange if type(exchange) is int else schema.short(exchange)
         finally:
-            self._note("asked", f"{len(self._request):,} bytes")
+            settings = {} if spec is None else {"settings": schema.clean(json.dumps(spec.settings), _LONGEST)}
+            number = log.write(self._policy, {**facts, **settings}, "asked", f"{len(self._request):,} bytes")
+            facts["question"] = number
         return spec, header
 
     def _help(self, spec: RunSpec, header: dict[str, Any]) -> bytes:
@@ -376,14 +295,14 @@ class _Answer:
         self._note("answered", f"as a helper: {schema.clean(str(header[MARK]))}", reply, fields={})
         return reply
 
-    def _accept(self, spec: RunSpec, header: dict[str, Any]) -> "tuple[Site, SiteData, Question, Questions]":
+    def _accept(self, spec: RunSpec, header: dict[str, Any]) -> "tuple[Site, SiteData, Question]":
         policy, step = self._policy, str(header.get("step"))
         decisions.check_pause(policy)
         policy.check_run(spec, header.get("step"))
         policy.check_fields(spec.method, step)
         site_sums.check(policy, spec)
         decisions.check_approval(policy, self._run, self._text, step)  # before anything is loaded for the run
-        folder = policy.state / "runs" / self._run
+        folder, limits = policy.state / "runs" / self._run, policy.limits(spec)
         data = SiteData(policy, spec, folder)
         data.check_backbone()
         data.check_schema()
@@ -393,23 +312,18 @@ class _Answer:
             folder,
             device=policy.device,
             threads=policy.threads,
-            open_ledger=lambda _: open_site_ledger(policy.ledger, self._run, policy.limits(spec), self._charged),
+            open_ledger=lambda _: open_site_ledger(policy.state, self._run, limits, partial(self._charged, limits)),
             sign=lambda text: site_sums.keys_of(policy.state).sign(text),  # open sums need no keys
         )
         question = site.read(self._request, header)
-        questions = Questions(policy, self._run, self._text)
-        questions.ask()
-        try:
-            data.check_public()
-        except schema.Refused:
-            questions.end()
-            raise
-        return site, data, question, questions
+        accept(policy, self._run, self._text, self._facts["question"])
+        data.check_public()
+        return site, data, question
 
-    def _charged(self, charge: ChargeLine, store: SiteStore) -> None:
-        """Log a charge, before the release."""
-        self._charges.append(charge.number)
-        log.charged(self._policy, self._facts, charge, store)
+    def _charged(self, limits: Limits, charge: Charge, store: SiteStore) -> dict[str, Any]:
+        """The facts of the line of a charge, which is written before the release."""
+        self._charges.append(store.size + 1)
+        return {**self._facts, **costs_of(charge, store, limits)}
 
     def _refusal(self, error: Exception, **header: object) -> bytes:
         reason = schema.clean(str(error), 500)

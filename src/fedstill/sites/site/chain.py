@@ -5,8 +5,9 @@ of lines, the last MAC and the size of the file. One line more than that comes f
 counts. An incomplete last line comes from a crash before `Chain.append` returned, and does not count. Any other
 difference is damage. A reader of the key can forge a chain, so only its owner may have access to the folder.
 
-The chain goes on over several files: `Chain.append` renames a large one to ``NAME-NUMBER.jsonl``, by the number of its
-last line, and begins another.
+The chain goes on over several files: `Chain.rotate` renames one to ``NAME-NUMBER.jsonl``, by the number of its last
+line, and begins another. A reader of the last files alone checks them as well as a reader of all does: their first line
+has a MAC that covers the line before, and the head fixes the last one.
 """
 
 import hashlib
@@ -55,8 +56,9 @@ class ChainEnd:
 
 
 class Line(NamedTuple):
-    """A line: its JSON object without the MAC, and the MAC."""
+    """A line: its number from 1, its JSON object without the MAC, and the MAC."""
 
+    number: int
     text: bytes
     mac: bytes
 
@@ -68,13 +70,11 @@ class Chain:
         folder: folder of the files.
         name: first part of the files' names: ``NAME.jsonl``, ``NAME.key``, ``NAME.head`` and ``NAME.lock``.
         remedy: end of the sentence of `files.Damaged`.
-        largest: size in bytes from which another file begins; None for one file.
     """
 
-    def __init__(self, folder: Path, name: str, remedy: str, largest: int | None = None) -> None:
-        self._folder, self._name, self._remedy, self._largest = folder, name, remedy, largest
+    def __init__(self, folder: Path, name: str, remedy: str) -> None:
+        self._folder, self._name, self._remedy = folder, name, remedy
         self._key = b""
-        self._known, self._lines = bytearray(), list[Line]()  # what `read` has checked
         self._head = ChainEnd()  # of what was read or synchronised last
         self.lock = FileLock(folder / f"{name}.lock", timeout=60)
         """A lock against other processes; an instance may take it again."""
@@ -88,6 +88,11 @@ class Chain:
     def last(self) -> bytes:
         """MAC of the last line, as last read."""
         return self._head.last
+
+    @property
+    def size(self) -> int:
+        """Bytes of the current file, as last read."""
+        return self._head.size
 
     def create(self) -> None:
         """Make the files of an empty chain, for their owner alone.
@@ -110,37 +115,70 @@ class Chain:
         """The files of lines, in order."""
         return [*sorted(self._folder.glob(f"{self._name}-{'[0-9]' * 9}.jsonl")), self._place("jsonl")]
 
+    @property
+    def begins(self) -> list[int]:
+        """For each file of lines, in order, the number of lines in those before it."""
+        return [0, *(int(place.stem.rpartition("-")[2]) for place in self.places[:-1])]
+
     def read(self, since: int = 0) -> list[Line]:
-        """The lines after the first ``since``, after a check of every line on disk.
+        """The lines of the file that has line ``since + 1``, or is to have it, and of all later files.
+
+        Each of them is checked. A file whose lines this object has seen before is read again.
 
         Raises:
             Damaged: the files were changed.
         """
         key = self._load_key()  # before the lock, which would make a file in the folder
         with self.lock if os.access(self._folder, os.W_OK) else nullcontext():  # an auditor's copy can't be locked
-            head = self._load_head(key)
-            parts = [self._read(place) for place in self.places]
-            data, name = b"".join(parts), self._place("jsonl").name
-            if not data.startswith(bytes(self._known)) or self._key not in (b"", key):
-                raise self._damaged(f"{name} was replaced by another copy")
-            *new, torn = data[len(self._known) :].split(b"\n")
-            lines = list(self._lines)
-            for raw in new:
-                text, before = raw[:-_TAIL] + b"}", lines[-1].mac if lines else START
-                good, mac = signed(key, before, text)
-                if not hmac.compare_digest(good, raw):
-                    what = f"line {len(lines) + 1} of {name} was changed, moved or added, or the key is another's"
-                    raise self._damaged(what)
-                lines.append(Line(text, mac))
-            begun = data.count(b"\n", 0, len(data) - len(parts[-1]))
-            now = shorter = ChainEnd(len(lines), lines[-1].mac if lines else START, len(parts[-1]) - len(torn), begun)
-            if now.size:
-                before, size = lines[-2].mac if len(lines) > 1 else START, len(lines[-1].text) + _TAIL
-                shorter = replace(now, count=now.count - 1, last=before, size=now.size - size)
+            head, places, begins = self._load_head(key), self.places, self.begins
+            if self._key:
+                since = min(since, self._head.count)  # what was seen must still be there
+            first = sum(begin <= since for begin in begins) - 1
+            start = self._last_mac(places[first - 1]) if first else START
+            parts = [self._read(place) for place in places[first:]]
+            *raw, torn = b"".join(parts).split(b"\n")
+            lines = self._checked(key, begins[first], start, raw)
+            size = len(parts[-1]) - len(torn)
+            begun = begins[first] + len(lines) - parts[-1].count(b"\n")
+            if begun != begins[-1]:
+                raise self._damaged(f"{places[-2].name} has another number than its last line")
+            now = shorter = ChainEnd(begins[first] + len(lines), lines[-1].mac if lines else start, size, begun)
+            if size:
+                before = lines[-2].mac if len(lines) > 1 else start
+                length = len(lines[-1].text) + _TAIL
+                shorter = replace(now, count=now.count - 1, last=before, size=size - length)
             self._check(key, head, now, shorter)
-            self._known, self._lines = bytearray(data[: len(data) - len(torn)]), lines
+            self._check_seen(key, [start, *(line.mac for line in lines)], begins[first])
             self._key, self._head = key, now
-            return lines[since:]
+            return lines
+
+    def _checked(self, key: bytes, number: int, before: bytes, raw: list[bytes]) -> list[Line]:
+        """The lines after line ``number``, whose MAC is ``before``."""
+        lines = list[Line]()
+        for each in raw:
+            number, text = number + 1, each[:-_TAIL] + b"}"
+            good, mac = signed(key, before, text)
+            if not hmac.compare_digest(good, each):
+                name = self._place("jsonl").name
+                raise self._damaged(f"line {number} of {name} was changed, moved or added, or the key is another's")
+            lines.append(Line(number, text, mac))
+            before = mac
+        return lines
+
+    def _check_seen(self, key: bytes, macs: list[bytes], begin: int) -> None:
+        """Compare the MACs of lines from ``begin`` on with the end that this object saw last."""
+        if not self._key:
+            return
+        place = self._head.count - begin
+        if self._key != key or not 0 <= place < len(macs) or macs[place] != self._head.last:
+            raise self._damaged(f"{self._place('jsonl').name} was replaced by another copy")
+
+    def _last_mac(self, place: Path) -> bytes:
+        """The last MAC in an earlier file, as it says; a wrong one does not fit the next file's first line."""
+        try:
+            return bytes.fromhex(self._read(place)[-2 * len(START) - 3 : -3].decode())
+        except ValueError as error:
+            raise self._damaged(f"the end of {place.name} was changed") from error
 
     def synchronise(self) -> None:
         """Read the end of the chain, for `append`; only the last lines are checked.
@@ -173,8 +211,6 @@ class Chain:
             OSError: the line can't be written.
         """
         head = self._head
-        if self._largest is not None and head.size >= self._largest:
-            head = self._rotate(head)
         text = json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()
         line, mac = signed(self._key, head.last, text)
         with self._place("jsonl").open("r+b") as file:
@@ -182,15 +218,13 @@ class Chain:
             file.seek(head.size)
             file.write(line + b"\n")
         self._write_head(self._key, head.after(line, mac))
-        if len(self._lines) == self._head.count:
-            self._known += line + b"\n"
-            self._lines.append(Line(text, mac))
         self._head = head.after(line, mac)
         return mac
 
-    def _rotate(self, head: ChainEnd) -> ChainEnd:
-        os.replace(self._place("jsonl"), self._folder / f"{self._name}-{head.count:09d}.jsonl")
-        return self._begin_file(self._key, head)
+    def rotate(self) -> None:
+        """Begin another file; call this with the `lock`, after a reading of a file with lines."""
+        os.replace(self._place("jsonl"), self._folder / f"{self._name}-{self._head.count:09d}.jsonl")
+        self._head = self._begin_file(self._key, self._head)
 
     def _begin_file(self, key: bytes, head: ChainEnd) -> ChainEnd:
         place = self._place("jsonl")
@@ -201,7 +235,7 @@ class Chain:
         return head
 
     def _load_head(self, key: bytes) -> bytes:
-        """The head's bytes, after what a crash in `_rotate` left undone; NewerFormat if they are of another format."""
+        """The head's bytes, after what a crash in `rotate` left undone; NewerFormat if they are of another format."""
         raw = self._bytes("head")
         head = self._decode(key, raw)
         place, places = self._place("jsonl"), self.places

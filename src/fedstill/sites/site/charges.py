@@ -1,26 +1,24 @@
-"""The ledger of a real site: it outlasts runs and restarts, and a lost or changed ledger stops all releases.
+"""The ledger of a real site: it outlasts runs and restarts, and a lost or changed one stops all releases.
 
-`create_ledger` makes it once; `open_ledger` opens it for a run. Its store is a chain of MACs on disk, its rule composes
-the releases of all runs.
+It is a view of the site's journal (`fedstill.sites.site.site_journal`), whose lines ``charged`` are its entries; its
+rule composes the releases of all runs. `open_site_ledger` opens it for a run.
 """
 
 import base64
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from fedstill.base import files
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import for_replaced_labels as replaced
+from fedstill.privacy.accounting import shares
 from fedstill.privacy.ledger import (
     UNCOUNTABLE,
     BudgetExceeded,
@@ -33,40 +31,8 @@ from fedstill.privacy.ledger import (
 )
 from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.runs.environment import now
-from fedstill.sites.site.chain import Chain, Line
-
-KEY, LINES, HEAD, LOCK = "ledger.key", "ledger.jsonl", "ledger.head", "ledger.lock"
-
-
-class ChargeLine(NamedTuple):
-    """A release in a site's ledger.
-
-    Attributes:
-        number: its number among the releases of all runs, from 1.
-        run: the run's name at the site.
-        entry: the release.
-        time: the time of the charge.
-        mac: the MAC of its line, in hexadecimal.
-    """
-
-    number: int
-    run: str
-    entry: Charge
-    time: str
-    mac: str
-
-
-def create_ledger(folder: Path) -> None:
-    """Make an empty ledger, once: a second one would not know the earlier releases.
-
-    Raises:
-        ValueError: the folder has a ledger already.
-    """
-    if there := [name for name in (KEY, LINES, HEAD) if (folder / name).exists()]:
-        raise ValueError(f"{folder} has a {there[0]} already; a new ledger would forget what was released")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    _chain(folder).create()
+from fedstill.sites.site.checkpoint import ChargeLine, Past
+from fedstill.sites.site.site_journal import SiteJournal, charges_among
 
 
 @dataclass(frozen=True)
@@ -100,100 +66,84 @@ class Limits:
             raise ValueError(f"budget is {self.budget}; it must be a number of 0 or more, or None")
 
 
-def open_site_ledger(
-    folder: Path, run: str, limits: Limits, charged: "Callable[[ChargeLine, SiteStore], None] | None" = None
-) -> Ledger:
+FactsOf = Callable[[Charge, "SiteStore"], Mapping[str, Any]]
+"""Facts for the line of a charge, given the release and the store before it."""
+
+
+def open_site_ledger(state: Path, run: str, limits: Limits, facts_of: FactsOf = lambda *_: {}) -> Ledger:
     """The ledger of a site for one of its runs; its ``entries`` are those of this run.
 
-    Its `charge` raises `Damaged` if the ledger's files were changed, and TimeoutError if another process locks it for a
-    minute.
+    Its `charge` raises `Damaged` if the journal was changed, and TimeoutError if another process locks it for a minute.
 
     Args:
-        folder: the folder given to `create_ledger`.
+        state: the folder given to `site_journal.create`.
         run: the run's unique name.
         limits: what is allowed.
-        charged: called with every release that is charged and with the store, before the release happens.
+        facts_of: more facts for the line of each charge, which is on disk before the release happens.
 
     Raises:
-        Damaged: the ledger's files were changed.
+        Damaged: the journal was changed.
     """
-    store = SiteStore(folder, run, charged, alone=limits.alone)
+    store = SiteStore(state, run, facts_of, alone=limits.alone)
     return Ledger(store, partial(_check, store=store, limits=limits))
 
 
 class SiteStore:
     """The releases of one site in all its runs; each is on disk before it happens.
 
-    A line of the chain (`fedstill.sites.site.chain`) has the run, the entry and the time. An older copy that replaces
-    the files while this object exists is noticed; between two openings, the site's log tells
-    (`fedstill.sites.site.log`).
+    An older copy that replaces the journal while this object exists is noticed; between two openings, the receipts tell
+    (`fedstill.sites.site.site_journal.check_receipt`).
 
     Args:
-        folder: the folder given to `create_ledger`.
+        state: the folder given to `site_journal.create`.
         run: the run whose entries `read` returns and `append` writes.
-        charged: called with every release that `append` wrote, and with this object.
+        facts_of: more facts for the line of each charge.
         alone: whether `append` marks shares of a masked sum's noise as counting by themselves.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        run: str,
-        charged: "Callable[[ChargeLine, SiteStore], None] | None" = None,
-        *,
-        alone: bool = True,
-    ) -> None:
-        self._chain, self._folder, self._run, self._charged = _chain(folder), folder, run, charged
-        self._alone = alone
-        self.runs: dict[str, list[Charge]] = {}
-        """The entries of each run, as last read."""
-        self._count = 0
+    def __init__(self, state: Path, run: str, facts_of: FactsOf = lambda *_: {}, *, alone: bool = True) -> None:
+        self._journal, self.run, self._facts_of, self._alone = SiteJournal(state), run, facts_of, alone
+        self._size = 0
+        self.first: Event | None = None
+        """The cost of the first release of all runs, as last read."""
+        self.past = Past()
+        """The composed costs of the releases before `recent`, as last read."""
+        self.recent: list[Charge] = []
+        """The releases of all runs after the last checkpoint, as last read."""
+        self.own: list[Charge] = []
+        """The releases of the run, as last read."""
 
     def lock(self) -> AbstractContextManager[Any]:
         """A lock against charges by other processes."""
-        return self._chain.lock
+        return self._journal.lock
 
     @property
     def size(self) -> int:
         """Number of entries of all runs, as last read."""
-        return self._chain.count
-
-    def other_runs(self) -> list[list[Charge]]:
-        """The entries of each other run, as last read."""
-        return [entries for run, entries in self.runs.items() if run != self._run]
-
-    @property
-    def first(self) -> Charge | None:
-        """The first entry of all runs, as last read."""
-        return next((entries[0] for entries in self.runs.values() if entries), None)
+        return self._size
 
     def read(self) -> list[Charge]:
-        """The run's entries, after a check of every line on disk.
+        """The run's entries, after a check of every line since the last checkpoint, and of every file with one.
 
         Raises:
-            Damaged: the ledger's files were changed, or a newer fedstill wrote them.
+            Damaged: the journal was changed, or a newer fedstill wrote it.
         """
-        for charge in _charges(self._chain, self._folder, self._count):
-            self._add(charge.run, charge.entry)
-        return list(self.runs.get(self._run, []))
+        standing = self._journal.standing()
+        self._size, self.first, self.past = standing.at.charges, standing.at.first, standing.at.past
+        self.recent = [charge.entry for charge in standing.recent]
+        self.own = [charge.entry for charge in self._journal.charges_of(self.run)]
+        return list(self.own)
 
     def append(self, entry: Charge) -> None:
         """Write one more entry of the run, and flush it to disk."""
-        time = now()
         entry = marked(entry, alone=self._alone)
-        facts: dict[str, Any] = {"run": self._run, "time": time, "entry": entry.model_dump(mode="json")}
+        facts: dict[str, Any] = {"run": self.run, "charge": self._size + 1, "entry": entry.model_dump(mode="json")}
         if entry.records is not None:
             facts["records"] = base64.b64encode(entry.records).decode()
         if entry.counts_alone:
             facts["counts"] = "alone"
-        mac = self._chain.append(facts)
-        self._add(self._run, entry)
-        if self._charged is not None:
-            self._charged(ChargeLine(self._chain.count, self._run, entry, time, mac.hex()), self)
-
-    def _add(self, run: str, entry: Charge) -> None:
-        self.runs.setdefault(run, []).append(entry)
-        self._count += 1  # last, so that every entry counts after an interruption
+        more = {"detail": f"{entry.mechanism} ({entry.unit})", **self._facts_of(entry, self)}
+        self._journal.append({"time": now(), "what": "charged", **more, **facts})
 
 
 def marked(entry: Charge, *, alone: bool) -> Charge:
@@ -201,27 +151,28 @@ def marked(entry: Charge, *, alone: bool) -> Charge:
     return entry if entry.alone is None else entry.model_copy(update={"counts_alone": alone})
 
 
-def read_charges(folder: Path) -> list[ChargeLine]:
+def read_charges(state: Path) -> list[ChargeLine]:
     """All releases of a site in order, after a check of every line on disk.
 
     Raises:
-        Damaged: the ledger's files were changed, or a newer fedstill wrote them.
+        Damaged: the journal was changed, or a newer fedstill wrote it.
     """
-    return _charges(_chain(folder), folder)
+    return charges_among(SiteJournal(state).read(), state)
 
 
-def _chain(folder: Path) -> Chain:
-    return Chain(folder, "ledger", "nothing is released until its newest copy is back")
-
-
-def _charges(chain: Chain, folder: Path, since: int = 0) -> list[ChargeLine]:
-    try:
-        return [_read(number, line) for number, line in enumerate(chain.read(since), start=since + 1)]
-    except (ValidationError, TypeError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise files.Damaged(
-            f"{folder} is damaged: {LINES} was written by another version of fedstill; nothing is released until its "
-            "newest copy is back"
-        ) from error
+def costs_of(charge: Charge, store: SiteStore, limits: Limits) -> dict[str, Any]:
+    """What a charge costs, by itself, with the earlier ones of its run, and with those of all runs, as JSON."""
+    charge, delta = marked(charge, alone=limits.alone), limits.delta
+    own = standing([*store.own, charge], None, limits.budget_per_run or limits.budget, delta)
+    every = standing([*store.recent, charge], store.first, limits.budget, delta, store.past)
+    alone = shares(standing([charge], None, limits.budget, delta))[charge.unit]
+    return {
+        "unit": charge.unit,
+        "epsilon": alone["epsilon"],
+        "run_total": shares(own),
+        "total": shares(every),
+        "budget": limits.budget,
+    }
 
 
 def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits: Limits) -> None:
@@ -259,11 +210,9 @@ def _check(entries: Sequence[Charge], entry: Charge, *, store: SiteStore, limits
     if limits.budget is None:
         refuse_unbudgeted(entry)
     else:
-        every = [*chain(*store.other_runs()), *entries, entry]
         what = f"the site's budget of {limits.budget:g} at delta {limits.delta:g}, including earlier runs"
-        _check_all(
-            every, (store.first or entry).cost, limits.budget, limits.delta, f"{what}; nothing was released", entry
-        )
+        every, first = [*store.recent, entry], store.first or entry.cost
+        _check_all(every, first, limits.budget, limits.delta, f"{what}; nothing was released", entry, store.past)
     if limits.budget_per_run is not None:
         what = f"the site's budget of {limits.budget_per_run:g} at delta {limits.delta:g} for a run (budget_per_run)"
         _check_all([*entries, entry], [*entries, entry][0].cost, limits.budget_per_run, limits.delta, what, entry)
@@ -282,12 +231,20 @@ def _of_event(event: Event, delta: float, unit: Unit) -> float:
         return math.inf
 
 
-def _check_all(entries: Sequence[Charge], first: Event, budget: float, delta: float, limit: str, entry: Charge) -> None:
-    """Raise `BudgetExceeded` unless filters admit ``entries``, of which ``entry`` is the new one."""
-    units: set[Unit] = {e.unit for e in entries}
+def _check_all(
+    entries: Sequence[Charge],
+    first: Event,
+    budget: float,
+    delta: float,
+    limit: str,
+    entry: Charge,
+    past: Past | None = None,
+) -> None:
+    """Raise `BudgetExceeded` unless filters admit ``past`` and ``entries``, of which ``entry`` is the new one."""
+    units: set[Unit] = {e.unit for e in entries} | _units(past)
     for unit in units & {entry.unit, "label"}:
-        for events in _paths(entries, unit):
-            if not accounting.admits(events, first, budget, delta):
+        for costs in _paths(entries, unit, past):
+            if not accounting.admits(costs, first, budget, delta):
                 raise BudgetExceeded(
                     f"releasing {entry.mechanism} in step '{entry.step}' would take the epsilon per {unit} above "
                     f"{limit} (raise the site's budget or the noise)"
@@ -295,7 +252,7 @@ def _check_all(entries: Sequence[Charge], first: Event, budget: float, delta: fl
 
 
 def standing(
-    entries: Sequence[Charge], first: Event | None, budget: float | None, delta: float
+    entries: Sequence[Charge], first: Event | None, budget: float | None, delta: float, past: Past | None = None
 ) -> dict[Unit, accounting.Use]:
     """The part of a budget that releases use up, for each unit that they protect.
 
@@ -304,14 +261,22 @@ def standing(
         first: the first release of all runs, or of this run for a budget of a run; None for the first of ``entries``.
         budget: the site's budget; None for no budget, of which every share is infinite.
         delta: the budget's delta.
+        past: composed costs of earlier releases; None for none.
     """
     uses: dict[Unit, accounting.Use] = {}
-    for unit in dict.fromkeys(e.unit for e in entries):
+    for unit in dict.fromkeys([*_units(past), *(e.unit for e in entries)]):
         start = first or entries[0].cost
-        each = (accounting.used(events, start, budget or 1.0, delta) for events in _paths(entries, unit))
+        each = (accounting.used(costs, start, budget or 1.0, delta) for costs in _paths(entries, unit, past))
         most = max(each, key=lambda use: use.share)
         uses[unit] = most if budget is not None else most._replace(share=math.inf)
     return uses
+
+
+def _units(past: Past | None) -> set[Unit]:
+    if past is None:
+        return set()
+    found: dict[Unit, bool] = {"record": bool(past.records), "label": bool(past.labels or past.parts)}
+    return {unit for unit, there in found.items() if there}
 
 
 def largest_fitting(entries: Sequence[Charge], budget: float, delta: float) -> float:
@@ -320,12 +285,12 @@ def largest_fitting(entries: Sequence[Charge], budget: float, delta: float) -> f
     To about a thousandth of it; 0 if none fits. The filter decides, as it will, so that it may be more or less than the
     budget minus what was spent.
     """
-    paths = _paths(entries, "record") if entries else {()}
+    paths = _paths(entries, "record") if entries else [Counter[Event]()]
 
     def fits(epsilon: float) -> bool:
         event = Gaussian(noise_multiplier=accounting.gaussian_noise(epsilon, delta))
         first = entries[0].cost if entries else event
-        return all(accounting.admits([*path, event], first, budget, delta) for path in paths)
+        return all(accounting.admits(path + Counter([event]), first, budget, delta) for path in paths)
 
     low, high = 0.0, budget
     for _ in range(12):
@@ -334,25 +299,33 @@ def largest_fitting(entries: Sequence[Charge], budget: float, delta: float) -> f
     return low
 
 
-def _paths(entries: Sequence[Charge], unit: Unit) -> set[tuple[Event, ...]]:
+def _paths(entries: Sequence[Charge], unit: Unit, past: Past | None = None) -> list[Counter[Event]]:
     """The costs of the releases that one record can influence, for each record; equal ones once."""
-    numbers: dict[tuple[Event, ...], int] = {}  # of equal costs, which are many
-    kinds = np.array([numbers.setdefault(tuple(_costs(entry, unit)), len(numbers)) for entry in entries])
-    costs = list(numbers)
-    different = {kinds[mask].tobytes() for mask in record_masks(entries)}
-    return {tuple(chain(*(costs[kind] for kind in np.frombuffer(path, kinds.dtype)))) for path in different}
-
-
-def _costs(entry: Charge, unit: Unit) -> list[Event]:
-    """The costs of an entry for neighbours that differ by one ``unit``."""
+    past = past or Past()
     if unit == "record":  # a released label hides no record, whose image is public (policy)
-        return [entry.cost] if entry.unit == "record" else []
-    # noise multipliers are relative to the influence of a record, also in a release that protects labels
-    return [entry.cost] if isinstance(entry.cost, Pure) and entry.unit == "label" else replaced(entry.cost)
+        return [past.records + Counter(entry.cost for entry in entries if entry.unit == "record")]
+    always, masks = np.ones(len(entries), dtype=np.bool_), list(record_masks(entries))
+    known = {data for data, _ in masks}
+    masks += [(data, always) for data in map(bytes.fromhex, past.parts) if data not in known]
+    if past.parts:  # where there are data with parts, each record is of some
+        masks = [(data, mask) for data, mask in masks if data is not None]
+    numbers: dict[tuple[Unit, Event], int] = {}  # of equal costs, which are many
+    kinds = np.array([numbers.setdefault((entry.unit, entry.cost), len(numbers)) for entry in entries], dtype=np.int64)
+    counts = {(data, np.bincount(kinds[mask], minlength=len(numbers)).tobytes()) for data, mask in masks}
+    found = []
+    for data, raw in counts:
+        costs = _for_labels({("record", event): times for event, times in past.records.items()})
+        costs += _for_labels({("label", event): times for event, times in past.of_labels(data).items()})
+        times = np.frombuffer(raw, np.int64).tolist()
+        found.append(costs + _for_labels(dict(zip(numbers, times, strict=True))))
+    return found
 
 
-def _read(number: int, line: Line) -> ChargeLine:
-    value = json.loads(line.text)
-    records = base64.b64decode(value["records"]) if "records" in value else None
-    entry = Charge(**value["entry"], records=records, counts_alone=value.get("counts") == "alone")
-    return ChargeLine(number, value["run"], entry, value.get("time"), line.mac.hex())
+def _for_labels(costs: Mapping[tuple[Unit, Event], int]) -> Counter[Event]:
+    """The costs, where one record's label is replaced, of releases that protect a unit at costs, so many times each."""
+    found = Counter[Event]()
+    for (unit, event), times in costs.items():
+        # noise multipliers are relative to the influence of a record, also in a release that protects labels
+        for each in [event] if unit == "label" and isinstance(event, Pure) else replaced(event):
+            found[each] += times
+    return +found

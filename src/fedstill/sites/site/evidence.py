@@ -21,9 +21,10 @@ from fedstill.report.markup import joined, part
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
-from fedstill.sites.site.answer import Life
-from fedstill.sites.site.charges import ChargeLine, largest_fitting, read_charges, standing
+from fedstill.sites.site.charges import largest_fitting, read_charges, standing
+from fedstill.sites.site.checkpoint import OUTCOMES, ChargeLine
 from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.site_journal import SiteJournal, check_newest
 
 LAST = 5
 """Number of the last questions in a status."""
@@ -37,13 +38,11 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     Raises:
         NewerFormat: a newer fedstill wrote the state.
     """
-    lines, charges, health = _evidence(policy)
-    outcomes = [line for line in lines if line["what"] in log.OUTCOMES]
+    lines, charges, failed, health = _evidence(policy)
+    outcomes = [line for line in lines if line["what"] in OUTCOMES]
     health |= {"data": _data(policy), "free_gb": round(_free(policy) / 1e9, 1)}
     health["is_well"] = (
-        Life(policy).failed < policy.max_failures_ever
-        and all(health[part] == "whole" for part in ("log", "ledger"))
-        and health["data"] in ("readable", _NO_DATA)
+        failed < policy.max_failures_ever and health["journal"] == "whole" and health["data"] in ("readable", _NO_DATA)
     )
     return {
         "client": policy.client,
@@ -51,9 +50,9 @@ def status(policy: SitePolicy) -> dict[str, Any]:
         "time": now(),
         "paused": decisions.is_paused(policy),
         "budget": budget(policy, charges),
-        "questions": {what: sum(line["what"] == what for line in lines) for what in ("asked", *log.OUTCOMES)},
+        "questions": {what: sum(line["what"] == what for line in lines) for what in ("asked", *OUTCOMES)},
         "runs": runs(policy, lines, charges),
-        "failures": {"number": Life(policy).failed, "limit": policy.max_failures_ever},
+        "failures": {"number": failed, "limit": policy.max_failures_ever},
         "running": [brief(line) for line in log.unfinished(lines) if _is_alive(policy, line)],
         "waiting": [{name: run[name] for name in ("run", "step", "time")} for run in decisions.waiting(policy)],
         "last": [brief(line) for line in outcomes[-LAST:]],
@@ -100,7 +99,7 @@ def runs(policy: SitePolicy, lines: Sequence[Line], charges: Sequence[ChargeLine
                 "fields": {name: kind for line in own for name, kind in line.get("fields", {}).items()},
                 "releases": len(entries),
                 "spent": shares(standing(entries, None, limit, policy.delta)),
-                **{what: sum(line["what"] == what for line in own) for what in ("asked", *log.OUTCOMES)},
+                **{what: sum(line["what"] == what for line in own) for what in ("asked", *OUTCOMES)},
             }
         )
     return found
@@ -124,7 +123,7 @@ def prometheus(found: Mapping[str, Any]) -> str:
         "running": ("Questions that are being answered", {"": len(found["running"])}),
         "waiting": ("Runs that wait for approval", {"": len(found["waiting"])}),
         "paused": ("Whether the site is paused", {"": found["paused"]}),
-        "well": ("Whether log, ledger and data are whole", {"": found["health"]["is_well"]}),
+        "well": ("Whether journal and data are whole", {"": found["health"]["is_well"]}),
         "free_bytes": ("Free space for the state", {"": found["health"]["free_gb"] * 1e9}),
         "last_question_seconds": ("Time of the last outcome", {"": _seconds(found["last"][-1:])}),
     }
@@ -141,24 +140,16 @@ def _seconds(last: Sequence[Line]) -> float:
     return datetime.fromisoformat(str(last[0]["time"])).timestamp() if last else 0.0
 
 
-def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    charges: list[ChargeLine] = []
-    health: dict[str, Any] = {"log": "whole", "ledger": "whole"}
+def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], int, dict[str, Any]]:
+    """Lines, releases, number of failed questions, and whether the journal is whole."""
     try:
-        lines = log.read(policy.state)
-        log.check_newest(policy.state)
+        lines, charges = log.read(policy.state), read_charges(policy.state)
+        check_newest(policy.state)
+        return lines, charges, SiteJournal(policy.state).standing().at.failed, {"journal": "whole"}
     except files.NewerFormat:
         raise
     except files.Damaged as error:
-        health["log"] = str(error)
-    try:
-        charges = read_charges(policy.ledger)
-    except files.NewerFormat:
-        raise
-    except files.Damaged as error:
-        health["ledger"] = str(error)
-    return lines, charges, health
+        return [], [], 0, {"journal": str(error)}
 
 
 def _data(policy: SitePolicy) -> str:
@@ -199,7 +190,7 @@ def export(policy: SitePolicy, place: Path) -> None:
 
     Raises:
         ValueError: the name has another ending.
-        Damaged: the log or the ledger was changed.
+        Damaged: the journal was changed.
     """
     if place.suffix not in _ENDINGS:
         raise ValueError(f"{place} does not end in .html or .json; the ending gives the format")
@@ -214,10 +205,10 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
     """All of it as JSON.
 
     Raises:
-        Damaged: the log or the ledger was changed.
+        Damaged: the journal was changed.
     """
     verdict = log.verify(policy.state)
-    lines, charges = log.read(policy.state), read_charges(policy.ledger)
+    lines, charges = log.read(policy.state), read_charges(policy.state)
     return {
         "version": 1,
         "made": now(),
@@ -250,8 +241,8 @@ def page(found: Mapping[str, Any]) -> str:
         f"that no privacy mechanism protects (models, images) {bare}. Protected values leave within a budget for all "
         f"runs together: {limit} at delta {budget['delta']:g}."
     )
-    whole = "Nothing was changed, and log and ledger agree." if check["is_whole"] else "SOMETHING IS WRONG."
-    checked = "The log and the ledger are chains of keyed hashes, which were checked for this file. " + whole
+    whole = "Nothing was changed." if check["is_whole"] else "SOMETHING IS WRONG."
+    checked = "Charges and log are lines of one chain of keyed hashes, which was checked for this file. " + whole
     parts = [
         _paragraph(intro),
         _paragraph(f"Made at {found['made']} by fedstill {found['fedstill']}."),
@@ -281,7 +272,7 @@ def _spent(spent: Mapping[str, Any]) -> Markup:
 
 
 def _run(run: Mapping[str, Any]) -> Markup:
-    counts = ", ".join(f"{run[what]} {what}" for what in ("asked", *log.OUTCOMES))
+    counts = ", ".join(f"{run[what]} {what}" for what in ("asked", *OUTCOMES))
     about = f"Method {run['method']}, model {run['model']}, from {run['first']} to {run['last']}: {counts}."
     fields = _list(f"{name} left the site: {kind}" for name, kind in run["fields"].items())
     settings = folded("settings", _paragraph(str(run["settings"])))

@@ -31,7 +31,7 @@ from fedstill.engines.flower import apps, forks, node
 from fedstill.engines.transport import RECEIPT, SIGNATURE
 from fedstill.protocol import wire
 from fedstill.sites import seals, units
-from fedstill.sites.site import log, setup
+from fedstill.sites.site import log, setup, site_journal
 from fedstill.sites.site.answer import answer as site_answer
 from fedstill.sites.site.policy import SitePolicy
 
@@ -155,7 +155,7 @@ class SiteSeal:
                 raise schema.Refused(
                     "the request is not signed with the key of the server whose invitation the site has"
                 )
-            log.check_receipt(policy.state, receipt)
+            site_journal.check_receipt(policy.state, receipt)
             self._is_newest = True
         except (schema.Refused, files.Damaged) as error:
             digests = {"request": _sha256(request), "spec": _sha256(spec.encode())}
@@ -167,7 +167,7 @@ class SiteSeal:
 
     def of(self, spec: str, request: bytes, reply: bytes) -> dict[str, str]:
         """The signature of a reply, and the receipt of the log that it stands in, unless that may be an older copy."""
-        receipt = log.receipt(self._policy.state) if self._is_newest else ""
+        receipt = site_journal.receipt(self._policy.state) if self._is_newest else ""
         key = self._folder / setup.KEY
         if not key.exists():  # the server takes no reply without
             return {}
@@ -239,7 +239,11 @@ class Worker:
         except (EOFError, OSError, MemoryError) as error:
             self._process.join(1)
             why = f"the process ended with code {self._process.exitcode} ({type(error).__name__}); out of memory?"
-        facts = {"request": _sha256(request), "spec": _sha256(spec.encode())}
+        facts: dict[str, Any] = {"request": _sha256(request), "spec": _sha256(spec.encode())}
+        asked = site_journal.SiteJournal(self._policy.state).standing().at.asked
+        for number, each in asked.items():
+            if (each.request, each.process) == (facts["request"], self._process.pid):
+                facts["question"] = number
         log.write(self._policy, facts, "failed", why)
         return NO_REPLY
 

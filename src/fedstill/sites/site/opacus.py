@@ -8,7 +8,6 @@ Opacus can charge it to its ledger, whose budget is then smaller by it.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from fedstill.privacy.releases import Gaussian
 from fedstill.report import guarantees
 from fedstill.sites import units
 from fedstill.sites.site import log
-from fedstill.sites.site.charges import Limits, open_site_ledger
+from fedstill.sites.site.charges import Limits, costs_of, open_site_ledger
 from fedstill.sites.site.policy import SitePolicy
 
 _CHECKPOINT = "privacy_accountant_state_dict"
@@ -55,7 +54,7 @@ class Import(Settings):
         if self.policy is not None:
             policy = SitePolicy.read(self.policy)
             _charge(events, name, place.name, content, policy)
-            charged = {"ledger": str(policy.ledger), "entries": len(events), "budget": policy.budget}
+            charged = {"ledger": str(policy.state), "entries": len(events), "budget": policy.budget}
         facts = {
             "epsilon": epsilon,
             "delta": self.delta,
@@ -131,13 +130,12 @@ def _event(place: Path, number: int, each: Any) -> Gaussian:
 
 def _charge(events: list[Gaussian], name: str, file: str, content: bytes, policy: SitePolicy) -> None:
     """Charge the events of a history; those that a killed import has charged already stay."""
-    log.check_format(policy.state)
     digest = hashlib.sha256(content).hexdigest()
     run, facts = digest[:32], {"run": digest[:32], "step": log.IMPORTED, "history": digest}
-    note = partial(log.charged, policy, facts)
-    ledger = open_site_ledger(policy.ledger, run, Limits(policy.delta, policy.budget), note)
+    limits = Limits(policy.delta, policy.budget)
+    ledger = open_site_ledger(policy.state, run, limits, lambda new, store: {**facts, **costs_of(new, store, limits)})
     if (already := len(ledger.entries)) >= len(events):
-        raise ValueError(f"the ledger {policy.ledger} has this history already; it is charged once")
+        raise ValueError(f"the ledger of {policy.state} has this history already; it is charged once")
     if policy.budget is not None and not accounting.admits(events, events[0], policy.budget, policy.delta):
         raise ValueError(_too_much(policy))
     # before the first charge, so that a log that can't be written stops them all

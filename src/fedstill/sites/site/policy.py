@@ -44,7 +44,7 @@ class SitePolicy(Settings):
     """Names of the classes 0, 1, ... of records whose labels are integers. A run whose classes have names needs them,
     as their order at the server need not be the site's."""
     state: Path
-    """Folder for the site's ledger, its log and the state of runs between steps."""
+    """Folder for the site's journal, which is its ledger and its log, and the state of runs between steps."""
     methods: tuple[str, ...] = ()
     """Allowed steps: "METHOD" for all steps of a method, "METHOD.STEP" for one."""
     classes: tuple[str, ...] = ()
@@ -149,11 +149,6 @@ class SitePolicy(Settings):
     def max_request(self) -> int:
         """``max_request_mb`` in bytes."""
         return int(self.max_request_mb * 10**6)
-
-    @property
-    def ledger(self) -> Path:
-        """Folder of the site's ledger (`fedstill.sites.site.charges`)."""
-        return self.state / "ledger"
 
     def limits(self, spec: RunSpec) -> Limits:
         """Limits of the site's ledger for a run."""

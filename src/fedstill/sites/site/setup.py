@@ -12,8 +12,7 @@ from fedstill.base import files
 from fedstill.base.settings import sentence
 from fedstill.sites import certificates, units
 from fedstill.sites.server import roster
-from fedstill.sites.site import charges, log, site_sums
-from fedstill.sites.site.charges import create_ledger, read_charges
+from fedstill.sites.site import site_journal, site_sums
 from fedstill.sites.site.policy import SitePolicy
 
 POLICY = "policy.toml"
@@ -37,21 +36,16 @@ def read_settings(settings: Mapping[str, Any]) -> SitePolicy:
 
 
 def site(folder: Path, settings: Mapping[str, Any]) -> SitePolicy:
-    """Make a site's ledger, write its policy, and return the policy.
+    """Make a site's journal, write its policy, and return the policy.
 
     Raises:
-        ValueError: a setting is invalid, or the folder has a policy already, or a ledger that was used.
+        ValueError: a setting is invalid, or the folder has a policy already, or a journal that was used.
     """
     place = folder / POLICY
     if place.exists():
         raise ValueError(f"{place} exists already; edit it, or choose another folder")
     state = folder.resolve() / read_settings(settings).state.expanduser()
-    log.check_format(state)
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state.chmod(0o700)
-    if not (state / log.HEAD).exists():  # the site has never served
-        _remove_unused(log.ledger_of(state))
-    create_ledger(log.ledger_of(state))
+    site_journal.create(state)
     plain = {name: _plain(value) for name, value in settings.items() if value is not None}
     files.write_bytes(place, tomli_w.dumps(plain).encode())  # last: with it, the folder is a site
     return SitePolicy.read(place)
@@ -128,20 +122,6 @@ def connection(folder: Path) -> tuple[str, list[str]]:
         raise ValueError(f"others than its owner can read {key}; chmod 600 {key}")
     options = ["--superlink", address, "--root-certificates", str(authority)]
     return address, [*options, "--auth-supernode-private-key", str(key)]
-
-
-def _remove_unused(ledger: Path) -> None:
-    """Remove a ledger without any release, or what a crash left of one while it was made; another stays."""
-    key, lines, head = (ledger / name for name in (charges.KEY, charges.LINES, charges.HEAD))
-    if lines.exists() and lines.stat().st_size:
-        return
-    if head.exists() and head.stat().st_size:
-        try:
-            read_charges(ledger)
-        except files.Damaged:
-            return
-    for place in (head, lines, key):  # in this order, as what a crash leaves of them is without a release too
-        place.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

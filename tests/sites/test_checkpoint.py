@@ -1,0 +1,178 @@
+"""A checkpoint of a site's journal: it forgets lines, and no cost and no count that decides what comes next."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from releases import entry
+
+from fedstill.privacy import accounting
+from fedstill.privacy.ledger import BudgetExceeded, Charge, Part
+from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded
+from fedstill.sites.site import checkpoint, site_journal
+from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges, standing
+from fedstill.sites.site.checkpoint import MOST_KINDS, Checkpoint, Past, Standing, compact
+from fedstill.sites.site.log import verify
+from fedstill.sites.site.site_journal import SiteJournal
+
+DELTA, COUNT = 1e-5, 8
+EVENTS = st.one_of(
+    st.builds(Gaussian, noise_multiplier=st.floats(0.5, 1e6), count=st.integers(1, 1000)),
+    st.builds(Gaussian, noise_multiplier=st.floats(0.5, 1e6), sampling=st.floats(1e-4, 1.0), count=st.integers(1, 99)),
+    st.builds(Pure, epsilon=st.floats(1e-9, 3.0)),
+)
+FIRSTS = (Gaussian(noise_multiplier=3.0), Gaussian(noise_multiplier=2.0, sampling=0.1), Pure(epsilon=0.1))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    site_journal.create(tmp_path / "state")
+    return tmp_path / "state"
+
+
+def samples(events: Iterable[Event]) -> bool:
+    return any(isinstance(event, Gaussian) and event.sampling < 1 for event in events)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(EVENTS, min_size=1, max_size=40), most=st.sampled_from([0, 1, 3, MOST_KINDS]))
+def test_no_filter_adds_up_less_for_the_few_kinds(events: list[Event], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "MOST_KINDS", most)
+        few = compact(Counter(events))
+        again = compact(few + compact(Counter()))
+    for first in FIRSTS:
+        own = accounting.used(events, first, 2.0, DELTA)
+        for costs in (few, again):
+            if samples(few) == samples(events):  # else samples count as whole, for which there is one more filter
+                assert accounting.used(costs, first, 2.0, DELTA).share >= own.share * (1 - 1e-9)
+                assert not accounting.admits(costs, first, 2.0, DELTA) or accounting.admits(events, first, 2.0, DELTA)
+            renyi = accounting.rdp_filter(2.0, DELTA, first)
+            assert renyi.share(costs) >= renyi.share(events) * (1 - 1e-9)
+    if most == MOST_KINDS:  # nothing is rounded
+        assert accounting.used(few, FIRSTS[0], 2.0, DELTA).share == pytest.approx(
+            accounting.used(events, FIRSTS[0], 2.0, DELTA).share, rel=1e-9
+        )
+
+
+def test_the_kinds_have_a_bound_whatever_a_server_asks_for() -> None:
+    sampled = [Gaussian(noise_multiplier=1 + i / 7, sampling=1 / (2 + i % 97), count=1 + i % 11) for i in range(20_000)]
+    pure = [Pure(epsilon=10 ** (-9 + i / 1000)) for i in range(9000)]
+    few = compact(Counter([*sampled, *pure]))
+    assert len(few) <= MOST_KINDS + 1
+    with pytest.raises(ValueError, match="finite number"):
+        Pure(epsilon=float("inf"))
+    assert compact(Counter([Unbounded(reason="none")])) == Counter([Unbounded(reason="none")])
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    label = entry(Pure(epsilon=0.25), unit="label").model_copy(update={"records": part({0, 3})})
+    past = Past().after([entry(Gaussian(noise_multiplier=0.3, count=10**9)), entry(Pure(epsilon=0.1)), label])
+    before = Checkpoint(past=past, first=FIRSTS[1], asked={7: {"spec": "a", "process": 3}})  # type: ignore[dict-item]
+    assert Checkpoint.model_validate_json(before.model_dump_json()) == before
+
+
+def part(positions: set[int], data: bytes = bytes(32)) -> bytes:
+    return Part("a part", torch.tensor(sorted(positions))).records(COUNT, data)
+
+
+def spent_by(charges: list[tuple[float, set[int] | None, bool]], data: bool) -> list[float]:
+    """For each record of one of two data sets, the epsilon of its label; parts of the other data count whole."""
+    spent = [0.0] * COUNT
+    for epsilon, positions, other in charges:
+        spent = [
+            cost + epsilon * (positions is None or other != data or i in positions) for i, cost in enumerate(spent)
+        ]
+    return spent
+
+
+CHARGES = st.lists(
+    st.tuples(
+        st.sampled_from([0.05, 0.25, 0.5]), st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), st.booleans()
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(charges=CHARGES, cuts=st.sets(st.integers(0, 12), max_size=3))
+def test_parts_count_no_less_after_checkpoints_and_as_much_without(
+    charges: list[tuple[float, set[int] | None, bool]], cuts: set[int]
+) -> None:
+    site = Standing()
+    for number, (epsilon, positions, other) in enumerate(charges, 1):
+        if number in cuts:
+            site = Standing(Checkpoint.model_validate_json(site.checkpoint(0.0).model_dump_json()))
+        records = None if positions is None else part(positions, bytes([other]) * 32)
+        label = entry(Pure(epsilon=epsilon), unit="label").model_copy(update={"records": records})
+        site.recent.append(checkpoint.ChargeLine(number, "run", label, "", ""))
+    if not charges:
+        return
+    entries = [charge.entry for charge in site.recent]
+    use = standing(entries, FIRSTS[2], 50.0, 1e-300, site.at.past)["label"]
+    datas = {other for _, positions, other in charges if positions is not None} or {False}
+    most = max(max(spent_by(charges, data)) for data in datas)
+    assert use.epsilon >= most - 1e-9
+    if not cuts & set(range(2, len(charges) + 1)):
+        assert use.epsilon == pytest.approx(most)
+
+
+def ledger(state: Path, run: str = "run", **limits: Any) -> Any:
+    return open_site_ledger(state, run, Limits(DELTA, 2.0, public_images=True, **limits))
+
+
+@pytest.mark.parametrize("size", [1, 3000, 10**9])
+def test_a_budget_and_a_run_know_what_earlier_files_have(
+    size: int, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_journal, "_LARGEST", size)
+    charged = 0
+    with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, including earlier runs"):
+        for index in range(100):
+            noise = Gaussian(noise_multiplier=8.0 + index % 5)
+            ledger(state, f"run {index % 3}").charge(entry(noise, index=index))
+            charged += 1
+    assert charged == 23  # as many as without a checkpoint
+    assert (len(list(state.glob("journal-*.jsonl"))) > 0) is (size < 10**9)
+    for run in range(3):
+        assert [one.index for one in ledger(state, f"run {run}").entries] == list(range(run, 23, 3))
+    assert [charge.number for charge in read_charges(state)] == [*range(1, 24)]
+    assert verify(state).problems == []
+
+
+def test_the_limit_of_a_run_holds_over_files(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    run = {"run_limit": (0.5, DELTA)}
+    first: Charge = entry(Gaussian(noise_multiplier=8.5))
+    ledger(state, "a", **run).charge(first)
+    ledger(state, "b", **run).charge(first)
+    with pytest.raises(BudgetExceeded, match="budget of 0.5 at delta 1e-05; it would come to"):
+        ledger(state, "a", **run).charge(first.model_copy(update={"index": 1}))
+
+
+def test_an_object_that_saw_the_last_file_notices_an_older_copy_after_others_went_on(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from fedstill.base import files
+
+    monkeypatch.setattr(site_journal, "_LARGEST", 2000)
+    for index in range(5):
+        ledger(state).charge(entry(Gaussian(noise_multiplier=50.0), index=index))
+    copy = shutil.copytree(state, tmp_path / "copy")
+    site = SiteJournal(state)
+    ledger(state).charge(entry(Gaussian(noise_multiplier=50.0), index=5))
+    assert site.standing().at.charges == 6
+    for index in range(6, 20):
+        ledger(state).charge(entry(Gaussian(noise_multiplier=50.0), index=index))
+    assert site.standing().at.charges == 20  # over several files that it had not seen
+    shutil.rmtree(state)
+    shutil.copytree(copy, state)
+    with pytest.raises(files.Damaged, match="was replaced by another copy"):
+        site.standing()

@@ -1,0 +1,120 @@
+"""A site of format 2, with a ledger, a log and files of counts, becomes one with a journal; no charge is lost."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from releases import entry
+
+from fedstill.base import files
+from fedstill.privacy.ledger import BudgetExceeded, Charge
+from fedstill.privacy.releases import Gaussian, Pure
+from fedstill.sites.site import log, site_journal, takeover
+from fedstill.sites.site.chain import Chain
+from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
+from fedstill.sites.site.site_journal import SiteJournal
+
+RUNS = ("a" * 32 + "-0123456789abcdef", "b" * 32 + "-0123456789abcdef")
+TIME = "2026-01-01T00:00:00+00:00"
+RECORDS = bytes(16) + (8).to_bytes(8, "big") + b"\xf0"
+
+
+def write_chain(folder: Path, name: str, lines: list[dict[str, Any]]) -> None:
+    chain = Chain(folder, name, "")
+    chain.create()
+    chain.synchronise()
+    for line in lines:
+        chain.append(line)
+
+
+def old_charges() -> list[Charge]:
+    label = entry(Pure(epsilon=0.5), unit="label", part="p").model_copy(update={"records": RECORDS})
+    return [entry(Gaussian(noise_multiplier=9.0)), label, entry(Gaussian(noise_multiplier=7.0), index=1)]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """What fedstill wrote in format 2."""
+    state = tmp_path / "state"
+    lines = []
+    for number, charge in enumerate(old_charges()):
+        facts = {"run": RUNS[number % 2], "time": TIME, "entry": charge.model_dump(mode="json")}
+        more = {} if charge.records is None else {"records": base64.b64encode(charge.records).decode()}
+        lines.append({**facts, **more})
+    write_chain(state / "ledger", "ledger", lines)
+    write_chain(state, "log", [{"n": 1, "time": TIME, "what": "started", "detail": ""}])
+    (state / "format.json").write_text('{"version": 2, "chained": true}')
+    (state / "life.json").write_text('{"begun": 9, "ended": 7}')
+    (state / "refusals.json").write_text('{"day": "2026-01-01", "count": 3}')
+    (state / "runs.jsonl").write_text("".join(json.dumps({"time": 100.0, "run": run}) + "\n" for run in RUNS))
+    for run, whats in zip(RUNS, (["asked", "ended", "asked"], ["asked", "ended"]), strict=True):
+        (state / "runs" / run).mkdir(parents=True)
+        (state / "runs" / run / "spec.json").write_text("spec")
+        asked = "".join(json.dumps({"time": 101.0, "what": what}) + "\n" for what in whats)
+        (state / "runs" / run / "questions.jsonl").write_text(asked)
+    return state
+
+
+def test_every_charge_and_count_is_taken_over(state: Path) -> None:
+    charges = read_charges(state)
+    assert [charge.entry for charge in charges] == old_charges()
+    assert [(charge.number, charge.run) for charge in charges] == [(1, RUNS[0]), (2, RUNS[1]), (3, RUNS[0])]
+    assert charges[1].entry.records == RECORDS and charges[1].time == TIME
+    at = SiteJournal(state).standing().at
+    assert (at.accepted, at.ended, at.failed, at.charges) == (9, 7, 2, 3)
+    assert [(at.runs[run].accepted, at.runs[run].failed) for run in RUNS] == [(2, 1), (1, 0)]
+    assert len(open_site_ledger(state, RUNS[0], Limits(1e-5, 5.0, public_images=True)).entries) == 2
+    assert log.verify(state).is_whole
+    aside = state / takeover.ASIDE
+    kept = {str(place.relative_to(aside)) for place in aside.rglob("*") if place.is_file()}
+    assert {*log.read(state)[0]["files"]} == kept and "ledger/ledger.jsonl" in kept
+    assert not (state / "life.json").exists() and (state / "runs" / RUNS[0] / "spec.json").exists()
+
+
+def test_its_budget_goes_on(state: Path) -> None:
+    big = entry(Gaussian(noise_multiplier=3.0), index=5)
+    limits = Limits(1e-5, 1.5, public_images=True)
+    with pytest.raises(BudgetExceeded):
+        open_site_ledger(state, "new", limits).charge(big)
+    assert len(read_charges(state)) == 3
+    site_journal.create(state.parent / "new")
+    open_site_ledger(state.parent / "new", "new", limits).charge(big)  # fits a budget of which nothing was spent
+
+
+@pytest.mark.parametrize("what", ["ledger/ledger.jsonl", "ledger/ledger.head", "log.jsonl", "life.json"])
+def test_a_damaged_site_is_taken_over_by_nobody(what: str, state: Path) -> None:
+    place = state / what
+    place.write_bytes(place.read_bytes()[:-9])
+    for _ in range(2):
+        with pytest.raises((files.Damaged, ValueError)):
+            SiteJournal(state).standing()
+        assert json.loads((state / "format.json").read_text())["version"] == 2
+
+
+@pytest.mark.parametrize("moment", range(1, 12))
+def test_a_crash_at_any_moment_loses_nothing(moment: int, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[int]()
+
+    def kill(place: Path, aside: Path) -> None:
+        replace(place, aside)
+        calls.append(1)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+
+    replace = takeover.os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(takeover.os, "replace", kill)  # of the head of each line, of the format, of the files put aside
+        with pytest.raises(KeyboardInterrupt):
+            read_charges(state)
+    assert [charge.entry for charge in read_charges(state)] == old_charges()
+    assert SiteJournal(state).standing().at.failed == 2
+
+
+def test_a_state_without_a_ledger_of_a_helper_is_taken_over(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    write_chain(state, "log", [{"n": 1, "time": TIME, "what": "started", "detail": ""}])
+    (state / "format.json").write_text('{"version": 2, "chained": true}')
+    assert read_charges(state) == []
+    assert site_journal.append(state, {"time": TIME, "what": "started", "detail": ""}) == 2
