@@ -1,9 +1,11 @@
-"""Measure a site's ledger and log after two years: seconds of CPU to check a budget and to charge, and megabytes.
+"""Measure a site's journal after years: seconds of CPU of a question's charge, and megabytes.
 
-python benchmarks/site_ledger.py --releases 10000 --out benchmarks/results/site-ledger.json
+    python benchmarks/site_ledger.py --releases 10 10000 100000 --out benchmarks/results/site-ledger.json
+    python benchmarks/site_ledger.py --quick                 # 10 and 2,000 releases, half a minute
 
-Each figure is the fastest of some repetitions, in CPU seconds of this process, without waiting for the disk; "question"
-is what a question costs in all: open the ledger as a new process does, charge one release, log it.
+Each figure is the fastest of some repetitions, in CPU seconds of this process, without waiting for the disk. "question"
+is what a question costs in all: open the journal as a new process does, write the lines asked and accepted, charge one
+release, write its outcome.
 """
 
 import argparse
@@ -12,28 +14,20 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedstill.base import files
-from fedstill.privacy.ledger import Charge, Ledger, Part
+from fedstill.privacy.ledger import Charge, Part
 from fedstill.privacy.releases import Event, Gaussian, Pure
-from fedstill.sites.site import log
-from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.charges import (
-    ChargeLine,
-    Limits,
-    SiteStore,
-    create_ledger,
-    open_site_ledger,
-    read_charges,
-    standing,
-)
+from fedstill.runs.environment import now
+from fedstill.sites.site import log, site_journal
+from fedstill.sites.site.charges import Limits, SiteStore, costs_of, open_site_ledger, read_charges
+from fedstill.sites.site.site_journal import SiteJournal
 
-BUDGET, DELTA, RUNS = 8.0, 1e-5, 100
+BUDGET, DELTA, RUN_LENGTH = 8.0, 1e-5, 100
 RECORDS = 5000
 THEOREM = (
     "one record adds a loss of slope at most 1.414 to a 25-strongly convex objective and so moves its minimiser, the "
@@ -41,59 +35,69 @@ THEOREM = (
     "Gaussian mechanism (Balle, Wang 2018, theorem 8)"
 )
 KINDS: dict[str, Callable[[int], Event]] = {
-    "one noise": lambda i: Gaussian(noise_multiplier=1000.0),
-    "noise of its own each time": lambda i: Gaussian(noise_multiplier=1000.0 + i / 100),
-    "noise on samples": lambda i: Gaussian(noise_multiplier=40.0 + i % 50, sampling=0.01, count=10),
-    "labels": lambda i: Pure(epsilon=1e-4),
-    "labels of parts": lambda i: Pure(epsilon=1e-3),
+    "one noise": lambda i: Gaussian(noise_multiplier=1e4),
+    "noise of its own each time": lambda i: Gaussian(noise_multiplier=1e4 + i / 100),
+    "noise on samples": lambda i: Gaussian(noise_multiplier=400.0 + i % 50, sampling=0.01, count=10),
+    "another noise on samples each time": lambda i: Gaussian(noise_multiplier=400.0 + i / 100, sampling=0.01, count=10),
+    "labels": lambda i: Pure(epsilon=1e-5),
+    "labels of parts": lambda i: Pure(epsilon=1e-4),
 }
+LIMITS = Limits(DELTA, BUDGET, public_images=True)
 
 
 def release(kind: str, i: int) -> Charge:
     unit: Any = "label" if kind.startswith("labels") else "record"
-    facts = {"exchange": i % 100, "step": "train_head", "index": 0, "mechanism": "LogisticHead", "theorem": THEOREM}
-    return Charge(event=KINDS[kind](i), unit=unit, part="part" if "parts" in kind else None, **facts)
+    facts = {"exchange": i % RUN_LENGTH, "step": "train_head", "index": 0, "mechanism": "LogisticHead"}
+    part = "part" if "parts" in kind else None
+    return Charge(event=KINDS[kind](i), unit=unit, part=part, theorem=THEOREM, **facts)
 
 
 def records(kind: str, i: int) -> bytes | None:
     """Ten parts of the records, split anew in each run."""
     if "parts" not in kind:
         return None
-    order = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(i // (10 * RUNS)))
+    order = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(i // 10))
     return Part("part", order[i % 10 :: 10]).records(RECORDS, bytes(32))
 
 
-def opened(folder: Path, charged: Callable[[ChargeLine, SiteStore], None] | None = None) -> Ledger:
-    return open_site_ledger(folder, "a new run", Limits(DELTA, BUDGET, public_images=True), charged=charged)
+def facts_of(i: int) -> dict[str, Any]:
+    """What each line of a question has."""
+    digest, run = "0" * 64, f"{i // RUN_LENGTH:032x}-0123456789abcdef"
+    facts = {"run": run, "request": f"{i:064x}", "bytes": 10**6, "spec": digest, "process": 1, "policy": digest[:16]}
+    return facts | {"method": "fedavg-p", "model": "scattering", "step": "train_head", "exchange": i % RUN_LENGTH}
 
 
-def build(state: Path, kind: str, number: int, *, logged: bool) -> None:
-    """Write the releases of two years, and if ``logged`` the log's three lines for each."""
-    create_ledger(state / "ledger")
-    store = SiteStore(state / "ledger", "")
-    store.read()
-    lines = Chain(state, "log", "")
-    log.check_format(state)
-    lines.create()
-    lines.synchronise()
-    digest, n = "0" * 64, 0
+def ask(state: Path, kind: str, i: int) -> None:
+    """One question, from its arrival to its reply."""
+    line = {"time": now(), **facts_of(i), "simulated_noise": False, "detail": ""}
+    line["question"] = site_journal.append(state, {"what": "asked", **line, "settings": "x" * 300})
+    journal = SiteJournal(state)
+    with journal.lock:
+        journal.standing()
+        journal.append({"what": "accepted", **line, "at": time.time()})
+
+    def costs(charge: Charge, store: SiteStore) -> dict[str, Any]:
+        return {**line, **costs_of(charge, store, LIMITS)}
+
+    open_site_ledger(state, line["run"], LIMITS, costs).charge(release(kind, i), records(kind, i))
+    sent = {"reply": "0" * 64, "reply_bytes": 10**4, "charges": [i + 1], "fields": {"head": "released"}}
+    site_journal.append(state, {"what": "answered", **line, **sent})
+
+
+def build(state: Path, kind: str, number: int) -> None:
+    """Write the questions of years, without the check of the budget before each."""
+    site_journal.create(state)
+    journal = SiteJournal(state)
     for i in range(number):
-        store._run = f"{i * RUNS // number:032x}-0123456789abcdef"
-        facts = {"run": store._run, "request": f"{i:064x}", "bytes": 10**6, "spec": digest, "process": 1}
-        facts |= {"policy": digest[:16], "method": "fedavg-p", "model": "scattering", "settings": "x" * 300}
-        facts |= {"simulated_noise": False, "step": "train_head", "exchange": i % 100}
-        charge: list[ChargeLine] = []
-        store._charged = lambda new, _: charge.append(new)  # noqa: B023
-        with store.lock():
-            store.append(release(kind, i).model_copy(update={"records": records(kind, i)}))
-        if not logged:
-            continue
-        paid = {"ledger": charge[0].number, "ledger_mac": charge[0].mac, "unit": "record", "epsilon": 0.01}
-        sent = {"reply": digest, "reply_bytes": 10**4, "charges": [i + 1], "fields": {"head": "released"}}
-        with lines.lock:
-            for what, more in (("asked", {}), ("charged", paid), ("answered", sent)):
-                n += 1
-                lines.append({"n": n, "time": "2026-01-01T00:00:00+0000", "what": what, **facts, **more, "detail": ""})
+        line = {"time": now(), **facts_of(i), "simulated_noise": False, "detail": ""}
+        entry, own = release(kind, i), records(kind, i)
+        line["question"] = journal.append({"what": "asked", **line, "settings": "x" * 300})
+        journal.append({"what": "accepted", **line, "at": time.time()})
+        store = SiteStore(state, line["run"], lambda *_: line)  # noqa: B023
+        store._journal, store._size = journal, i
+        store.append(entry.model_copy(update={"records": own}))
+        sent = {"reply": f"{i:064x}", "reply_bytes": 10**4, "charges": [i + 1], "fields": {"head": "released"}}
+        journal.append({"what": "answered", **line, **sent})
 
 
 def seconds(function: Callable[[], object], times: int = 3) -> float:
@@ -105,53 +109,50 @@ def seconds(function: Callable[[], object], times: int = 3) -> float:
     return round(min(each), 3)
 
 
-def measure(kind: str, number: int, *, logged: bool) -> dict[str, Any]:
+def measure(kind: str, number: int, *, verified: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         state = Path(place) / "state"
-        build(state, kind, number, logged=logged)
-        ledger, new = opened(state / "ledger"), release(kind, number)
-        store: Any = ledger._store
-        entries = list(chain(*store.runs.values()))
-
-        def question() -> None:
-            def charged(charge: ChargeLine, store: SiteStore) -> None:
-                every = list(chain(*store.runs.values()))
-                standing(every, every[0].event, BUDGET, DELTA)
-                log.append(state, {"what": "started", "ledger": charge.number, "detail": ""})
-
-            opened(state / "ledger", charged).charge(new, records(kind, number))
-
+        build(state, kind, number)
+        counter = iter(range(number, 10**9))
         found = {
             "releases": number,
-            "megabytes_ledger": round((state / "ledger" / "ledger.jsonl").stat().st_size / 1e6, 2),
-            "open": seconds(lambda: opened(state / "ledger")),
-            "check_budget": seconds(lambda: ledger._rule(ledger.entries, new)),
-            "standing": seconds(lambda: standing(entries, entries[0].event, BUDGET, DELTA)),
-            "charge": seconds(lambda: ledger.charge(new, records(kind, number))),
-            "question": seconds(question),
-            "log_a_line": seconds(lambda: log.append(state, {"what": "started", "detail": ""})),
-            "read_all_charges": seconds(lambda: read_charges(state / "ledger")),
+            "megabytes": round(sum(part.stat().st_size for part in state.glob("journal*.jsonl")) / 1e6, 2),
+            "question": seconds(lambda: ask(state, kind, next(counter)), 5),
+            "refusal": seconds(lambda: log.is_full(_policy(state))),
         }
-        if logged:
-            megabytes = round(sum(place.stat().st_size for place in state.glob("log*.jsonl")) / 1e6, 2)
-            found |= {"megabytes_log": megabytes, "verify": seconds(lambda: log.verify(state), 1)}
+        if verified:
+            found |= {
+                "read_all_charges": seconds(lambda: read_charges(state), 1),
+                "verify": seconds(lambda: log.verify(state), 1),
+            }
+            assert log.verify(state).is_whole
         return found
 
 
+def _policy(state: Path) -> Any:
+    from fedstill.sites.site.policy import SitePolicy
+
+    return SitePolicy(client=0, data=state, state=state, methods=())
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--releases", type=int, default=10_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--releases", type=int, nargs="*", default=[10, 10_000])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--quick", action="store_true", help="10 and 2,000 releases of each kind")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    numbers = [10, 2000] if options.quick else options.releases
     os.fsync = lambda _: None  # CPU seconds are measured, and the disk is not ours alone
-    found = {}
+    found: dict[str, Any] = {}
     for kind in options.kinds:
-        found[kind] = measure(kind, options.releases, logged=kind == "one noise")  # the log is the same for all
-        print(kind, found[kind], flush=True)
-        if options.out:
-            facts = {"python": platform.python_version(), "processor": platform.machine(), "unit": "CPU seconds"}
-            files.write_json(options.out, {**facts, "kinds": found})
+        for number in numbers:
+            found.setdefault(kind, []).append(measure(kind, number, verified=kind == options.kinds[0]))
+            print(kind, found[kind][-1], flush=True)
+            if options.out:
+                facts = {"python": platform.python_version(), "processor": platform.machine(), "unit": "CPU seconds"}
+                command = f"python benchmarks/site_ledger.py --releases {' '.join(map(str, numbers))}"
+                files.write_json(options.out, {**facts, "command": command, "date": now()[:10], "kinds": found})
 
 
 if __name__ == "__main__":

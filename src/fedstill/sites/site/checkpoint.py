@@ -235,7 +235,7 @@ class Checkpoint(BaseModel):
 
 @dataclass
 class Standing:
-    """A checkpoint, and the releases after it, up to some line.
+    """What the lines up to one mean: the last checkpoint, continued, and the releases after it.
 
     Attributes:
         at: what the lines up to now mean; its ``past`` lacks ``recent``.
@@ -262,6 +262,8 @@ class Standing:
             self._charge(number, line, mac)
         elif what in OUTCOMES:
             self._end(line)
+        elif what == "checkpoint":
+            self.at, self.recent = Checkpoint(**line["at"]), []
         elif what == "begun" and "counts" in line:
             counts = line["counts"]
             at.accepted, at.ended = counts["accepted"], counts["ended"]

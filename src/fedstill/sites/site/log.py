@@ -134,12 +134,11 @@ def verify(state: Path) -> Verdict:
 
 
 def _compare(standing: Standing, said: Checkpoint) -> None:
-    """Compare a checkpoint with the lines before it, and go on from it; it may have forgotten runs."""
+    """Compare a checkpoint with the lines before it; it may have forgotten runs."""
     own = standing.checkpoint(0.0)
     runs = {run: counts for run, counts in own.runs.items() if run in said.runs}
     if said.model_dump(mode="json") != own.model_copy(update={"runs": runs}).model_dump(mode="json"):
         raise ValueError("the checkpoint says something else than the lines before it")
-    standing.at, standing.recent = said, []
 
 
 def unfinished(lines: Sequence[Line]) -> list[Line]:

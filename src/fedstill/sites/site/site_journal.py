@@ -45,7 +45,7 @@ from fedstill.base import files
 from fedstill.runs.environment import now
 from fedstill.sites.seals import number_of
 from fedstill.sites.site.chain import Chain, Line
-from fedstill.sites.site.checkpoint import ChargeLine, Checkpoint, Standing, read_charge
+from fedstill.sites.site.checkpoint import ChargeLine, Standing, read_charge
 
 T = TypeVar("T")
 NAME = "journal"
@@ -105,10 +105,7 @@ class SiteJournal:
         """
         check(self._state)
         if self._standing is None:
-            lines = self._since_checkpoint()
-            standing = Standing()
-            if lines and _is_checkpoint(lines[0]):
-                standing = Standing(_read(lambda: Checkpoint(**json.loads(lines[0].text)["at"]), self._state))
+            lines, standing = self._since_checkpoint(), Standing()
             self._lines = lines[0].number - 1 if lines else 0
         else:
             lines, standing = self._chain.read(self._lines), self._standing
