@@ -37,8 +37,8 @@ from fedstill.engines.flower.supernode import BoundedClient, Budget
 from fedstill.engines.run_spec import RunSpec
 from fedstill.methods import find
 from fedstill.protocol import wire
-from fedstill.sites.site import launcher, setup
-from fedstill.sites.site.charges import SiteStore
+from fedstill.sites.site import launcher, log, setup
+from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
 
 SECONDS, GIGABYTES, QUESTIONS = 20.0, 6.0, 3
@@ -181,11 +181,9 @@ def ask(policy: SitePolicy, questions: list[Question]) -> Told:
             seconds.append(time.monotonic() - began)
         most = max(most, *memory.seen)
         process.join()
-    ledger = SiteStore(policy.ledger, "")
-    ledger.read()
-    place = policy.state / "log.jsonl"
-    line = json.loads(place.read_text().splitlines()[-1]) if place.exists() else {"what": "no line", "detail": ""}
-    return Told(replies, seconds, most, ledger.size, f"{line['what']}: {line['detail']}"[:200])
+    lines = log.read(policy.state)
+    line = lines[-1] if lines else {"what": "no line", "detail": ""}
+    return Told(replies, seconds, most, len(read_charges(policy.state)), f"{line['what']}: {line['detail']}"[:200])
 
 
 def serve(policy: SitePolicy, pipe: Connection) -> None:

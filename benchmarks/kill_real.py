@@ -13,7 +13,7 @@ left alone.
 
 After each run: `verify` finds nothing wrong at any site; a witness in the launcher (tests/support/witness.py), which
 notes each reply before it is sent, saw no two releases for one question, and nothing that the log lacks; at each kill
-the ledgers were copied, and each copy is the beginning of the ledger now; each charge of the run is in the server's
+the sites' journals were copied, and each copy is the beginning of the journal now; each charge of the run is in the server's
 list of releases; ``private``: the server's part, repeated from the journal, gives the same weights. At the end no
 process of the deployment is left.
 
@@ -145,9 +145,9 @@ class Study:
             self._walk(child, own.role, own.name, now)
 
     def kill(self, pid: int) -> None:
-        """Kill a process, and copy the ledgers."""
+        """Kill a process, and copy the sites' journals."""
         os.kill(pid, signal.SIGKILL)
-        self.copies += [(file, _lines(file)) for file in (state / "ledger" / "ledger.jsonl" for state in self.states)]
+        self.copies += [(state, _journal(state)) for state in self.states]
 
     def attempt(self, name: str, aims: list[Aim]) -> tuple[int, list[str], float]:
         """One `server run`: its exit code, the kills that happened, and its seconds."""
@@ -227,6 +227,11 @@ def _kind(pid: int, parent: Seen, program: str) -> tuple[str, str] | None:
     return None
 
 
+def _journal(state: Path) -> bytes:
+    """The whole lines of a site's journal."""
+    return b"".join(map(_lines, [*sorted(state.glob("journal-*.jsonl")), state / "journal.jsonl"]))
+
+
 def _lines(file: Path) -> bytes:
     """The whole lines of a file."""
     content = file.read_bytes()
@@ -272,7 +277,7 @@ def write(here: Loopback, name: str, study: str) -> None:
 
 
 def check(study: Study, name: str, kind: str) -> dict[str, Any]:
-    """Compare what left the sites with their logs and ledgers, and with the server's journal."""
+    """Compare what left the sites with their journals, and with the server's journal."""
     out = study.here.folder / "runs" / name
     told = Journal(out / "journal").releases()
     own = json.loads((out / "config.json").read_text())["run"]
@@ -280,7 +285,7 @@ def check(study: Study, name: str, kind: str) -> dict[str, Any]:
     for client, state in enumerate(study.states):
         verdict = log.verify(state)
         assert verdict.is_whole, f"site {client}: {verdict.problems}"
-        every = read_charges(state / "ledger")
+        every = read_charges(state)
         lines = log.read(state)
         run_of = {line["reply"]: line["run"] for line in lines if line["what"] == "answered"}
         seen: dict[str, set[str]] = {}

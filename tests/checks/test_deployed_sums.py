@@ -56,5 +56,5 @@ def test_three_sites_and_a_trustee_open_a_total_and_go_on_without_a_helper(tmp_p
         assert here.finish(second, 900.0) == "finished:completed", here.output(second)
         summary = json.loads((here.folder / "runs/second/summary.json").read_text())
         assert summary["sums"][0]["clients"] == CLIENTS, "three helpers of four are a quorum"
-        ledgers = [here.folder / f"site-{client}" / "state" / "ledger" for client in range(CLIENTS)]
-        assert [len(read_charges(ledger)) for ledger in ledgers] == [2] * CLIENTS
+        states = [here.folder / f"site-{client}" / "state" for client in range(CLIENTS)]
+        assert [len(read_charges(state)) for state in states] == [2] * CLIENTS

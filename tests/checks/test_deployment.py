@@ -340,8 +340,8 @@ def test_a_server_that_asks_above_the_sites_budget_gets_nothing(everyone: Loopba
     assert not list((here.folder / "runs" / name / "journal").glob("*/*.reply"))
     for state in states:
         assert charges(state) == 0
-        asked, refused = lines_of(state / "journal.jsonl")
-        assert (asked["what"], refused["what"]) == ("asked", "refused")
+        asked, accepted, refused = lines_of(state / "journal.jsonl")
+        assert [line["what"] for line in (asked, accepted, refused)] == ["asked", "accepted", "refused"]
         assert "budget of 1.3" in refused["detail"]
         assert not list(state.glob("runs/**/*.given"))
 
