@@ -13,9 +13,9 @@ left alone.
 
 After each run: `verify` finds nothing wrong at any site; a witness in the launcher (tests/support/witness.py), which
 notes each reply before it is sent, saw no two releases for one question, and nothing that the log lacks; at each kill
-the sites' journals were copied, and each copy is the beginning of the journal now; each charge of the run is in the server's
-list of releases; ``private``: the server's part, repeated from the journal, gives the same weights. At the end no
-process of the deployment is left.
+the sites' journals were copied, and each copy is the beginning of the journal now; each charge of the run is in the
+server's list of releases; ``private``: the server's part, repeated from its journal, gives the same weights. At the end
+no process of the deployment is left.
 
 Usage: python benchmarks/kill_real.py [--kills 20]; a second start continues (benchmarks/results/kill-real.json).
 """
@@ -303,8 +303,8 @@ def check(study: Study, name: str, kind: str) -> dict[str, Any]:
             assert len(told.get(client, [])) == charges[-1], f"client {client}: the server knows {told}"
         else:
             assert charges[-1] == 0
-    for file, before in study.copies:
-        assert file.read_bytes().startswith(before), f"{file} lost a charge that it had"
+    for state, before in study.copies:
+        assert _journal(state).startswith(before), f"{state} lost a line that it had"
     weights = stand_in.weights_of(out)
     if kind == "private":
         assert weights == stand_in.again(out, study.here.folder / "again" / name)
