@@ -9,11 +9,14 @@ release, write its outcome.
 """
 
 import argparse
+import base64
+import json
 import os
 import platform
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,9 @@ from fedstill.privacy.ledger import Charge, Part
 from fedstill.privacy.releases import Event, Gaussian, Pure
 from fedstill.runs.environment import now
 from fedstill.sites.site import log, site_journal
+from fedstill.sites.site.chain import ChainEnd, signed
 from fedstill.sites.site.charges import Limits, SiteStore, costs_of, open_site_ledger, read_charges
+from fedstill.sites.site.checkpoint import Standing
 from fedstill.sites.site.site_journal import SiteJournal
 
 BUDGET, DELTA, RUN_LENGTH = 8.0, 1e-5, 100
@@ -84,20 +89,51 @@ def ask(state: Path, kind: str, i: int) -> None:
     site_journal.append(state, {"what": "answered", **line, **sent})
 
 
+class Writer:
+    """A journal written at once, as its processes would line by line."""
+
+    def __init__(self, state: Path) -> None:
+        site_journal.create(state)
+        self.state, self.key = state, (state / site_journal.KEY).read_bytes()
+        self.standing, self.end, self.lines = Standing(), ChainEnd(), list[bytes]()
+
+    def write(self, line: dict[str, Any]) -> int:
+        if self.end.size >= site_journal._LARGEST:
+            self._begin_file()
+        number = self.end.count + 1
+        facts = {"n": number, **line}
+        raw, mac = signed(self.key, self.end.last, json.dumps(facts, separators=(",", ":")).encode())
+        self.lines.append(raw + b"\n")
+        self.end = self.end.after(raw, mac)
+        self.standing.add(number, facts, mac)
+        return number
+
+    def _begin_file(self) -> None:
+        at = self.standing.checkpoint(time.time()).model_dump(mode="json")
+        self.close(f"journal-{self.end.count:09d}.jsonl")
+        self.end = replace(self.end, size=0, begun=self.end.count)
+        self.write({"time": now(), "what": "checkpoint", "at": at, "detail": ""})
+
+    def close(self, name: str = site_journal.LINES) -> None:
+        (self.state / name).write_bytes(b"".join(self.lines))
+        (self.state / site_journal.HEAD).write_bytes(self.end.encode(self.key))
+        self.lines = []
+
+
 def build(state: Path, kind: str, number: int) -> None:
     """Write the questions of years, without the check of the budget before each."""
-    site_journal.create(state)
-    journal = SiteJournal(state)
+    writer = Writer(state)
     for i in range(number):
         line = {"time": now(), **facts_of(i), "simulated_noise": False, "detail": ""}
-        entry, own = release(kind, i), records(kind, i)
-        line["question"] = journal.append({"what": "asked", **line, "settings": "x" * 300})
-        journal.append({"what": "accepted", **line, "at": time.time()})
-        store = SiteStore(state, line["run"], lambda *_: line)  # noqa: B023
-        store._journal, store._size = journal, i
-        store.append(entry.model_copy(update={"records": own}))
+        own = records(kind, i)
+        charge = {"charge": i + 1, "entry": release(kind, i).model_dump(mode="json"), "unit": "record", "epsilon": 0.01}
+        more = {} if own is None else {"records": base64.b64encode(own).decode()}
+        line["question"] = writer.write({"what": "asked", **line, "settings": "x" * 300})
+        writer.write({"what": "accepted", **line, "at": time.time()})
+        writer.write({"what": "charged", **line, **charge, **more})
         sent = {"reply": f"{i:064x}", "reply_bytes": 10**4, "charges": [i + 1], "fields": {"head": "released"}}
-        journal.append({"what": "answered", **line, **sent})
+        writer.write({"what": "answered", **line, **sent})
+    writer.close()
 
 
 def seconds(function: Callable[[], object], times: int = 3) -> float:

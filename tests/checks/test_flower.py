@@ -15,7 +15,8 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
 from census import Census  # noqa: E402
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.app.metadata import Metadata  # noqa: E402
 from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message  # noqa: E402
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects  # noqa: E402
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents  # noqa: E402
@@ -293,15 +294,52 @@ def test_a_client_that_is_met_in_the_last_moment_is_not_called_missing(caplog: p
     assert caplog.messages == []
 
 
-def test_a_site_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    versions = {1: "0.9", 2: fedstill.__version__, 3: LOUD}
+def test_a_site_of_a_newer_or_odd_version_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    versions = {1: "99.9.9", 2: fedstill.__version__, 3: LOUD}
     grid = Grid({node: content(b"mine", client=node - 1, version=said) for node, said in versions.items()})
     sites = apps.SiteTransport(grid, "terms", 4, wait=0.3)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "fedstill"):
         assert len(list(sites.exchange(b"what?", [0, 1, 2], lambda _: None))) == 3
     said = [message for message in caplog.messages if "runs fedstill" in message]
     assert len(said) == 2 and all(map(is_sentence, said))
-    assert f"client 0 runs fedstill 0.9, and this server {fedstill.__version__}: it refuses a run with" in "".join(said)
+    assert f"client 0 runs fedstill 99.9.9, and this server {fedstill.__version__}; upgrade" in "".join(said)
+
+
+def test_a_site_of_an_older_version_waits_until_it_is_upgraded(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid({1: content(b"mine", client=0, version="0.9.7"), 2: content(b"mine", client=1)})
+    sites = apps.SiteTransport(grid, "terms", 2, wait=0.3)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "fedstill"):
+        found = sorted(sites.exchange(b"what?", [0, 1], lambda _: None))
+    assert found == [Arrival(0, b"", "no site replies for it"), Arrival(1, b"mine", None)]
+    assert f"client 0 runs fedstill 0.9.7, older than this server's {fedstill.__version__}: it waits" in caplog.text
+    grid.behaviour = {1: content(b"mine", client=0, version=fedstill.__version__), 2: content(b"mine", client=1)}
+    assert sorted(sites.exchange(b"what?", [0, 1], lambda _: None)) == [Arrival(0, b"mine", None), found[1]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "older"),
+    [
+        ("1.0.0", "1.1.0", True),
+        ("1.9.0", "1.10.0", True),
+        ("1.9.0", "2.0.0", True),
+        ("1.0.0", "1.0.9", False),
+        ("1.1.0", "1.0.0", False),
+        ("1.0.0", "x.y", False),
+        ("1.0.0", "", False),
+    ],
+)
+def test_an_older_version_has_a_smaller_minor_number(one: str, other: str, older: bool) -> None:
+    assert apps.is_older(one, other) is older
+
+
+def test_a_node_tells_its_operator_of_a_newer_server() -> None:
+    told, kind = list[str](), f"query.{apps.HELLO}"
+    app = apps.client_app(lambda *_: 3, lambda *_: b"", older=told.append)
+    for version in ("99.0.0", fedstill.__version__):
+        hello = Message(content(b"", run=0, version=version), metadata=Metadata(7, "", 1, 5, "", "", 0.0, 60.0, kind))
+        reply = app(hello, Context(1, 1, {}, RecordDict(), {}))
+        assert reply.content.config_records["facts"]["client"] == 3
+    assert told == ["99.0.0"]
 
 
 def test_a_client_is_only_heard_from_the_node_that_is_its_own(caplog: pytest.LogCaptureFixture) -> None:

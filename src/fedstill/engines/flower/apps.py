@@ -49,6 +49,7 @@ def client_app(
     failed: Callable[[Exception], None] | None = None,
     max_bytes: int = MOST,
     seal: Seal | None = None,
+    older: Callable[[str], None] | None = None,
 ) -> ClientApp:
     """The app of a node.
 
@@ -58,6 +59,7 @@ def client_app(
         failed: is called with the reason if there was no answer.
         max_bytes: size of the largest request.
         seal: checks each request and signs each reply; None where nobody does.
+        older: is called with the version of a server that is newer, which does not ask this node until it is upgraded.
     """
     app = ClientApp()
 
@@ -68,6 +70,9 @@ def client_app(
         except Exception as error:  # the error text stays at the site
             log.error("this site is not set up: %s", error)
             return Message(content(b"", error="the site is not set up; see its log"), reply_to=message)
+        theirs = schema.clean(str(message.content.config_records["facts"].get("version", __version__)), 40)
+        if older is not None and is_older(__version__, theirs):
+            older(theirs)
         return Message(content(b"", client=client, version=__version__), reply_to=message)
 
     @app.query(ASK)
@@ -87,6 +92,15 @@ def client_app(
         return Message(content(reply, **({} if seal is None else seal.of(spec, request, reply))), reply_to=message)
 
     return app
+
+
+def is_older(one: str, other: str) -> bool:
+    """Whether a version is of an earlier minor version than another; not if one of them is no version."""
+    try:
+        numbers = [tuple(map(int, version.split(".")[:2])) for version in (one, other)]
+    except ValueError:
+        return False
+    return numbers[0] < numbers[1]
 
 
 def server_app(serve: Callable[[Callable[..., "SiteTransport"], Config], None]) -> ServerApp:
@@ -145,11 +159,14 @@ class SiteTransport(Transport):
         self._owners = None if nodes is None else {node: client for client, node in nodes.items()}
         self._nodes: dict[int, int] = {}
         self._met: set[int] = set()
+        self._older: dict[int, str] = {}  # nodes of an earlier version, which are not asked
         self._asked: dict[str, int] = {}  # also for a later request: the reply may come after all who were missing
         self._pulls = Pulls(grid)
 
     @override
     def exchange(self, request: bytes, clients: Sequence[int], sent: Callable[[int], None]) -> Iterator[Arrival]:
+        self._met -= self._older.keys()  # they may have been upgraded meanwhile
+        self._older.clear()
         self._find(clients)
         inner = GridTransport(
             self._grid,
@@ -170,7 +187,9 @@ class SiteTransport(Transport):
         while missing := [client for client in clients if client not in self._nodes]:
             new = [node for node in self._grid.get_node_ids() if node not in self._met and self._accepts(node)]
             self._met.update(new)
-            messages = [Message(content(b"", run=0), dst_node_id=node, message_type=f"query.{HELLO}") for node in new]
+            kind = f"query.{HELLO}"
+            hello = partial(content, b"", run=0, version=__version__)
+            messages = [Message(hello(), dst_node_id=node, message_type=kind) for node in new]
             pushed = list(self._grid.push_messages(messages)) if messages else []
             self._asked |= dict(zip(pushed, new, strict=True))
             for reply in self._pulls.pull(list(self._asked)):
@@ -200,12 +219,17 @@ class SiteTransport(Transport):
             )
         elif number in self._nodes:
             log.warning("a second node that claims to be client %d is ignored", number)
+        elif is_older(version := schema.clean(str(facts.get("version", __version__)), 40), __version__):
+            self._older[node] = version
+            log.warning(
+                "client %d runs fedstill %s, older than this server's %s: it waits for its upgrade; the run goes on "
+                "without it",
+                *(number, version, __version__),
+            )
         else:
             self._nodes[number] = node
-            version = schema.clean(str(facts.get("version", __version__)), 40)
             if version != __version__:
                 log.warning(
-                    "client %d runs fedstill %s, and this server %s: it refuses a run with settings that it does not "
-                    "know; upgrade the older one",
+                    "client %d runs fedstill %s, and this server %s; upgrade the older one",
                     *(number, version, __version__),
                 )

@@ -119,7 +119,7 @@ def reply(place: Path, state: Path, parent: int, address: str, token: str) -> No
             return worker(spec, request)
 
         seal = SiteSeal(place.parent, policy, is_known=wrong is None)
-        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request, seal)
+        app = apps.client_app(number, answer, partial(failed, policy), policy.max_request, seal, partial(older, policy))
         try:
             node.run_task(address, token, parent, app, refuse_by(policy))
         except Exception as error:  # a message of a kind that no app of fedstill's takes
@@ -183,6 +183,12 @@ def failed(policy: SitePolicy, error: Exception) -> None:
     """Log what kept a message from the site's own answer; that the log itself is damaged needs no line."""
     with suppress(files.Damaged, OSError):
         log.write(policy, {}, "failed", error)
+
+
+def older(policy: SitePolicy, version: str) -> None:
+    """Log that the site waits for its upgrade, as the server has a newer version."""
+    why = f"the server runs fedstill {version}, this site {__version__}: upgrade the site, which no run asks before"
+    log.write(policy, {}, "waiting", why)
 
 
 def refuse_by(policy: SitePolicy) -> Callable[[bytes, int], str | None]:
