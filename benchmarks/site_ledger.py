@@ -98,7 +98,8 @@ class Writer:
         self.standing, self.end, self.lines = Standing(), ChainEnd(), list[bytes]()
 
     def write(self, line: dict[str, Any]) -> int:
-        if self.end.size >= site_journal._LARGEST:
+        """Add a line, and return its number."""
+        if self.end.size >= site_journal._LARGEST and self.end.count - self.end.begun >= site_journal._LEAST:
             self._begin_file()
         number = self.end.count + 1
         facts = {"n": number, **line}
@@ -115,6 +116,7 @@ class Writer:
         self.write({"time": now(), "what": "checkpoint", "at": at, "detail": ""})
 
     def close(self, name: str = site_journal.LINES) -> None:
+        """Write the lines of a file, and the head."""
         (self.state / name).write_bytes(b"".join(self.lines))
         (self.state / site_journal.HEAD).write_bytes(self.end.encode(self.key))
         self.lines = []

@@ -216,6 +216,7 @@ def test_wrong_keys_and_plaintext_are_not_let_in(here: Loopback) -> None:
     stranger = here.folder / "site-7"
     stranger.mkdir()
     (stranger / "policy.toml").write_text(NO_POLICY)
+    site_journal.create(stranger / "state")
     setup.join(stranger, here.server.invite(7, None))
     here.start_site(7)
     here.wait_for(lambda: here.processes["site-7"].poll() is not None, "the stranger to give up", PATIENCE)

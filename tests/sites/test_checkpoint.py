@@ -131,6 +131,7 @@ def test_a_budget_and_a_run_know_what_earlier_files_have(
     size: int, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_journal, "_LARGEST", size)
+    monkeypatch.setattr(site_journal, "_LEAST", 1)
     charged = 0
     with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, including earlier runs"):
         for index in range(100):
@@ -147,6 +148,7 @@ def test_a_budget_and_a_run_know_what_earlier_files_have(
 
 def test_the_limit_of_a_run_holds_over_files(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(site_journal, "_LEAST", 1)
     run = {"run_limit": (0.5, DELTA)}
     first: Charge = entry(Gaussian(noise_multiplier=8.5))
     ledger(state, "a", **run).charge(first)
@@ -163,6 +165,7 @@ def test_an_object_that_saw_the_last_file_notices_an_older_copy_after_others_wen
     from fedstill.base import files
 
     monkeypatch.setattr(site_journal, "_LARGEST", 2000)
+    monkeypatch.setattr(site_journal, "_LEAST", 1)
     for index in range(5):
         ledger(state).charge(entry(Gaussian(noise_multiplier=50.0), index=index))
     copy = shutil.copytree(state, tmp_path / "copy")

@@ -70,7 +70,8 @@ def test_a_run_that_was_silent_for_a_month_is_over_and_its_counts_are_forgotten(
     policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint has a bound; it knows no run for ever."""
-    monkeypatch.setattr(site_journal, "_LARGEST", 1)  # each line begins a file
+    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(site_journal, "_LEAST", 1)  # each line begins a file
     ask(policy, "a")
     (policy.state / "runs" / "a" / "answer.lock").touch()  # of its step
     now = time.time()

@@ -226,6 +226,7 @@ def test_a_long_log_finds_the_line_of_a_receipt(pair: Pair, monkeypatch: pytest.
     """The line may be before the part of the log that is looked at first, and in an earlier file."""
     monkeypatch.setattr(site_journal, "_TAIL", 300)
     monkeypatch.setattr(site_journal, "_LARGEST", 1000)
+    monkeypatch.setattr(site_journal, "_LEAST", 1)
     assert pair.ask() is None
     given = pair.facts()
     for _ in range(12):

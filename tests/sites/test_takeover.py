@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_every_charge_and_count_is_taken_over(state: Path) -> None:
     kept = {str(place.relative_to(aside)) for place in aside.rglob("*") if place.is_file()}
     assert {*log.read(state)[0]["files"]} == kept and "ledger/ledger.jsonl" in kept
     assert not (state / "life.json").exists() and (state / "runs" / RUNS[0] / "spec.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_user_s_site_is_taken_over_by_its_owner_alone(state: Path) -> None:
+    """Else an administrator's `status` would leave files that the service can't read."""
+    os.chown(state, 1234, 1234)
+    before = sorted(state.rglob("*"))
+    with pytest.raises(files.Damaged, match="belongs to another user, whose first command takes it over"):
+        read_charges(state)
+    assert sorted(state.rglob("*")) == before
 
 
 def test_its_budget_goes_on(state: Path) -> None:

@@ -94,6 +94,11 @@ class Chain:
         """Bytes of the current file, as last read."""
         return self._head.size
 
+    @property
+    def lines(self) -> int:
+        """Number of lines of the current file, as last read."""
+        return self._head.count - self._head.begun
+
     def create(self) -> None:
         """Make the files of an empty chain, for their owner alone.
 

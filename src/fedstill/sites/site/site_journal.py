@@ -1,9 +1,9 @@
 """A site's journal: one chain of lines for all that happened, from which ledger, log and counts are read.
 
-The lines are in ``state/journal.jsonl`` (`fedstill.sites.site.chain`). A file of 2 MiB is kept under another name, and
-the next one begins with a checkpoint (`fedstill.sites.site.checkpoint`), so that a question takes as long after many
-releases as after few. A line has its number ``n``, the time, ``what`` happened, a ``detail`` in words, and facts that
-depend on ``what``:
+The lines are in ``state/journal.jsonl`` (`fedstill.sites.site.chain`). A file of 256 KiB is kept under another name,
+and the next one begins with a checkpoint (`fedstill.sites.site.checkpoint`), so that a question takes as long after
+many releases as after few. A line has its number ``n``, the time, ``what`` happened, a ``detail`` in words, and facts
+that depend on ``what``:
 
 ============  ========================================================================================================
 what          facts
@@ -32,6 +32,7 @@ program without access. Against the site's own operator the receipts do, which i
 import hashlib
 import hmac
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -54,7 +55,8 @@ FORMAT, VERSION = "format.json", 3
 """File with the version of a site's state, and the version."""
 NEWEST = "newest.receipt"
 """Name of the file with a receipt that shows the journal to be an older copy."""
-_LARGEST = 2 * 2**20
+_LARGEST, _LEAST = 2**18, 100
+"""Bytes and lines that a file has before another begins; a checkpoint may have more bytes itself."""
 _TAIL = 2**16
 """Bytes of the journal's end in which a line is looked for before more of it is read."""
 _CHECKPOINT = b',"what":"checkpoint",'
@@ -91,7 +93,7 @@ class SiteJournal:
         check(self._state)
         with self.lock:
             self._chain.synchronise()
-            if self._chain.size >= _LARGEST:
+            if self._chain.size >= _LARGEST and self._chain.lines >= _LEAST:
                 self._begin_file()
             number = self._chain.count + 1
             self._chain.append({"n": number, **line})
@@ -198,6 +200,11 @@ def check(state: Path) -> None:
     if version is not None and version < VERSION:
         from fedstill.sites.site.takeover import take_over  # for once
 
+        if state.stat().st_uid != os.geteuid():
+            raise files.Damaged(
+                f"{state} is of format {version} and belongs to another user, whose first command takes it over; run this "
+                "as its owner (sudo -u)"
+            )
         take_over(state)
     elif version is None and not any((state / name).exists() for name in (HEAD, LINES, KEY)):
         raise files.Damaged(f"{state} has no journal; 'fedstill site init' makes a site, whose folder moves as a whole")
