@@ -26,7 +26,7 @@ from fedstill.base import files
 from fedstill.privacy.ledger import Charge, Part
 from fedstill.privacy.releases import Event, Gaussian, Pure
 from fedstill.runs.environment import now
-from fedstill.sites.site import log, site_journal
+from fedstill.sites.site import log, site_journal, state_format
 from fedstill.sites.site.chain import ChainEnd, signed
 from fedstill.sites.site.charges import Limits, SiteStore, costs_of, open_site_ledger, read_charges
 from fedstill.sites.site.checkpoint import Standing
@@ -94,7 +94,7 @@ class Writer:
 
     def __init__(self, state: Path) -> None:
         site_journal.create(state)
-        self.state, self.key = state, (state / site_journal.KEY).read_bytes()
+        self.state, self.key = state, (state / state_format.KEY).read_bytes()
         self.standing, self.end, self.lines = Standing(), ChainEnd(), list[bytes]()
 
     def write(self, line: dict[str, Any]) -> int:
@@ -115,10 +115,10 @@ class Writer:
         self.end = replace(self.end, size=0, begun=self.end.count)
         self.write({"time": now(), "what": "checkpoint", "at": at, "detail": ""})
 
-    def close(self, name: str = site_journal.LINES) -> None:
+    def close(self, name: str = state_format.LINES) -> None:
         """Write the lines of a file, and the head."""
         (self.state / name).write_bytes(b"".join(self.lines))
-        (self.state / site_journal.HEAD).write_bytes(self.end.encode(self.key))
+        (self.state / state_format.HEAD).write_bytes(self.end.encode(self.key))
         self.lines = []
 
 

@@ -386,6 +386,7 @@ def test_an_expired_certificate_is_noticed_by_the_site(tmp_path: Path) -> None:
         place = here.folder / "site-0"
         place.mkdir()
         (place / "policy.toml").write_text(NO_POLICY.replace("7", "0"))
+        site_journal.create(place / "state")
         setup.join(place, here.server.invite(0, None))
         here.start_site(0)
         here.wait_for(lambda: here.processes["site-0"].poll() is not None, "the site to give up", PATIENCE)

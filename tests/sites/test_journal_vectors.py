@@ -12,7 +12,8 @@ import pytest
 from fedstill.base import files
 from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
 from fedstill.sites.site.log import verify
-from fedstill.sites.site.site_journal import HEAD, KEY, LINES, SiteJournal
+from fedstill.sites.site.site_journal import SiteJournal
+from fedstill.sites.site.state_format import HEAD, KEY, LINES
 
 ALL = json.loads((Path(__file__).parents[1] / "vectors" / "journal.json").read_text("utf-8"))["cases"]
 FILES = {case["name"]: case["files"] for case in ALL}

@@ -20,7 +20,8 @@ from fedstill.privacy import accounting
 from fedstill.privacy.ledger import BudgetExceeded, Charge, Ledger, Part
 from fedstill.privacy.releases import Gaussian, Pure, Unbounded
 from fedstill.sites.site.charges import Limits, largest_fitting, open_site_ledger, read_charges
-from fedstill.sites.site.site_journal import FORMAT, HEAD, KEY, LINES, LOCK, create
+from fedstill.sites.site.site_journal import create
+from fedstill.sites.site.state_format import FORMAT, HEAD, KEY, LINES, LOCK
 
 DELTA = 1e-5
 

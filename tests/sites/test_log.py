@@ -14,7 +14,7 @@ from releases import entry
 
 from fedstill.base import files
 from fedstill.base.files import NewerFormat
-from fedstill.sites.site import chain, log, site_journal
+from fedstill.sites.site import chain, log, site_journal, state_format
 from fedstill.sites.site.chain import Chain
 from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
 from fedstill.sites.site.policy import SitePolicy
@@ -184,9 +184,9 @@ def test_a_large_journal_goes_on_in_another_file_whatever_stops_it(
 
 
 def test_files_of_a_newer_version_are_refused_in_one_sentence(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = sample / site_journal.FORMAT
+    place = sample / state_format.FORMAT
     whole = place.read_bytes()
-    place.write_text(json.dumps({"version": site_journal.VERSION + 1}))
+    place.write_text(json.dumps({"version": state_format.VERSION + 1}))
     with pytest.raises(NewerFormat, match="install the newer fedstill that wrote it"):
         append(sample, {"what": "asked", "detail": ""})
     place.write_bytes(whole)

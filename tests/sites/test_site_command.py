@@ -13,7 +13,7 @@ from fedstill.cli import main
 from fedstill.data.sources import DataSet
 from fedstill.engines.server import TooFewReplies
 from fedstill.protocol import wire
-from fedstill.sites.site import answer, decisions, log, site_journal
+from fedstill.sites.site import answer, decisions, log, site_journal, state_format
 from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
 
@@ -357,7 +357,7 @@ def test_the_state_of_a_newer_version_is_refused_and_stays_as_it_is(
 ) -> None:
     """Its ledger may count what this version does not."""
     site_journal.append(site.state, {"what": "asked", "detail": ""})
-    (site.state / site_journal.FORMAT).write_text('{"version": 4}')
+    (site.state / state_format.FORMAT).write_text('{"version": 4}')
     before = {place: place.read_bytes() for place in site.state.rglob("*") if place.is_file()}
     told = fails(capsys, *words.replace("FOLDER", str(folder)).split())
     assert "has the format 4; this fedstill reads formats up to 3, so install the newer fedstill" in told

@@ -12,7 +12,8 @@ from releases import entry
 from fedstill.privacy.releases import Gaussian, Pure
 from fedstill.sites.site import site_journal
 from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.site_journal import FORMAT, HEAD, KEY, LINES, SiteJournal
+from fedstill.sites.site.site_journal import SiteJournal
+from fedstill.sites.site.state_format import FORMAT, HEAD, KEY, LINES
 
 RUN, TIME = f"{1:032x}-0123456789abcdef", "2026-01-01T00:00:00+00:00"
 KEY_BYTES = bytes(range(32))

@@ -14,9 +14,10 @@ from fedstill.experiment.config import defaults_of, flat
 from fedstill.privacy.accounting import shares
 from fedstill.runs.environment import now
 from fedstill.sites import units
-from fedstill.sites.site import log, site_journal
+from fedstill.sites.site import log
 from fedstill.sites.site.charges import read_charges, standing
 from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.state_format import version_of
 
 MOST_WAITING = 100
 """Largest number of runs whose spec is stored while they wait; later ones are in the log only."""
@@ -28,7 +29,7 @@ class Waiting(schema.Refused):
 
 def pause(policy: SitePolicy) -> None:
     """Let the site refuse every question, for the same public reason."""
-    site_journal.check_format(policy.state)
+    version_of(policy.state)
     facts = {"by": units.user()}
     files.write_json(_paused(policy.state), {"time": now(), **facts})
     log.write(policy, facts, "paused", "the site replies to no question until it is resumed")
@@ -36,7 +37,7 @@ def pause(policy: SitePolicy) -> None:
 
 def resume(policy: SitePolicy) -> None:
     """End a pause."""
-    site_journal.check_format(policy.state)
+    version_of(policy.state)
     _paused(policy.state).unlink(missing_ok=True)
     log.write(policy, {"by": units.user()}, "resumed", "the site replies to questions again")
 
@@ -81,7 +82,7 @@ def check_approval(policy: SitePolicy, run: str, text: str, step: str) -> None:
 
 def waiting(policy: SitePolicy) -> list[dict[str, Any]]:
     """The runs without a decision, in the order of their first questions."""
-    site_journal.check_format(policy.state)
+    version_of(policy.state)
     places = (policy.state / "approvals").glob("*.json")
     found = [facts for facts in map(_facts, sorted(places)) if facts and facts["decision"] is None]
     return sorted(found, key=lambda facts: str(facts["time"]))
@@ -110,7 +111,7 @@ def request_of(policy: SitePolicy, run: str) -> dict[str, Any]:
 
 
 def _place(policy: SitePolicy, run: str) -> tuple[Path, dict[str, Any]]:
-    site_journal.check_format(policy.state)
+    version_of(policy.state)
     places = [p for p in (policy.state / "approvals").glob("*.json") if p.stem.startswith(run)]
     if len(places) != 1:
         number = f"{len(places)} runs have names that begin with" if places else "no run has the name"

@@ -32,7 +32,6 @@ program without access. Against the site's own operator the receipts do, which i
 import hashlib
 import hmac
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -47,12 +46,9 @@ from fedstill.runs.environment import now
 from fedstill.sites.seals import number_of
 from fedstill.sites.site.chain import Chain, Line
 from fedstill.sites.site.checkpoint import ChargeLine, Standing, read_charge
+from fedstill.sites.site.state_format import FORMAT, HEAD, KEY, LINES, NAME, VERSION, take_over, version_of
 
 T = TypeVar("T")
-NAME = "journal"
-KEY, LINES, HEAD, LOCK = (f"{NAME}.{part}" for part in ("key", "jsonl", "head", "lock"))
-FORMAT, VERSION = "format.json", 3
-"""File with the version of a site's state, and the version."""
 NEWEST = "newest.receipt"
 """Name of the file with a receipt that shows the journal to be an older copy."""
 _LARGEST, _LEAST = 2**18, 100
@@ -171,7 +167,7 @@ def create(state: Path) -> None:
 
 def _is_used(state: Path) -> bool:
     """Whether a state has, or had, a line; a crash while it was made leaves none."""
-    chain, version = Chain(state, NAME, _REMEDY), _version(state)
+    chain, version = Chain(state, NAME, _REMEDY), version_of(state)
     lines, head, key = (state / name for name in (LINES, HEAD, KEY))
     if version is not None and (version < VERSION or not all(place.exists() for place in (lines, head, key))):
         return True
@@ -194,46 +190,16 @@ def check(state: Path) -> None:
         NewerFormat: a newer fedstill wrote the state.
         Damaged: the journal is missing, or the file with its version can't be read.
     """
-    version = _version(state)
+    version = version_of(state)
     if version == VERSION and (state / HEAD).exists():
         return
     if version is not None and version < VERSION:
-        from fedstill.sites.site.takeover import take_over  # for once
-
-        if state.stat().st_uid != os.geteuid():
-            raise files.Damaged(
-                f"{state} is of format {version} and belongs to another user, whose first command takes it over; run this "
-                "as its owner (sudo -u)"
-            )
         take_over(state)
     elif version is None and not any((state / name).exists() for name in (HEAD, LINES, KEY)):
         raise files.Damaged(f"{state} has no journal; 'fedstill site init' makes a site, whose folder moves as a whole")
     else:
         missing = HEAD if version is not None else FORMAT
         raise files.Damaged(f"{state} is damaged: {missing} can't be read (it is missing); {_REMEDY}")
-
-
-def check_format(state: Path) -> None:
-    """Refuse the state of a newer fedstill, which has more than this one can read and continue.
-
-    Raises:
-        NewerFormat: a newer fedstill wrote the state.
-        Damaged: the file with its version can't be read.
-    """
-    _version(state)
-
-
-def _version(state: Path) -> int | None:
-    """The version of a site's state; None for none."""
-    place = state / FORMAT
-    try:
-        version = json.loads(place.read_bytes())["version"]
-    except FileNotFoundError:
-        return 1 if (state / "ledger").exists() else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
-    files.check_format(state, version, VERSION)
-    return int(version)
 
 
 def append(state: Path, line: Mapping[str, Any]) -> int:

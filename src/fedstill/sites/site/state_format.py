@@ -1,7 +1,8 @@
-"""The state of a site of format 2, whose ledger, log and counts were files of their own, taken over into a journal.
+"""The format of a site's state: its version, the names of its files, and how an earlier one is taken over.
 
-No charge is lost: a ledger or a log that is damaged is taken over by nobody, and the old files stay in
-``state/before-journal``, with their digests in the journal's first line.
+In format 2, ledger, log and counts were files of their own; in format 3 they are one journal. No charge is lost: a
+ledger or a log that is damaged is taken over by nobody, and the old files stay in ``state/before-journal``, with their
+digests in the journal's first line.
 """
 
 import hashlib
@@ -16,10 +17,32 @@ from filelock import FileLock
 from fedstill.base import files
 from fedstill.runs.environment import now
 from fedstill.sites.site.chain import Chain
-from fedstill.sites.site.site_journal import FORMAT, HEAD, KEY, LINES, NAME, VERSION
 
+NAME = "journal"
+KEY, LINES, HEAD, LOCK = (f"{NAME}.{part}" for part in ("key", "jsonl", "head", "lock"))
+FORMAT, VERSION = "format.json", 3
+"""File with the version of a site's state, and the version."""
 ASIDE = "before-journal"
+"""Folder, in a state that was taken over, of its earlier files."""
 _REMEDY = "bring its newest copy back; a site is taken over whole, or not at all"
+
+
+def version_of(state: Path) -> int | None:
+    """The version of a site's state; None for none.
+
+    Raises:
+        NewerFormat: a newer fedstill wrote the state, which may have more than this one can read and continue.
+        Damaged: the file with its version can't be read.
+    """
+    place = state / FORMAT
+    try:
+        version = json.loads(place.read_bytes())["version"]
+    except FileNotFoundError:
+        return 1 if (state / "ledger").exists() else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise files.Damaged(f'{place} is damaged; write {{"version": {VERSION}}} into it') from error
+    files.check_format(state, version, VERSION)
+    return int(version)
 
 
 def take_over(state: Path) -> None:
@@ -28,10 +51,15 @@ def take_over(state: Path) -> None:
     A crash leaves the earlier files, and the next call begins anew, or the journal.
 
     Raises:
-        Damaged: the ledger, the log or a file of counts was changed.
+        Damaged: the ledger, the log or a file of counts was changed, or the state is another user's.
     """
+    if state.stat().st_uid != os.geteuid():
+        raise files.Damaged(
+            f"{state} is of an earlier format and belongs to another user, whose first command takes it over; run this "
+            "as its owner (sudo -u)"
+        )
     with FileLock(state / "takeover.lock", timeout=60):
-        if json.loads((state / FORMAT).read_bytes())["version"] == VERSION if (state / FORMAT).exists() else False:
+        if version_of(state) == VERSION:
             return  # another process was quicker
         charges = Chain(state / "ledger", "ledger", _REMEDY).read() if (state / "ledger").exists() else []
         if any((state / f"log.{part}").exists() for part in ("key", "head", "jsonl")):

@@ -12,7 +12,7 @@ from releases import entry
 from fedstill.base import files
 from fedstill.privacy.ledger import BudgetExceeded, Charge
 from fedstill.privacy.releases import Gaussian, Pure
-from fedstill.sites.site import log, site_journal, takeover
+from fedstill.sites.site import log, site_journal, state_format
 from fedstill.sites.site.chain import Chain
 from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
 from fedstill.sites.site.site_journal import SiteJournal
@@ -68,7 +68,7 @@ def test_every_charge_and_count_is_taken_over(state: Path) -> None:
     assert [(at.runs[run].accepted, at.runs[run].failed) for run in RUNS] == [(2, 1), (1, 0)]
     assert len(open_site_ledger(state, RUNS[0], Limits(1e-5, 5.0, public_images=True)).entries) == 2
     assert log.verify(state).is_whole
-    aside = state / takeover.ASIDE
+    aside = state / state_format.ASIDE
     kept = {str(place.relative_to(aside)) for place in aside.rglob("*") if place.is_file()}
     assert {*log.read(state)[0]["files"]} == kept and "ledger/ledger.jsonl" in kept
     assert not (state / "life.json").exists() and (state / "runs" / RUNS[0] / "spec.json").exists()
@@ -114,9 +114,9 @@ def test_a_crash_at_any_moment_loses_nothing(moment: int, state: Path, monkeypat
         if len(calls) == moment:
             raise KeyboardInterrupt
 
-    replace = takeover.os.replace
+    replace = state_format.os.replace
     with monkeypatch.context() as patch:
-        patch.setattr(takeover.os, "replace", kill)  # of the head of each line, of the format, of the files put aside
+        patch.setattr(state_format.os, "replace", kill)  # of heads, the format, files put aside
         with pytest.raises(KeyboardInterrupt):
             read_charges(state)
     assert [charge.entry for charge in read_charges(state)] == old_charges()
