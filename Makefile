@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # keeps one core busy while the others wait; plain `pytest` runs all one by one.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: demo test check test-fast lint docs clean
+.PHONY: demo test check test-fast lint docs numbers clean
 
 # `make demo`: install, then the main job on real handwriting, 16 seconds of two idle cores.
 demo: $(VENV)/.installed
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed-dev
 # `make docs`: the documentation site in docs/_build/index.html, with the output of the tutorials; warnings are errors.
 docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
+
+# `make numbers`: ten cheap numbers of the board, drawn by the day, run again; it fails if one does not hold.
+numbers: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python reproduce/replay.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
