@@ -70,6 +70,18 @@ def test_the_kinds_have_a_bound_whatever_a_server_asks_for() -> None:
     assert compact(Counter([Unbounded(reason="none")])) == Counter([Unbounded(reason="none")])
 
 
+def test_kinds_of_many_step_counts_keep_the_budget() -> None:
+    """257 trainings by DP-SGD, each of another length, once counted as if on all records: 4000 times too much."""
+    events = [Gaussian(noise_multiplier=20.0 + i % 3, sampling=0.01, count=100 + i) for i in range(MOST_KINDS + 1)]
+    few = compact(Counter(events))
+    assert sum(times * event.count for event, times in few.items() if isinstance(event, Gaussian)) == sum(
+        event.count for event in events
+    )
+    for first in (FIRSTS[0], events[0]):
+        own, after = (accounting.used(costs, first, 4.0, DELTA).share for costs in (events, few))
+        assert own < 0.05 and after == pytest.approx(own, rel=1e-9)
+
+
 def test_it_is_read_as_it_was_written() -> None:
     label = entry(Pure(epsilon=0.25), unit="label").model_copy(update={"records": part({0, 3})})
     past = Past().after([entry(Gaussian(noise_multiplier=0.3, count=10**9)), entry(Pure(epsilon=0.1)), label])

@@ -5,6 +5,7 @@ each privacy filter adds up for them at least what it adds up for the releases o
 """
 
 import base64
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ def _read_costs(pairs: Any) -> Counter[Event]:
         return pairs
     found = Counter[Event]()
     for facts, times in pairs:
-        if facts.get("kind") == "gaussian":  # unchecked, as a sum may exceed the noise and count of one release
+        if facts.get("kind") == "gaussian":  # unchecked, as a sum may exceed the noise of one release
             found[Gaussian.model_construct(**facts)] += int(times)
         else:
             found[_event.validate_python(facts)] += int(times)
@@ -55,43 +56,46 @@ def compact(costs: Mapping[Event, int]) -> Counter[Event]:
     """The same costs in few kinds, for which every filter of `fedstill.privacy.accounting` adds up no less.
 
     Gaussian releases on all records become one of their precision, ``sum count / noise^2``, which both the Gaussian and
-    the Renyi filter add up. Of noise on samples and of pure mechanisms, kinds are kept as they are up to `MOST_KINDS`;
-    then they are rounded to the safe side, to three digits, to two, to one, until they are no more than that. If that
-    does not help, samples count as all records, which dominates them.
+    the Renyi filter add up. Of noise on samples, each step counts by itself, so that the numbers of steps make no
+    kinds. Its kinds and those of pure mechanisms are kept as they are up to `MOST_KINDS`; then they are rounded to the
+    safe side, to three digits, to two, to one, until they are no more than that. If that does not help, samples count
+    as all records, which dominates them.
     """
     found, precision = Counter[Event](), 0.0
     for event, times in costs.items():
-        if isinstance(event, Gaussian) and event.sampling == 1:
+        if not isinstance(event, Gaussian):
+            found[event] += times
+        elif event.sampling == 1:
             precision += times * event.count / event.noise_multiplier**2
         else:
-            found[event] += times
+            found[_gaussian(event.noise_multiplier, event.sampling)] += times * event.count
     for digits in (3, 2, 1, 0):
         if len(found) <= MOST_KINDS:
             break
         rounded = Counter[Event]()
         for event, times in found.items():
             if isinstance(event, Gaussian) and not digits:
-                precision += times * event.count / event.noise_multiplier**2
+                precision += times / event.noise_multiplier**2
             else:
                 rounded[_rounded(event, max(digits, 1))] += times
         found = rounded
     if precision:
-        # a little less noise than the exact one, for the rounding of the sum and of the root
-        found[_gaussian(precision**-0.5 * (1 - 1e-12), 1.0, 1)] += 1
+        # a little less noise than the exact one, for the rounding of the sum; a root is the same on every machine
+        found[_gaussian((1 - 1e-12) / math.sqrt(precision), 1.0)] += 1
     return found
 
 
 def _rounded(event: Event, digits: int) -> Event:
     if isinstance(event, Gaussian):
         noise, sampling = _digits(event.noise_multiplier, digits, up=False), _digits(event.sampling, digits, up=True)
-        return _gaussian(noise, min(1.0, sampling), event.count)
+        return _gaussian(noise, min(1.0, sampling))
     if isinstance(event, Pure):
         return Pure(epsilon=max(LEAST_PURE, _digits(event.epsilon, digits, up=True)))
     return event
 
 
-def _gaussian(noise: float, sampling: float, count: int) -> Gaussian:
-    return Gaussian.model_construct(kind="gaussian", noise_multiplier=noise, sampling=sampling, count=count)
+def _gaussian(noise: float, sampling: float) -> Gaussian:
+    return Gaussian.model_construct(kind="gaussian", noise_multiplier=noise, sampling=sampling, count=1)
 
 
 def _digits(value: float, digits: int, *, up: bool) -> float:
