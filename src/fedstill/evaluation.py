@@ -1,5 +1,6 @@
 """Evaluation of models on labelled records: outputs, predictions, accuracies, confusion tables, errors of numbers."""
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -102,18 +103,37 @@ def confusion_by_value(
 
 
 class LastConfusion:
-    """`confusion` of models on the same records, computed anew only if the model or its weights are not the last's."""
+    """`confusion` of models on the same records, computed anew only if the model or its weights are not the last's.
+
+    Attributes:
+        losses: for the accuracy of each model since the last `forget`, the mean cross-entropy of its outputs in nats.
+    """
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._last: tuple[weakref.ref[nn.Module], str, Tensor] | None = None
+        self._last: tuple[weakref.ref[nn.Module], str, Tensor, float] | None = None
+        self.losses: dict[float, float] = {}
 
     def __call__(self, model: nn.Module) -> Int64[Tensor, "classes classes"]:
         """Counts by true (row) and predicted class (column), ``(num_classes, num_classes)``; on the model's device."""
         digest = content_digest(model)
         if self._last is None or self._last[0]() is not model or self._last[1] != digest:
-            self._last = weakref.ref(model), digest, confusion(model, self._records)
-        return self._last[2].clone()
+            self._last = weakref.ref(model), digest, *self._measured(model)
+        _, _, table, loss = self._last
+        self.losses[float(table.trace()) / max(1, int(table.sum()))] = loss
+        return table.clone()
+
+    def forget(self) -> None:
+        """Forget the losses."""
+        self.losses = {}
+
+    def _measured(self, model: nn.Module) -> tuple[Int64[Tensor, "classes classes"], float]:
+        """The confusion matrix and the loss, of one pass."""
+        records, number = self._records, self._records.num_classes
+        logits = torch.cat([*outputs(model, records), torch.empty(0, number, device=device_of(model, records))])
+        labels = records.labels.to(logits.device)
+        table = torch.bincount(labels * number + logits.argmax(1), minlength=number**2).view(number, number)
+        return table, float(nn.functional.cross_entropy(logits.double(), labels)) if len(labels) else math.nan
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedstill
 from fedstill.experiment.config import FREE, Experiment
@@ -158,3 +160,52 @@ def test_a_setting_that_defines_the_task_is_in_its_words(key: str, finished: Any
 
 def test_all_settings_with_words_are_tried() -> None:
     assert OTHER.keys() == caveats.said()
+
+
+def with_rounds(run: RunRecord, **series: list[float]) -> RunRecord:
+    """The run with other numbers of its rounds."""
+    lines = ({name: values[i] for name, values in series.items()} for i in range(len(next(iter(series.values())))))
+    return replace(run, metrics=tuple({"round": i, **line} for i, line in enumerate(lines, 1)))
+
+
+FLAT = [0.5] * 20
+
+
+def test_a_model_that_still_learns_says_so(finished: Callable[..., RunRecord]) -> None:
+    run = finished([[400, 100], [100, 400]], "learns")
+    learned = lambda **series: caveats.of_training(with_rounds(run, **series))  # noqa: E731
+    (text,) = learned(accuracy=[i / 25 for i in range(20)], log_loss=FLAT)
+    assert text.startswith("accuracy still rises in the last rounds, so more rounds (--rounds)")
+    (text,) = learned(accuracy=FLAT, log_loss=[2 * 0.96**i for i in range(20)])
+    assert text.startswith("the loss still falls in the last rounds")
+    assert learned(accuracy=FLAT, log_loss=FLAT) == []
+    assert learned(accuracy=[0.5 + i / 2000 for i in range(20)], log_loss=[0.5 - i / 2000 for i in range(20)]) == []
+    assert learned(accuracy=[0.8 - i / 50 for i in range(20)], log_loss=[1.1**i for i in range(20)]) == []
+    assert learned(accuracy=[0.5]) == [] == learned(accuracy=[0.1, 0.105])
+    assert len(learned(accuracy=[0.1, 0.6])) == 1  # of two rounds
+    few = finished([[4, 1], [1, 4]], "few")
+    assert not any("rises" in text for text in caveats.of_training(with_rounds(few, accuracy=[0.5, 0.6])))  # chance
+
+
+def test_a_constant_after_few_steps_names_their_number_and_the_remedy(finished: Callable[..., RunRecord]) -> None:
+    """Sixty-seven small clients with FedAvg's defaults print the share of the largest class without a word."""
+    run = finished([[72, 0], [28, 0]], "constant", local={"epochs": 2, "batch_size": 30}, rounds=3)
+    steps = caveats.client_steps(run)
+    assert run.counts is not None and steps == 3 * 2 * -(-int(np.median(run.counts.sum(1))) // 30)
+    text = " ".join(caveats.of_run(run))
+    assert "accuracy is not above that of always saying well (72.0 % of the test records)" in text
+    assert f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little" in text
+    assert "--rounds" in text and "--local.batch-size" in text
+    assert "steps in all" not in " ".join(caveats.of_run(finished([[70, 2], [2, 26]], "good")))
+    assert caveats.client_steps(finished([[72, 0], [28, 0]], "sums", method="afl")) is None
+
+
+def test_the_log_loss_of_a_round_is_that_of_its_model(tmp_path: Path) -> None:
+    settings: Any = {"data": "digits", "model": "linear", "clients": 2, "rounds": 2, "workers": 0, "limit": 200}
+    run = fedstill.run("fedavg", out=tmp_path / "run", **settings)
+    *_, last = run.metrics
+    task = Experiment(**{name: settings[name] for name in ("data", "model", "clients", "limit")})
+    test = fedstill.load_data(task.data).test
+    with torch.no_grad():
+        logits = run.load_model().network(test.inputs(slice(None)))
+    assert last["log_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, test.labels)), rel=1e-5)

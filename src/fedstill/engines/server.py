@@ -539,7 +539,10 @@ class ServerFederation(Federation):
         self._errors = {}
         journal = self.journal
         totals = {"bytes_up": journal.bytes_up, "bytes_down": journal.bytes_down, "seconds": journal.seconds}
-        self._folder.append_metrics({"round": index, **values, **totals})
+        loss = self._confusion.losses.get(values.get("accuracy", math.nan), math.nan)
+        self._confusion.forget()
+        more = {"log_loss": loss} if math.isfinite(loss) else {}
+        self._folder.append_metrics({"round": index, **values, **more, **totals})
         self._watcher.logged(index, self.num_rounds, values)
 
     # ------------------------------------------------------------------------------------------ models and evaluation

@@ -14,6 +14,10 @@ _FEW = 5
 """Number of test records of a class below which its recall says little."""
 _SHOWN = 3
 """Number of classes, or of rows, that a sentence names."""
+_FEW_STEPS = 200
+"""Training steps of a client below which a model that is no better than a constant is called little trained."""
+_POINTS, _STEEP = 0.03, 0.1
+"""Rise of the accuracy, and share by which the loss falls, from one fifth of the rounds to the last, that are said."""
 _LEVEL = 1.959963984540054
 """Standard deviations of a normal distribution that hold 95 % of it."""
 
@@ -35,7 +39,64 @@ def of_run(run: RunRecord) -> list[str]:
         if run.confusion is None
         else of_model(run.confusion, run.class_name) + of_test(run.confusion, run.class_name)
     )
-    return found + copies(run)
+    return found + copies(run) + of_training(run)
+
+
+def of_training(run: RunRecord) -> list[str]:
+    """Caveats of a model that is not trained out: few steps at a client, or a loss that still falls, with the remedy.
+
+    Accuracy and loss are those of the evaluated records, round by round; they decide nothing but this sentence.
+    """
+    if not run.finished:
+        return []
+    found, steps = [], client_steps(run)
+    if steps is not None and steps < _FEW_STEPS and run.confusion is not None and _is_constant(run.confusion):
+        found.append(
+            f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little; raise "
+            "--rounds or --local.epochs, or lower --local.batch-size"
+        )
+    for name, is_steep, words in (
+        ("accuracy", _rises, "accuracy still rises"),
+        ("log_loss", _falls, "the loss still falls"),
+    ):
+        series = [float(line[name]) for line in run.metrics if line.get(name) is not None]
+        part = max(1, len(series) // 5)
+        if len(series) >= 2 * part and len(series) > 1:
+            before, last = float(np.mean(series[-2 * part : -part])), float(np.mean(series[-part:]))
+            if is_steep(before, last, 0 if run.confusion is None else int(run.confusion.sum())):
+                end = "more rounds (--rounds), or a larger rate, would train it further"
+                found.append(f"{words} in the last rounds, so {end}")
+                break
+    return found
+
+
+def _rises(before: float, last: float, records: int) -> bool:
+    """Whether an accuracy rises by more than `_POINTS`, and by more than two deviations of chance."""
+    return records > 0 and last - before > max(_POINTS, 2 * math.sqrt(before * (1 - before) * 2 / records))
+
+
+def _falls(before: float, last: float, records: int) -> bool:
+    return last < (1 - _STEEP) * before
+
+
+_STILL: Sequence[tuple[str, Callable[[float, float, int], bool], str]] = (
+    ("accuracy", _rises, "accuracy still rises"),
+    ("log_loss", _falls, "the loss still falls"),
+)
+"""Number of a round, whether two means of it tell that a model still learns, and the words."""
+
+
+def client_steps(run: RunRecord) -> int | None:
+    """Training steps of the median client in all rounds, as the settings say; None for a method without such rounds."""
+    method = run.config.get("method", {})
+    local = method.get("local")
+    if not isinstance(local, Mapping) or run.counts is None or not isinstance(method.get("rounds"), int):
+        return None
+    epochs, size = local.get("epochs"), local.get("batch_size")
+    if not isinstance(epochs, int) or not isinstance(size, int):
+        return None
+    records = int(np.median(run.counts.sum(1)))
+    return int(method["rounds"]) * epochs * math.ceil(records / size)
 
 
 def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:
@@ -50,14 +111,20 @@ def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[s
     if missed := np.flatnonzero((tested > 0) & (predicted == 0)).tolist():
         number = sum(int(tested[label]) for label in missed)
         found.append(f"never predicts {_classes(missed, name)}, of which there are {number:,} test records")
-    total, right, most = int(tested.sum()), int(np.trace(confusion)), int(tested.max(initial=0))
-    if np.count_nonzero(tested) > 1 and interval(right, total)[0] <= most / total:
+    if _is_constant(confusion):
         label = int(tested.argmax())
         found.append(
-            f"accuracy is not above that of always saying {name(label)} ({100 * most / total:.1f} % of the test "
-            "records) by more than chance"
+            f"accuracy is not above that of always saying {name(label)} ({100 * tested.max() / tested.sum():.1f} % of "
+            "the test records) by more than chance"
         )
     return found
+
+
+def _is_constant(confusion: NDArray[np.int64]) -> bool:
+    """Whether always saying the largest class is as accurate, up to chance."""
+    tested = confusion.sum(1)
+    total, right, most = int(tested.sum()), int(np.trace(confusion)), int(tested.max(initial=0))
+    return bool(np.count_nonzero(tested) > 1 and interval(right, total)[0] <= most / total)
 
 
 def of_test(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[str]:
@@ -99,7 +166,7 @@ def of_rows(rows: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
         told: dict[str, int] = {}
         seeds = [run for run in some if run.confusion is not None]
         for run in seeds:
-            for text in of_model(_matrix(run), run.class_name):
+            for text in (*of_model(_matrix(run), run.class_name), *of_training(run)):
                 told[text] = told.get(text, 0) + 1
         for text, count in told.items():
             of_names.setdefault(text, []).append(

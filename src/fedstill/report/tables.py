@@ -70,7 +70,7 @@ STATE = "state"
 """The column of a table with unfinished runs."""
 _LEFT_OUT = ("seconds", "rounds", OVER_CLIENTS)
 """Columns that a narrow terminal lacks, the first of them first."""
-_OWN_PLACE = {"round", "accuracy", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
+_OWN_PLACE = {"round", "accuracy", "log_loss", "spread_over_clients", "bytes_up", "bytes_down", "seconds"}
 _ERRORS = {"rmse", "r2"}
 """Logged numbers that the table of a task with a number as the target has."""
 """Logged numbers with their own columns or figures."""
