@@ -99,7 +99,7 @@ class Writer:
 
     def write(self, line: dict[str, Any]) -> int:
         """Add a line, and return its number."""
-        if self.end.size >= site_journal._LARGEST and self.end.count - self.end.begun >= site_journal._LEAST:
+        if self.end.size >= site_journal._LARGEST:
             self._begin_file()
         number = self.end.count + 1
         facts = {"n": number, **line}

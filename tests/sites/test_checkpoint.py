@@ -1,7 +1,9 @@
 """A checkpoint of a site's journal: it forgets lines, and no cost and no count that decides what comes next."""
 
+import shutil
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from fedstill.privacy import accounting
 from fedstill.privacy.ledger import BudgetExceeded, Charge, Part
 from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded
 from fedstill.sites.site import checkpoint, site_journal
-from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges, standing
+from fedstill.sites.site.charges import Limits, largest_fitting, open_site_ledger, read_charges, standing, uses_of
 from fedstill.sites.site.checkpoint import MOST_KINDS, Checkpoint, Past, Standing, compact
 from fedstill.sites.site.log import verify
 from fedstill.sites.site.site_journal import SiteJournal
@@ -103,6 +105,21 @@ def spent_by(charges: list[tuple[float, set[int] | None, bool]], data: bool) -> 
     return spent
 
 
+def test_many_data_sets_have_a_bound_and_forget_no_cost() -> None:
+    site = Standing()
+    for number in range(1, 3 * checkpoint.MOST_DATA):
+        label = entry(Pure(epsilon=0.25), unit="label").model_copy(
+            update={"records": part({0, 3}, number.to_bytes(2) * 16)}
+        )
+        site.recent.append(checkpoint.ChargeLine(number, "run", label, "", ""))
+        if number % 50 == 0:
+            site = Standing(Checkpoint.model_validate_json(site.checkpoint(0.0).model_dump_json()))
+    past = site.checkpoint(0.0).past
+    assert len(past.parts) == checkpoint.MOST_DATA and (number.to_bytes(2) * 8).hex() in next(reversed(past.parts))
+    use = standing([], FIRSTS[2], 50.0, 1e-300, past)["label"]
+    assert use.epsilon == pytest.approx(number * 0.25)
+
+
 CHARGES = st.lists(
     st.tuples(
         st.sampled_from([0.05, 0.25, 0.5]), st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), st.booleans()
@@ -143,7 +160,6 @@ def test_a_budget_and_a_run_know_what_earlier_files_have(
     size: int, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_journal, "_LARGEST", size)
-    monkeypatch.setattr(site_journal, "_LEAST", 1)
     charged = 0
     with pytest.raises(BudgetExceeded, match="budget of 2 at delta 1e-05, including earlier runs"):
         for index in range(100):
@@ -158,9 +174,26 @@ def test_a_budget_and_a_run_know_what_earlier_files_have(
     assert verify(state).problems == []
 
 
+def test_what_is_shown_of_a_budget_is_what_the_filter_counts(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint rounds many kinds of noise to the safe side: the filter then counts more than was charged."""
+    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    monkeypatch.setattr(checkpoint, "MOST_KINDS", 1)
+    for index in range(12):
+        noise = Gaussian(noise_multiplier=9.0 + index / 7, sampling=0.19 + index / 100)
+        ledger(state).charge(entry(noise, index=index))
+    found = SiteJournal(state).standing()
+    charges = [charge.entry for charge in read_charges(state)]
+    assert uses_of(found, 2.0, DELTA)["record"].share > 1.2 * standing(charges, None, 2.0, DELTA)["record"].share
+    most = largest_fitting(found, 2.0, DELTA)
+    for epsilon, fits in ((most, True), (most + 0.01, False)):
+        copy = shutil.copytree(state, state.with_name(f"copy-{fits}"))
+        release = entry(Gaussian(noise_multiplier=accounting.gaussian_noise(epsilon, DELTA)), index=99)
+        with nullcontext() if fits else pytest.raises(BudgetExceeded, match="above the site's budget of 2 at delta"):
+            ledger(copy).charge(release)
+
+
 def test_the_limit_of_a_run_holds_over_files(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_journal, "_LARGEST", 1)
-    monkeypatch.setattr(site_journal, "_LEAST", 1)
     run = {"run_limit": (0.5, DELTA)}
     first: Charge = entry(Gaussian(noise_multiplier=8.5))
     ledger(state, "a", **run).charge(first)
@@ -177,7 +210,6 @@ def test_an_object_that_saw_the_last_file_notices_an_older_copy_after_others_wen
     from fedstill.base import files
 
     monkeypatch.setattr(site_journal, "_LARGEST", 2000)
-    monkeypatch.setattr(site_journal, "_LEAST", 1)
     for index in range(5):
         ledger(state).charge(entry(Gaussian(noise_multiplier=50.0), index=index))
     copy = shutil.copytree(state, tmp_path / "copy")

@@ -19,8 +19,8 @@ from fedstill.base import files
 from fedstill.privacy import accounting
 from fedstill.privacy.ledger import BudgetExceeded, Charge, Ledger, Part
 from fedstill.privacy.releases import Gaussian, Pure, Unbounded
-from fedstill.sites.site.charges import Limits, largest_fitting, open_site_ledger, read_charges
-from fedstill.sites.site.site_journal import create
+from fedstill.sites.site.charges import Limits, largest_fitting, open_site_ledger
+from fedstill.sites.site.site_journal import SiteJournal, create
 from fedstill.sites.site.state_format import FORMAT, HEAD, KEY, LINES, LOCK
 
 DELTA = 1e-5
@@ -58,7 +58,7 @@ def test_a_ledger_is_made_once_and_for_the_site_alone(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "ledger"
     create(place)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (place, *place.iterdir())}
-    assert modes == {"ledger": 0o700, KEY: 0o600, LINES: 0o600, HEAD: 0o600, FORMAT: modes[FORMAT]}
+    assert modes == {"ledger": 0o700, KEY: 0o600, LINES: 0o600, HEAD: 0o600, LOCK: 0o600, FORMAT: modes[FORMAT]}
     assert len((place / KEY).read_bytes()) == 32
     assert opened(place).entries == []
     create(place)  # of no line yet
@@ -517,8 +517,7 @@ def test_what_is_said_to_fit_fits_and_a_little_more_does_not(spent: int, tmp_pat
     limits = Limits(1e-5, 3.0)
     for index in range(spent):
         open_site_ledger(tmp_path, "a", limits).charge(entry(index=index))
-    entries = [charge.entry for charge in read_charges(tmp_path)]
-    most = largest_fitting(entries, 3.0, 1e-5)
+    most = largest_fitting(SiteJournal(tmp_path).standing(), 3.0, 1e-5)
     assert 0 < most <= 3.0
 
     def release(epsilon: float) -> Charge:
@@ -527,4 +526,4 @@ def test_what_is_said_to_fit_fits_and_a_little_more_does_not(spent: int, tmp_pat
     with pytest.raises(BudgetExceeded):
         open_site_ledger(tmp_path, "b", limits).charge(release(most + 0.01))
     open_site_ledger(tmp_path, "b", limits).charge(release(most))
-    assert largest_fitting([charge.entry for charge in read_charges(tmp_path)], 3.0, 1e-5) < 0.2
+    assert largest_fitting(SiteJournal(tmp_path).standing(), 3.0, 1e-5) < 0.2

@@ -98,6 +98,39 @@ def test_a_copy_that_nobody_can_write_is_verified(tmp_path: Path) -> None:
     assert told_as_another(tmp_path, "chain") == "1 line"
 
 
+@ROOT
+def test_a_copy_of_a_crash_is_verified_too(tmp_path: Path) -> None:
+    """The head was copied before the last line, as of a site that serves: whoever can't write need not repair it."""
+    chain = Chain(tmp_path / "chain", "log", "put a copy back")
+    chain.create()
+    head = (tmp_path / "chain" / "log.head").read_bytes()
+    with chain.lock:
+        chain.synchronise()
+        chain.append({"what": "asked"})
+    (tmp_path / "chain" / "log.head").write_bytes(head)
+    for place in (tmp_path / "chain").iterdir():
+        place.chmod(0o444)
+    (tmp_path / "chain").chmod(0o555)
+    assert told_as_another(tmp_path, "chain") == "1 line"
+    assert (tmp_path / "chain" / "log.head").read_bytes() == head
+
+
+@ROOT
+def test_root_s_reading_leaves_no_file_of_its_own(tmp_path: Path) -> None:
+    chain = Chain(tmp_path / "chain", "log", "put a copy back")
+    chain.create()
+    head = (tmp_path / "chain" / "log.head").read_bytes()
+    with chain.lock:
+        chain.synchronise()
+        chain.append({"what": "asked"})
+    (tmp_path / "chain" / "log.head").write_bytes(head)
+    (tmp_path / "chain" / "log.lock").unlink()
+    for place in (tmp_path / "chain", *(tmp_path / "chain").iterdir()):
+        os.chown(place, 1234, 1234)
+    assert len(Chain(tmp_path / "chain", "log", "").read()) == 1
+    assert {place.stat().st_uid for place in (tmp_path / "chain").iterdir()} == {1234}
+
+
 def test_root_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     main(["server", "init", str(tmp_path / "server"), "--host", "fl.example.org"])

@@ -71,7 +71,6 @@ def test_a_run_that_was_silent_for_a_month_is_over_and_its_counts_are_forgotten(
 ) -> None:
     """A checkpoint has a bound; it knows no run for ever."""
     monkeypatch.setattr(site_journal, "_LARGEST", 1)
-    monkeypatch.setattr(site_journal, "_LEAST", 1)  # each line begins a file
     ask(policy, "a")
     (policy.state / "runs" / "a" / "answer.lock").touch()  # of its step
     now = time.time()
@@ -81,6 +80,22 @@ def test_a_run_that_was_silent_for_a_month_is_over_and_its_counts_are_forgotten(
     with pytest.raises(schema.Refused, match="has asked nothing for 30 days and is over here"):
         ask(policy, "a")
     assert {*site_journal.SiteJournal(policy.state).standing().at.runs} == {"b"}
+    assert log.verify(policy.state).is_whole
+
+
+def test_a_checkpoint_larger_than_a_file_does_not_begin_one_with_each_line(
+    policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many runs a day make it; each line would write all of them."""
+    monkeypatch.setattr(site_journal, "_LARGEST", 3000)
+    policy = policy.model_copy(update={"runs_per_day": 100})
+    for run in range(40):
+        ask(policy, f"{run:032x}")
+    before = len(list(policy.state.glob("journal-*.jsonl")))
+    assert (policy.state / "journal.jsonl").read_bytes().index(b"\n") > 3000
+    for _ in range(10):
+        log.write(policy, {}, "paused", "")
+    assert len(list(policy.state.glob("journal-*.jsonl"))) <= before + 1
     assert log.verify(policy.state).is_whole
 
 

@@ -14,7 +14,7 @@ from fedstill.sites import certificates, seals
 from fedstill.sites.certificates import site_key
 from fedstill.sites.seals import Receipts, has_signed, sign_reply
 from fedstill.sites.server.service import Server, init
-from fedstill.sites.site import evidence, log, setup, site_journal
+from fedstill.sites.site import chain, evidence, log, setup, site_journal
 from fedstill.sites.site.policy import SitePolicy
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
@@ -223,16 +223,34 @@ def test_receipts_that_a_server_made_up_are_ignored(pair: Pair) -> None:
 
 
 def test_a_long_log_finds_the_line_of_a_receipt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line may be before the part of the log that is looked at first, and in an earlier file."""
-    monkeypatch.setattr(site_journal, "_TAIL", 300)
+    """In an earlier file, of which no other is read: a server may send the oldest receipt with each request."""
     monkeypatch.setattr(site_journal, "_LARGEST", 1000)
-    monkeypatch.setattr(site_journal, "_LEAST", 1)
     assert pair.ask() is None
     given = pair.facts()
-    for _ in range(12):
+    for _ in range(40):
         log.write(pair.policy, {}, "paused", "")
-    assert list(pair.policy.state.glob("journal-*.jsonl"))
+    number = seals.number_of(given["receipt"])
+    later = [p for p in sorted(pair.policy.state.glob("journal-*.jsonl")) if int(p.stem[-9:]) > number]
+    assert len(later) > 2
+    for place in later[1:-1]:
+        place.write_bytes(b"not read")
     assert pair.ask(facts=given) is None
+
+
+def test_a_crash_between_two_files_hides_no_receipt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pair.ask() is None
+    given = pair.facts()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(site_journal, "_LARGEST", 1)
+        patch.setattr(chain.Chain, "_begin_file", interrupted)
+        log.write(pair.policy, {}, "paused", "")
+    assert not (pair.policy.state / "journal.jsonl").exists()
+    assert pair.ask(facts=given) is None
+    assert log.verify(pair.policy.state).is_whole
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_site_of_an_earlier_invitation_says_what_to_do(pair: Pair) -> None:

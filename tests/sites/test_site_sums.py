@@ -28,6 +28,7 @@ from fedstill.sites.server import roster, serve
 from fedstill.sites.site import answer, evidence, setup, site_journal, site_sums
 from fedstill.sites.site.charges import read_charges
 from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.site_journal import SiteJournal
 from fedstill.sums.helpers import Helper
 from fedstill.sums.masks import SumRefused
 
@@ -128,7 +129,7 @@ def test_real_sites_get_a_masked_sum_opened_by_their_peers_and_a_trustee(house: 
     for client in range(CLIENTS):
         policy = house.policy(client)
         (charge,) = read_charges(policy.state)
-        spent = evidence.budget(policy, [charge])["spent"]["record"]["epsilon"]
+        spent = evidence.budget(policy, SiteJournal(policy.state).standing())["spent"]["record"]["epsilon"]
         assert charge.entry.counts_alone
         assert spent == pytest.approx(guarantee["alone_epsilon"], rel=0.01), "its own share is what the site charges"
     calls = [line["detail"] for line in answer.log.read(house.policy(CLIENTS).state) if line["what"] == "answered"]
@@ -217,7 +218,8 @@ def test_a_budget_of_the_total_counts_on_partners_alone(tmp_path: Path, digits: 
         house.edit(client, partners=[house.partners[other] for other in range(CLIENTS) if other != client])
     summary = house.serve("partners")
     (charge,) = read_charges(house.policy(0).state)
-    spent = evidence.budget(house.policy(0), [charge])["spent"]["record"]["epsilon"]
+    found = SiteJournal(house.policy(0).state).standing()
+    spent = evidence.budget(house.policy(0), found)["spent"]["record"]["epsilon"]
     assert not charge.entry.counts_alone
     assert spent == pytest.approx(summary["guarantee"]["epsilon"], rel=0.01)
     house.edit(0, partners=[house.partners[1]])

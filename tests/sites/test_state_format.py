@@ -1,8 +1,10 @@
 """A site of format 2, with a ledger, a log and files of counts, becomes one with a journal; no charge is lost."""
 
 import base64
+import hmac
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from fedstill.base import files
 from fedstill.privacy.ledger import BudgetExceeded, Charge
 from fedstill.privacy.releases import Gaussian, Pure
 from fedstill.sites.site import log, site_journal, state_format
-from fedstill.sites.site.chain import Chain
+from fedstill.sites.site.chain import Chain, Line
 from fedstill.sites.site.charges import Limits, open_site_ledger, read_charges
 from fedstill.sites.site.site_journal import SiteJournal
 
@@ -79,7 +81,7 @@ def test_another_user_s_site_is_taken_over_by_its_owner_alone(state: Path) -> No
     """Else an administrator's `status` would leave files that the service can't read."""
     os.chown(state, 1234, 1234)
     before = sorted(state.rglob("*"))
-    with pytest.raises(files.Damaged, match="belongs to another user, whose first command takes it over"):
+    with pytest.raises(ValueError, match="belongs to .*; run it as its owner: sudo -u"):
         read_charges(state)
     assert sorted(state.rglob("*")) == before
 
@@ -99,9 +101,57 @@ def test_a_damaged_site_is_taken_over_by_nobody(what: str, state: Path) -> None:
     place = state / what
     place.write_bytes(place.read_bytes()[:-9])
     for _ in range(2):
-        with pytest.raises((files.Damaged, ValueError)):
+        with pytest.raises(files.Damaged):
             SiteJournal(state).standing()
         assert json.loads((state / "format.json").read_text())["version"] == 2
+
+
+def log_charges(state: Path) -> bytes:
+    """Give the log the lines of the charges, as it had them; returns the server's receipt of the newest line."""
+    old, ledger = Chain(state, "log", ""), Chain(state / "ledger", "ledger", "").read()
+    old.synchronise()
+    for line in ledger:
+        facts = {"ledger": line.number, "ledger_mac": line.mac.hex(), "run": RUNS[0]}
+        mac = old.append({"n": line.number + 1, "time": TIME, "what": "charged", **facts, "detail": ""}).hex()
+    text = f"receipt {old.count} {mac}".encode()
+    return f"{old.count}.{mac}.{hmac.digest((state / 'log.key').read_bytes(), text, 'sha256').hex()}".encode()
+
+
+def test_a_ledger_that_lacks_a_charge_of_the_log_is_taken_over_by_nobody(state: Path, tmp_path: Path) -> None:
+    log_charges(state)
+    (state / "ledger").rename(tmp_path / "newest")
+    with pytest.raises(files.Damaged, match="ledger lacks charge 1, which the log has"):
+        read_charges(state)
+    write_chain(state / "ledger", "ledger", [json.loads(line.text) for line in _lines(tmp_path / "newest")[:2]])
+    with pytest.raises(files.Damaged, match="has another charge 1 than the log"):
+        read_charges(state)
+    shutil.rmtree(state / "ledger")
+    for place in state.glob("log.*"):
+        place.unlink()
+    with pytest.raises(files.Damaged, match=r"log\.key can't be read"):
+        read_charges(state)
+
+
+def _lines(folder: Path) -> list[Line]:
+    return Chain(folder, "ledger", "").read()
+
+
+def test_an_older_copy_is_found_out_after_it_was_taken_over(state: Path, tmp_path: Path) -> None:
+    """A backup that is put back with a newer fedstill: the server's receipt is of the log."""
+    older = shutil.copytree(state, tmp_path / "older")
+    given = log_charges(state)
+    site_journal.check_receipt(state, given.decode())
+    assert log.verify(state).is_whole
+    with pytest.raises(files.Damaged, match="is an older copy: its journal lacks line 4"):
+        site_journal.check_receipt(older, given.decode())
+    assert not log.verify(older).is_whole
+
+
+def test_an_older_copy_that_was_found_out_is_taken_over_by_nobody(state: Path) -> None:
+    (state / site_journal.NEWEST).write_bytes(log_charges(state))
+    with pytest.raises(files.Damaged, match="is an older copy"):
+        read_charges(state)
+    assert (state / "ledger" / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("moment", range(1, 12))

@@ -304,13 +304,15 @@ def ledger(words: list[str], flags: "Ledger") -> None:
     from fedstill.report.spending import cost_words
     from fedstill.sites.site import evidence, log
     from fedstill.sites.site.charges import read_charges
+    from fedstill.sites.site.site_journal import SiteJournal
 
     policy = _policy(words)
     lines, charges = log.read(policy.state), read_charges(policy.state)
     runs = [run for run in evidence.runs(policy, lines, charges) if run["releases"]]
+    budget = evidence.budget(policy, SiteJournal(policy.state).standing())
     if flags.json_:
         listed = [{**charge._asdict(), "entry": charge.entry.model_dump(mode="json")} for charge in charges]
-        print_json({"budget": evidence.budget(policy, charges), "runs": runs, "charges": listed})
+        print_json({"budget": budget, "runs": runs, "charges": listed})
         return
     if flags.all:
         rows = [
@@ -328,7 +330,6 @@ def ledger(words: list[str], flags: "Ledger") -> None:
             for unit, use in run["spent"].items()
         ],
     )
-    budget = evidence.budget(policy, charges)
     for unit, use in budget["spent"].items():
         print(f"all runs, per {unit}: epsilon {_number(use['epsilon'])}, {_percent(use['share'])} of the budget")
 

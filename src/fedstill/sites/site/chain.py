@@ -16,7 +16,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +112,7 @@ class Chain:
             with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
             flush(place)
+        self._place("lock").touch(mode=0o600)  # by the owner: another user's reading must not be the first to make it
         flush(self._folder)
         flush(self._folder.parent)
 
@@ -134,7 +135,7 @@ class Chain:
             Damaged: the files were changed.
         """
         key = self._load_key()  # before the lock, which would make a file in the folder
-        with self.lock if os.access(self._folder, os.W_OK) else nullcontext():  # an auditor's copy can't be locked
+        with self._for_reading():
             head, places, begins = self._load_head(key), self.places, self.begins
             if self._key:
                 since = min(since, self._head.count)  # what was seen must still be there
@@ -156,6 +157,30 @@ class Chain:
             self._check_seen(key, [start, *(line.mac for line in lines)], begins[first])
             self._key, self._head = key, now
             return lines
+
+    def mac_of(self, number: int) -> bytes | None:
+        """The MAC of a line, after a check of the one file that has it; None if there is no such line.
+
+        Raises:
+            Damaged: that file was changed.
+        """
+        key = self._load_key()
+        with self._for_reading():
+            self._load_head(key)
+            places, begins = self.places, self.begins
+            file = sum(begin < number for begin in begins) - 1
+            start = self._last_mac(places[file - 1]) if file else START
+            lines = self._checked(key, begins[file], start, self._read(places[file]).split(b"\n")[:-1])
+            return next((line.mac for line in lines if line.number == number), None)
+
+    def _for_reading(self) -> AbstractContextManager[Any]:
+        """The lock; nothing for an auditor's copy, which can't be locked or whose lock file would be another user's."""
+        there = self._place("lock")
+        return self.lock if self._may_write() or (there.exists() and os.access(there, os.W_OK)) else nullcontext()
+
+    def _may_write(self) -> bool:
+        """Whether this user may make and repair files here; root's would be closed to the site's own user."""
+        return os.access(self._folder, os.W_OK) and (os.geteuid() != 0 or self._folder.stat().st_uid == 0)
 
     def _checked(self, key: bytes, number: int, before: bytes, raw: list[bytes]) -> list[Line]:
         """The lines after line ``number``, whose MAC is ``before``."""
@@ -229,6 +254,7 @@ class Chain:
     def rotate(self) -> None:
         """Begin another file; call this with the `lock`, after a reading of a file with lines."""
         os.replace(self._place("jsonl"), self._folder / f"{self._name}-{self._head.count:09d}.jsonl")
+        flush(self._folder)  # before the head, which no longer has the lines of that file
         self._head = self._begin_file(self._key, self._head)
 
     def _begin_file(self, key: bytes, head: ChainEnd) -> ChainEnd:
@@ -244,7 +270,7 @@ class Chain:
         raw = self._bytes("head")
         head = self._decode(key, raw)
         place, places = self._place("jsonl"), self.places
-        if head.size and len(places) > 1 and not (place.exists() and place.stat().st_size):
+        if self._may_write() and head.size and len(places) > 1 and not (place.exists() and place.stat().st_size):
             if places[-2].name == f"{self._name}-{head.count:09d}.jsonl":
                 return self._begin_file(key, head).encode(key)
         return raw
@@ -270,7 +296,8 @@ class Chain:
         if raw != shorter.encode(key):
             head, lines = self._place("head").name, self._place("jsonl").name
             raise self._damaged(f"{head} does not fit {lines}, which lacks lines or has too many, or the key")
-        self._write_head(key, now)
+        if self._may_write():
+            self._write_head(key, now)
 
     def _write_head(self, key: bytes, head: ChainEnd) -> None:
         flush(self._place("jsonl"))

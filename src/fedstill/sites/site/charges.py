@@ -31,7 +31,7 @@ from fedstill.privacy.ledger import (
 )
 from fedstill.privacy.releases import Event, Gaussian, Pure, Unbounded, Unit
 from fedstill.runs.environment import now
-from fedstill.sites.site.checkpoint import ChargeLine, Past
+from fedstill.sites.site.checkpoint import ChargeLine, Past, Standing
 from fedstill.sites.site.site_journal import SiteJournal, charges_among
 
 
@@ -279,18 +279,26 @@ def _units(past: Past | None) -> set[Unit]:
     return {unit for unit, there in found.items() if there}
 
 
-def largest_fitting(entries: Sequence[Charge], budget: float, delta: float) -> float:
+def uses_of(found: Standing, budget: float | None, delta: float) -> dict[Unit, accounting.Use]:
+    """The part of a site's budget that the releases of all runs use up, as the filter will count them at the next."""
+    return standing([charge.entry for charge in found.recent], found.at.first, budget, delta, found.at.past)
+
+
+def largest_fitting(found: Standing, budget: float, delta: float) -> float:
     """The largest epsilon at ``delta`` of one more Gaussian release on all records that a site's budget admits.
 
     To about a thousandth of it; 0 if none fits. The filter decides, as it will, so that it may be more or less than the
     budget minus what was spent.
     """
-    paths = _paths(entries, "record") if entries else [Counter[Event]()]
+    entries, past = [charge.entry for charge in found.recent], found.at.past
+    paths = {unit: _paths(entries, unit, past) for unit in _units(past) | {entry.unit for entry in entries}}
+    paths.setdefault("record", [Counter[Event]()])
 
     def fits(epsilon: float) -> bool:
         event = Gaussian(noise_multiplier=accounting.gaussian_noise(epsilon, delta))
-        first = entries[0].cost if entries else event
-        return all(accounting.admits(path + Counter([event]), first, budget, delta) for path in paths)
+        more: dict[Unit, Counter[Event]] = {"record": Counter([event]), "label": _for_labels({("record", event): 1})}
+        first = found.at.first or event
+        return all(accounting.admits(path + more[unit], first, budget, delta) for unit in paths for path in paths[unit])
 
     low, high = 0.0, budget
     for _ in range(12):

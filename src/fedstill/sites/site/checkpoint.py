@@ -24,6 +24,9 @@ FORGET = 30 * DAY
 """Seconds without a question after which a checkpoint forgets the counts of a run."""
 MOST_KINDS = 256
 """Largest number of kinds of noise in composed costs, beside that of whole Gaussian releases."""
+MOST_DATA = 64
+"""Largest number of data sets whose parts are told apart; a server makes another of a table by another order of its
+columns."""
 LEAST_PURE = 1e-6
 """Epsilon that a smaller one of a pure mechanism counts as, where kinds are merged."""
 OUTCOMES = ("answered", "refused", "failed", "waiting")
@@ -123,8 +126,9 @@ class Past(BaseModel):
 
     Attributes:
         records: of releases that protect records.
-        labels: of releases that protect labels, on all records.
-        parts: of releases that protect labels, on parts, by the fingerprint of the data in hexadecimal.
+        labels: of releases that protect labels, on all records, or on parts of data that were used long ago.
+        parts: of releases that protect labels, on parts, by the fingerprint of the data in hexadecimal; the last of
+            `MOST_DATA` data sets that were used.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
@@ -135,17 +139,20 @@ class Past(BaseModel):
     def after(self, entries: Sequence[Charge]) -> "Past":
         """The past with more releases."""
         records = Counter(entry.cost for entry in entries if entry.unit == "record")
-        labels = Counter(entry.cost for entry in entries if entry.unit == "label" and entry.records is None)
+        whole = [entry for entry in entries if entry.unit == "label" and entry.records is None]
+        labels = self.labels + Counter(entry.cost for entry in whole)
         of_parts = [entry for entry in entries if entry.unit == "label" and entry.records is not None]
         parts = dict(self.parts)
         for data in dict.fromkeys(data_of(entry.records or b"") for entry in of_parts):
             own = [entry for entry in of_parts if data_of(entry.records or b"") == data]
-            before, most = parts.get(data.hex(), Parts()), Counter[Event]()
+            before, most = parts.pop(data.hex(), Parts()), Counter[Event]()
             for _, mask in record_masks(own):
                 most |= Counter(entry.cost for entry in compress(own, mask))
-            whole = before.whole + Counter(entry.cost for entry in own)
-            parts[data.hex()] = Parts(most=compact(before.most + most), whole=compact(whole))
-        return Past(records=compact(self.records + records), labels=compact(self.labels + labels), parts=parts)
+            every = before.whole + Counter(entry.cost for entry in own)
+            parts[data.hex()] = Parts(most=compact(before.most + most), whole=compact(every))
+        for name in [*parts][:-MOST_DATA]:
+            labels += parts.pop(name).whole
+        return Past(records=compact(self.records + records), labels=compact(labels), parts=parts)
 
     def of_labels(self, data: bytes | None) -> Counter[Event]:
         """The costs, of releases that protect labels, for a record of ``data`` (`ledger.data_of`), or of no part."""

@@ -15,8 +15,9 @@ from fedstill.privacy.accounting import shares
 from fedstill.runs.environment import now
 from fedstill.sites import units
 from fedstill.sites.site import log
-from fedstill.sites.site.charges import read_charges, standing
+from fedstill.sites.site.charges import uses_of
 from fedstill.sites.site.policy import SitePolicy
+from fedstill.sites.site.site_journal import SiteJournal
 from fedstill.sites.site.state_format import version_of
 
 MOST_WAITING = 100
@@ -206,8 +207,7 @@ def words(found: Mapping[str, Any]) -> list[str]:
 
 def _cost(policy: SitePolicy, spec: RunSpec) -> dict[str, float | None]:
     limits = [limit for limit in (policy.budget, policy.budget_per_run, spec.budget) if limit is not None]
-    entries = [charge.entry for charge in read_charges(policy.state)]
-    uses = shares(standing(entries, None, policy.budget, policy.delta)).values()
+    uses = shares(uses_of(SiteJournal(policy.state).standing(), policy.budget, policy.delta)).values()
     most = max((1.0 if use["share"] is None else use["share"] for use in uses), default=0.0)
     return {
         "budget": policy.budget,

@@ -21,10 +21,11 @@ from fedstill.report.markup import joined, part
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
-from fedstill.sites.site.charges import largest_fitting, read_charges, standing
-from fedstill.sites.site.checkpoint import OUTCOMES, ChargeLine
+from fedstill.sites.site.charges import largest_fitting, read_charges, standing, uses_of
+from fedstill.sites.site.checkpoint import OUTCOMES, ChargeLine, Standing
 from fedstill.sites.site.policy import SitePolicy
-from fedstill.sites.site.site_journal import SiteJournal, check_newest
+from fedstill.sites.site.site_journal import SiteJournal
+from fedstill.sites.site.state_format import check_newest
 
 LAST = 5
 """Number of the last questions in a status."""
@@ -38,7 +39,8 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     Raises:
         NewerFormat: a newer fedstill wrote the state.
     """
-    lines, charges, failed, health = _evidence(policy)
+    lines, charges, found, health = _evidence(policy)
+    failed = found.at.failed
     outcomes = [line for line in lines if line["what"] in OUTCOMES]
     health |= {"data": _data(policy), "free_gb": round(_free(policy) / 1e9, 1)}
     health["is_well"] = (
@@ -49,7 +51,7 @@ def status(policy: SitePolicy) -> dict[str, Any]:
         "version": __version__,
         "time": now(),
         "paused": decisions.is_paused(policy),
-        "budget": budget(policy, charges),
+        "budget": budget(policy, found),
         "questions": {what: sum(line["what"] == what for line in lines) for what in ("asked", *OUTCOMES)},
         "runs": runs(policy, lines, charges),
         "failures": {"number": failed, "limit": policy.max_failures_ever},
@@ -60,18 +62,17 @@ def status(policy: SitePolicy) -> dict[str, Any]:
     }
 
 
-def budget(policy: SitePolicy, charges: Sequence[ChargeLine]) -> dict[str, Any]:
-    """The site's budget, and what all runs have spent of it, by the unit that they protect."""
-    entries = [charge.entry for charge in charges]
-    spent = shares(standing(entries, None, policy.budget, policy.delta))
+def budget(policy: SitePolicy, found: Standing) -> dict[str, Any]:
+    """The site's budget, and what all runs have spent of it, by the unit that they protect, as its filter counts it."""
+    spent = shares(uses_of(found, policy.budget, policy.delta))
     most = max((use["share"] if use["share"] is not None else math.inf for use in spent.values()), default=0.0)
     return {
         "epsilon": policy.budget,
         "delta": policy.delta,
         "per_run": policy.budget_per_run,
-        "releases": len(entries),
+        "releases": found.at.charges,
         "spent": spent,
-        "fits": None if policy.budget is None else largest_fitting(entries, policy.budget, policy.delta),
+        "fits": None if policy.budget is None else largest_fitting(found, policy.budget, policy.delta),
         "left_share": None if policy.budget is None else max(0.0, 1 - most),
     }
 
@@ -140,16 +141,16 @@ def _seconds(last: Sequence[Line]) -> float:
     return datetime.fromisoformat(str(last[0]["time"])).timestamp() if last else 0.0
 
 
-def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], int, dict[str, Any]]:
-    """Lines, releases, number of failed questions, and whether the journal is whole."""
+def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], Standing, dict[str, Any]]:
+    """Lines, releases, what they mean for the next question, and whether the journal is whole."""
     try:
         lines, charges = log.read(policy.state), read_charges(policy.state)
         check_newest(policy.state)
-        return lines, charges, SiteJournal(policy.state).standing().at.failed, {"journal": "whole"}
+        return lines, charges, SiteJournal(policy.state).standing(), {"journal": "whole"}
     except files.NewerFormat:
         raise
     except files.Damaged as error:
-        return [], [], 0, {"journal": str(error)}
+        return [], [], Standing(), {"journal": str(error)}
 
 
 def _data(policy: SitePolicy) -> str:
@@ -216,7 +217,7 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
         "site": policy.client,
         "policy": policy.model_dump(mode="json"),
         "check": {"is_whole": verdict.is_whole, **vars(verdict)},
-        "budget": budget(policy, charges),
+        "budget": budget(policy, SiteJournal(policy.state).standing()),
         "runs": runs(policy, lines, charges),
         "charges": [_charge(charge) for charge in charges],
         "log": [{**line, "detail": "in the site's log"} if line["what"] == "failed" else line for line in lines],

@@ -18,7 +18,8 @@ from fedstill.base import files
 from fedstill.runs.environment import now
 from fedstill.sites.site.checkpoint import OUTCOMES, Checkpoint, Standing
 from fedstill.sites.site.policy import SitePolicy
-from fedstill.sites.site.site_journal import SiteJournal, check_newest
+from fedstill.sites.site.site_journal import SiteJournal
+from fedstill.sites.site.state_format import check_newest
 
 IMPORTED = "imported"
 """Step of the charges for the history of another program."""

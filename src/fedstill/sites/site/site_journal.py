@@ -46,15 +46,23 @@ from fedstill.runs.environment import now
 from fedstill.sites.seals import number_of
 from fedstill.sites.site.chain import Chain, Line
 from fedstill.sites.site.checkpoint import ChargeLine, Standing, read_charge
-from fedstill.sites.site.state_format import FORMAT, HEAD, KEY, LINES, NAME, VERSION, take_over, version_of
+from fedstill.sites.site.state_format import (
+    ASIDE,
+    FORMAT,
+    HEAD,
+    KEY,
+    LINES,
+    NAME,
+    NEWEST,
+    VERSION,
+    older,
+    take_over,
+    version_of,
+)
 
 T = TypeVar("T")
-NEWEST = "newest.receipt"
-"""Name of the file with a receipt that shows the journal to be an older copy."""
-_LARGEST, _LEAST = 2**18, 100
-"""Bytes and lines that a file has before another begins; a checkpoint may have more bytes itself."""
-_TAIL = 2**16
-"""Bytes of the journal's end in which a line is looked for before more of it is read."""
+_LARGEST = 2**18
+"""Bytes of a file, without its checkpoint, from which another begins."""
 _CHECKPOINT = b',"what":"checkpoint",'
 _REMEDY = (
     "the site replies to nothing until its newest copy is back; if there is none, make the site anew (fedstill site "
@@ -73,6 +81,7 @@ class SiteJournal:
         self._chain = Chain(state, NAME, _REMEDY)
         self._standing: Standing | None = None
         self._lines = 0  # taken in by `standing`
+        self._earlier: tuple[str, int, list[ChargeLine]] = ("", 0, [])  # a run's charges, of so many of all runs
 
     @property
     def lock(self) -> FileLock:
@@ -89,7 +98,7 @@ class SiteJournal:
         check(self._state)
         with self.lock:
             self._chain.synchronise()
-            if self._chain.size >= _LARGEST and self._chain.lines >= _LEAST:
+            if self._chain.size >= _LARGEST and self._chain.size >= _LARGEST + self._checkpoint_size():
                 self._begin_file()
             number = self._chain.count + 1
             self._chain.append({"n": number, **line})
@@ -121,8 +130,10 @@ class SiteJournal:
         counts, since = standing.at.runs.get(run), standing.at.charges - len(standing.recent)
         if counts is None or counts.first > self._chain.begins[-1] or not since:
             return recent
-        earlier = charges_among(self._chain.read(counts.first - 1), self._state)
-        return [*(charge for charge in earlier if charge.run == run and charge.number <= since), *recent]
+        if self._earlier[:2] != (run, since):  # whole files, which nobody changes
+            earlier = charges_among(self._chain.read(counts.first - 1), self._state, run)
+            self._earlier = run, since, [charge for charge in earlier if charge.number <= since]
+        return [*self._earlier[2], *recent]
 
     def read(self) -> list[Line]:
         """All lines, after a check of each."""
@@ -138,6 +149,12 @@ class SiteJournal:
             if marks:
                 return lines[marks[-1] :]
         return lines
+
+    def _checkpoint_size(self) -> int:
+        """Bytes of the checkpoint that the file begins with: a large one must not make each line begin a file."""
+        with (self._state / LINES).open("rb") as file:
+            first = file.readline()
+        return len(first) if _CHECKPOINT in first[:200] else 0
 
     def _begin_file(self) -> None:
         at = self.standing().checkpoint(time.time())
@@ -207,10 +224,13 @@ def append(state: Path, line: Mapping[str, Any]) -> int:
     return SiteJournal(state).append(line)
 
 
-def charges_among(lines: list[Line], state: Path) -> list[ChargeLine]:
-    """The releases of some lines."""
-    charged = [(facts, line.mac) for line in lines if (facts := json.loads(line.text))["what"] == "charged"]
-    return _read(lambda: [read_charge(facts, mac) for facts, mac in charged], state)
+def charges_among(lines: list[Line], state: Path, run: str | None = None) -> list[ChargeLine]:
+    """The releases of some lines, of one run or of all."""
+    words = [b'"what":"charged"'] if run is None else [b'"what":"charged"', json.dumps(run).encode()]
+    some = [line for line in lines if all(word in line.text for word in words)]  # the others need no parser
+    found = [(facts, line.mac) for line in some if (facts := json.loads(line.text))["what"] == "charged"]
+    charges = _read(lambda: [read_charge(facts, mac) for facts, mac in found], state)
+    return [charge for charge in charges if run in (None, charge.run)]
 
 
 def _read(what: Callable[[], T], state: Path) -> T:
@@ -232,7 +252,7 @@ def receipt(state: Path) -> str:
     try:
         chain = Chain(state, NAME, _REMEDY)
         chain.synchronise()
-        return _receipt(state, chain.count, chain.last.hex()) if chain.count else ""
+        return _receipt(state / KEY, chain.count, chain.last.hex()) if chain.count else ""
     except (files.Damaged, OSError):
         return ""
 
@@ -240,50 +260,29 @@ def receipt(state: Path) -> str:
 def check_receipt(state: Path, given: str) -> None:
     """Refuse to go on with a journal that lacks a line of which it has given a receipt, or has another there.
 
-    A receipt of another journal proves nothing, and is ignored. An older copy may have gone on since, so that the
-    number of lines is not enough.
+    A receipt of another journal proves nothing, and is ignored; one of the log of format 2 is that log's, as an older
+    copy may have been taken over. An older copy may have gone on since, so that the number of lines is not enough.
 
     Raises:
         Damaged: the journal, and with it all of the state, is an older copy.
     """
     number, newest = number_of(given), state / NEWEST
-    if not number or not (state / HEAD).exists():
+    if not number or version_of(state) is None:
         return
+    check(state)
     mac = given.split(".")[1]
-    if not hmac.compare_digest(given, _receipt(state, number, mac)):
+    for folder, name in ((state, NAME), (state / ASIDE, "log")):
+        key = folder / f"{name}.key"
+        if key.exists() and hmac.compare_digest(given, _receipt(key, number, mac)):
+            break
+    else:
         return
-    if _mac_of(state, number) != mac:
+    if (found := Chain(folder, name, _REMEDY).mac_of(number)) is None or found.hex() != mac:
         files.write_bytes(newest, given.encode())
-        raise files.Damaged(_older(state, number))
+        raise files.Damaged(older(state, number))
     newest.unlink(missing_ok=True)
 
 
-def check_newest(state: Path) -> None:
-    """Raise `Damaged` if the state was found to be an older copy (`check_receipt`)."""
-    if (newest := state / NEWEST).exists():
-        raise files.Damaged(_older(state, number_of(newest.read_text("utf-8"))))
-
-
-def _older(state: Path, number: int) -> str:
-    return (
-        f"{state} is an older copy: its journal lacks line {number}, so it has forgotten releases; "
-        "bring the newest copy back, or make the site anew (fedstill site init) with the budget that is left"
-    )
-
-
-def _receipt(state: Path, number: int, mac: str) -> str:
-    key = (state / KEY).read_bytes()
-    return f"{number}.{mac}.{hmac.digest(key, f'receipt {number} {mac}'.encode(), hashlib.sha256).hex()}"
-
-
-def _mac_of(state: Path, number: int) -> str | None:
-    """The MAC of a line, which is mostly among the last; None if there is no such line."""
-    chain = Chain(state, NAME, _REMEDY)
-    place = chain.places[-1]
-    with place.open("rb") as file:
-        file.seek(start := max(0, place.stat().st_size - _TAIL))
-        last = file.read().split(b"\n")[1 if start else 0 :]
-    found = [line for line in last if line.startswith(b'{"n":%d,' % number) and line.endswith(b'"}')]
-    if found:
-        return found[-1][-66:-2].decode(errors="replace")
-    return next((line.mac.hex() for line in chain.read(number - 1) if line.number == number), None)
+def _receipt(key: Path, number: int, mac: str) -> str:
+    text = f"receipt {number} {mac}".encode()
+    return f"{number}.{mac}.{hmac.digest(key.read_bytes(), text, hashlib.sha256).hex()}"

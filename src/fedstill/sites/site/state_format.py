@@ -1,8 +1,8 @@
 """The format of a site's state: its version, the names of its files, and how an earlier one is taken over.
 
 In format 2, ledger, log and counts were files of their own; in format 3 they are one journal. No charge is lost: a
-ledger or a log that is damaged is taken over by nobody, and the old files stay in ``state/before-journal``, with their
-digests in the journal's first line.
+ledger or a log that is damaged or missing is taken over by nobody, nor is a ledger that lacks a charge of the log. The
+old files stay in ``state/before-journal``, with their digests in the journal's first line.
 """
 
 import hashlib
@@ -16,12 +16,16 @@ from filelock import FileLock
 
 from fedstill.base import files
 from fedstill.runs.environment import now
-from fedstill.sites.site.chain import Chain
+from fedstill.sites import units
+from fedstill.sites.seals import number_of
+from fedstill.sites.site.chain import Chain, Line
 
 NAME = "journal"
 KEY, LINES, HEAD, LOCK = (f"{NAME}.{part}" for part in ("key", "jsonl", "head", "lock"))
 FORMAT, VERSION = "format.json", 3
 """File with the version of a site's state, and the version."""
+NEWEST = "newest.receipt"
+"""Name of the file with a receipt that shows the state to be an older copy."""
 ASIDE = "before-journal"
 """Folder, in a state that was taken over, of its earlier files."""
 _REMEDY = "bring its newest copy back; a site is taken over whole, or not at all"
@@ -45,26 +49,43 @@ def version_of(state: Path) -> int | None:
     return int(version)
 
 
+def check_newest(state: Path) -> None:
+    """Raise `Damaged` if the state was found to be an older copy (`check_receipt`)."""
+    if (newest := state / NEWEST).exists():
+        raise files.Damaged(older(state, number_of(newest.read_text("utf-8"))))
+
+
+def older(state: Path, number: int) -> str:
+    """The sentence about an older copy, which lacks a line."""
+    return (
+        f"{state} is an older copy: its journal lacks line {number}, so it has forgotten releases; "
+        "bring the newest copy back, or make the site anew (fedstill site init) with the budget that is left"
+    )
+
+
 def take_over(state: Path) -> None:
     """Begin the journal of a site with the charges and counts that its earlier files have, and put these aside.
 
     A crash leaves the earlier files, and the next call begins anew, or the journal.
 
     Raises:
-        Damaged: the ledger, the log or a file of counts was changed, or the state is another user's.
+        Damaged: the ledger, the log or a file of counts was changed or is an older copy.
+        ValueError: the state is another user's.
     """
-    if state.stat().st_uid != os.geteuid():
-        raise files.Damaged(
-            f"{state} is of an earlier format and belongs to another user, whose first command takes it over; run this "
-            "as its owner (sudo -u)"
-        )
+    units.check_owner(state, "site status FOLDER")
     with FileLock(state / "takeover.lock", timeout=60):
         if version_of(state) == VERSION:
             return  # another process was quicker
+        check_newest(state)
         charges = Chain(state / "ledger", "ledger", _REMEDY).read() if (state / "ledger").exists() else []
-        if any((state / f"log.{part}").exists() for part in ("key", "head", "jsonl")):
-            Chain(state, "log", _REMEDY).read()
-        counts, old = _counts(state), _old_files(state)
+        if (state / FORMAT).exists() or any((state / f"log.{part}").exists() for part in ("key", "head", "jsonl")):
+            _check_ledger(charges, Chain(state, "log", _REMEDY).read(), state)
+        try:
+            counts, old = _counts(state), _old_files(state)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, files.Damaged):
+                raise
+            raise files.Damaged(f"{state} has a damaged file of counts ({error!r:.80}); {_REMEDY}") from error
         for name in (HEAD, LINES, KEY):
             (state / name).unlink(missing_ok=True)
         chain = Chain(state, NAME, _REMEDY)
@@ -79,6 +100,17 @@ def take_over(state: Path) -> None:
             aside = state / ASIDE / place.relative_to(state)
             aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.replace(place, aside)
+
+
+def _check_ledger(charges: list[Line], log: list[Line], state: Path) -> None:
+    """Compare the ledger with the charges that the log has: an older copy of it, or none, has forgotten some."""
+    for line in log:
+        facts = json.loads(line.text)
+        number = facts.get("ledger", 0) if facts["what"] in ("charged", "begun") else 0
+        if number > len(charges):
+            raise files.Damaged(f"{state / 'ledger'} lacks charge {number}, which the log has; {_REMEDY}")
+        if facts["what"] == "charged" and charges[number - 1].mac.hex() != facts["ledger_mac"]:
+            raise files.Damaged(f"{state / 'ledger'} has another charge {number} than the log; {_REMEDY}")
 
 
 def _charged(number: int, text: bytes) -> dict[str, Any]:
