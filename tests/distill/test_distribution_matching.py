@@ -135,9 +135,9 @@ def test_examples_that_match_already_stay_where_they_are() -> None:
     loss, gradient = match(network(torch.float64), list(synthetic), synthetic, FEDDM)
     assert float(loss) < 1e-20 and float(gradient.abs().max()) < 1e-10  # squares of rounding errors, and those
     # the norm's own gradient has length 1 however small the norm is, unless it is 0
-    assert distribution_matching._root(torch.tensor([0.0, 4.0])).tolist() == [0.0, 2.0]
+    assert distribution_matching.root_of(torch.tensor([0.0, 4.0])).tolist() == [0.0, 2.0]
     x = torch.zeros(1, requires_grad=True)
-    assert torch.autograd.grad(distribution_matching._root(x).sum(), x)[0].tolist() == [0.0]
+    assert torch.autograd.grad(distribution_matching.root_of(x).sum(), x)[0].tolist() == [0.0]
 
 
 def test_weights_stand_for_repeated_records() -> None:
@@ -152,12 +152,12 @@ def test_weights_stand_for_repeated_records() -> None:
 
 def test_a_class_is_topped_up_by_draws_with_replacement() -> None:
     settings = changed(FEDDM, top_up=True)
-    index, weights = distribution_matching._batch(6, settings, stream(0))
+    index, weights = distribution_matching.draw_batch(6, settings, stream(0))
     assert index.tolist() == list(range(6)) and float(weights.sum()) == 16 and float(weights.min()) >= 1
-    index, weights = distribution_matching._batch(6, changed(FEDRD, top_up=True), stream(0))
+    index, weights = distribution_matching.draw_batch(6, changed(FEDRD, top_up=True), stream(0))
     assert len(index) == 16 and set(index.tolist()) == set(range(6)) and set(weights.tolist()) == {1.0}
     for n, count in ((6, 6), (40, 16)):
-        index, weights = distribution_matching._batch(n, FEDDM, stream(0))
+        index, weights = distribution_matching.draw_batch(n, FEDDM, stream(0))
         assert len(index) == len(set(index.tolist())) == count and set(weights.tolist()) == {1.0}
 
 

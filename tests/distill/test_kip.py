@@ -169,17 +169,17 @@ def test_the_clients_own_statistics_are_used_only_when_asked_for(digits: DataSet
 
 def test_batches_hold_as_many_of_each_class_and_repeat_only_when_they_must() -> None:
     few, many = torch.tensor([4, 5, 6]), torch.arange(100, 200)
-    batch = kip._balanced([few, many], 21, stream(0)).tolist()
+    batch = kip.balanced_batch([few, many], 21, stream(0)).tolist()
     assert len(batch) == 20 and set(batch[:10]) == {4, 5, 6}
     assert len(set(batch[10:])) == 10 and min(batch[10:]) >= 100
-    assert len(kip._balanced([few, many], 1, stream(0))) == 2
+    assert len(kip.balanced_batch([few, many], 1, stream(0))) == 2
 
 
 def steps_of(records: Records, settings: KIP) -> int:
     batches: list[Tensor] = []
-    balanced = kip._balanced
+    balanced = kip.balanced_batch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kip, "_balanced", lambda *args: batches.append(balanced(*args)) or batches[-1])
+        patch.setattr(kip, "balanced_batch", lambda *args: batches.append(balanced(*args)) or batches[-1])
         inducing_points(records, 2, settings, stream(0))
     return len(batches)
 

@@ -51,13 +51,13 @@ def test_images_are_bytes_of_the_clients_classes(digits: DataSet, settings: Grad
 
 
 def test_pixels_stay_in_the_unit_interval_all_along(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, original = [], synthesis._pixel_gradient
+    seen, original = [], synthesis.pixel_gradient
 
     def spy(net: nn.Module, records: Records, images: torch.Tensor, *rest: object) -> object:
         seen.append(images.clone())
         return original(net, records, images, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(synthesis, "_pixel_gradient", spy)
+    monkeypatch.setattr(synthesis, "pixel_gradient", spy)
     synthesise(two_classes(digits), new_net, 2, changed(lr=10.0, init="noise", nets=5), stream(0))
     assert all(0 <= float(x.min()) and float(x.max()) <= 1 for x in seen)
     assert float((seen[-1] - seen[0]).abs().max()) > 0.5  # the step was large enough to need the clamp
@@ -119,8 +119,8 @@ def test_a_step_is_momentum_sgd_on_pixels_scaled_by_the_number_of_images(digits:
 
 def test_networks_are_trained_only_between_their_own_steps(digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = synthesis._train
-    monkeypatch.setattr(synthesis, "_train", lambda *a: (calls.append(a[0]), original(*a)))
+    original = synthesis.train_network
+    monkeypatch.setattr(synthesis, "train_network", lambda *a: (calls.append(a[0]), original(*a)))
     synthesise(two_classes(digits), new_net, 2, SMALL, stream(0))
     assert calls == []
     synthesise(two_classes(digits), new_net, 2, changed(steps=3, nets=2), stream(0))
@@ -137,7 +137,7 @@ def test_training_lowers_the_loss_of_the_synthetic_images(digits: DataSet) -> No
         return float(nn.functional.cross_entropy(net(records.inputs()).detach(), records.labels))
 
     before = loss()
-    synthesis._train(net, records, images, labels, settings)
+    synthesis.train_network(net, records, images, labels, settings)
     assert loss() < 0.5 * before
 
 

@@ -72,7 +72,7 @@ def naive_bn(network: nn.Module, x: Tensor) -> Tensor:
 def test_logits_and_their_gradient_are_the_plain_loops(stacked: bool) -> None:
     nets, x = networks(), images().requires_grad_()
     teachers = Teachers(nets, stacked=stacked)
-    assert len(teachers) == 6 and len(teachers._stacks) == stacked  # one kind occurs more than once
+    assert len(teachers) == 6 and len(teachers.stacks) == stacked  # one kind occurs more than once
     for net in nets:
         net.eval()
     plain = torch.stack([net(x) for net in nets], 1)
@@ -82,7 +82,7 @@ def test_logits_and_their_gradient_are_the_plain_loops(stacked: bool) -> None:
     ours, theirs = (torch.autograd.grad(value.square().sum(), x)[0] for value in (teachers(x), plain.mean(1)))
     assert theirs.abs().max() > 0 and near(ours, theirs)
     assert not near(each[:, 0], plain[:, 2])  # each its own weights
-    assert len(teachers._stacks) == stacked  # nothing fell back
+    assert len(teachers.stacks) == stacked  # nothing fell back
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -123,8 +123,8 @@ def test_the_gradient_of_l_bn_is_that_of_finite_differences(shape: tuple[int, ..
     norm.running_mean, norm.running_var = torch.randn(3, generator=stream(0)).double(), torch.rand(3).double() + 0.5
     teachers = Teachers([norm])
     x = torch.randn(shape, generator=stream(1), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: 3 * teachers._run(x, with_bn=True).bn, [x])
-    (slope,) = torch.autograd.grad(x.sum() * teachers._run(x, with_bn=True).bn, x, create_graph=True)
+    assert torch.autograd.gradcheck(lambda x: 3 * teachers.outputs(x).bn, [x])
+    (slope,) = torch.autograd.grad(x.sum() * teachers.outputs(x).bn, x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()  # refused, not wrong
 
@@ -187,9 +187,9 @@ def test_networks_that_cant_be_stacked_run_one_after_another() -> None:
     with isolated(0):
         nets = [Branching() for _ in range(3)]
     teachers, x = Teachers(nets, stacked=True), images()
-    assert len(teachers._stacks) == 1
+    assert len(teachers.stacks) == 1
     assert near(teachers.each(x), torch.stack([net(x) for net in nets], 1))
-    assert not teachers._stacks
+    assert not teachers.stacks
     with pytest.raises(RuntimeError):  # images that fit no network are an error all the same
         Teachers(networks(["dense-mnist"] * 2), stacked=True)(torch.rand(2, 3, 8, 8))
 
@@ -210,7 +210,7 @@ def test_networks_that_differ_outside_their_weights_are_not_taken_for_one_archit
     with isolated(0):
         nets = [Scaled(1.0), Scaled(5.0), Scaled(1.0).eval()]
     teachers = Teachers(nets, stacked=True)
-    assert teachers._groups == [[0, 2], [1]]
+    assert teachers.groups == [[0, 2], [1]]
     assert near(teachers.each(images()), torch.stack([net(images()) for net in nets], 1))
 
 

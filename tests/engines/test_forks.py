@@ -109,7 +109,7 @@ def test_a_killed_program_has_ended_and_the_others_go_on(forks: Forks, tmp_path:
 
 def test_programs_end_with_the_process_that_forks_and_that_one_is_started_again(forks: Forks, tmp_path: Path) -> None:
     number, program = start(forks, "sleep", tmp_path / "a")
-    forks._process.kill()
+    forks.process.kill()
     assert psutil.wait_procs([program], timeout=60)[1] == []
     wait(forks.look)
     assert forks.code(number) == -1
@@ -117,8 +117,8 @@ def test_programs_end_with_the_process_that_forks_and_that_one_is_started_again(
 
 
 def test_a_word_that_meets_no_process_is_no_error(forks: Forks, tmp_path: Path) -> None:
-    forks._process.kill()
-    forks._process.wait()
+    forks.process.kill()
+    forks.process.wait()
     number = forks.start("end", str(tmp_path / "a"))
     assert not forks.look() and forks.code(number) == -1
     wait(forks.look)

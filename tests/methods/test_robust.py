@@ -152,7 +152,7 @@ def test_few_numbers_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(robust, "_NUMBERS", 5 * 1000)
     monkeypatch.setattr(robust, "_CHUNK", 5 * 100)
     sent = replies(normal(5, 20_000))
-    sizes = [rows.numel() for _, rows in robust._parts(sent, PARAMETERS)]
+    sizes = [rows.numel() for _, rows in robust.parts_of(sent, PARAMETERS)]
     assert max(sizes) <= 500 and sum(sizes) == 5 * 20_000
 
 

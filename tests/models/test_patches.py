@@ -76,7 +76,7 @@ def test_an_image_s_features_depend_on_no_other_image_to_the_bit(public: Records
 
 def test_whitened_public_patches_have_unit_covariance_where_they_vary(public: Records) -> None:
     model = learnt(public, centroids=50)
-    patches = model._draw(public, stream(5))
+    patches = model.draw_patches(public, stream(5))
     variance, mean = torch.var_mean(patches, 1, correction=0, keepdim=True)
     z = ((patches - mean) / (variance + 0.01).sqrt() - model.centre) @ model.whitening
     values = torch.linalg.eigvalsh(torch.cov(z.T))
@@ -88,7 +88,7 @@ def test_centroids_are_means_of_their_patches(public: Records) -> None:
     from sklearn.cluster import kmeans_plusplus
 
     model = learnt(public, centroids=8)
-    patches = model._draw(public, stream(6))
+    patches = model.draw_patches(public, stream(6))
     variance, mean = torch.var_mean(patches, 1, correction=0, keepdim=True)
     z = ((patches - mean) / (variance + 0.01).sqrt() - model.centre) @ model.whitening
 

@@ -152,8 +152,8 @@ def test_in_bfloat16_vectors_are_those_of_float32_but_for_rounding(tmp_path, kin
         backbone = backbones.load(f"hf:{tiny_backbones.save_images(kind, tmp_path)}", (3, 9, 9))
         records = pictures(60, 3, 9, 9)
     whole = rows_of(backbone, records)
-    assert features._is_half(backbone, "cuda") and not features._is_half(backbone, "cpu")
-    monkeypatch.setattr(features, "_is_half", lambda *_: True)
+    assert features.is_half(backbone, "cuda") and not features.is_half(backbone, "cpu")
+    monkeypatch.setattr(features, "is_half", lambda *_: True)
     half = rows_of(backbone, records, device=device)
     assert half.dtype == np.float32 and not np.array_equal(half, whole)
     assert np.abs(half - whole).max() < 0.05 * np.abs(whole).max()  # 8 bits in each of a few layers

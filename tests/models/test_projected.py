@@ -102,8 +102,8 @@ def test_the_lean_pass_gives_features_and_running_statistics_of_the_plain_one(sc
 
 
 def test_the_lean_pass_is_taken_and_only_in_train_mode_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, original = [], projected._pool_first
-    monkeypatch.setattr(projected, "_pool_first", lambda *a: (calls.append(1), original(*a))[1])
+    calls, original = [], projected.pool_first
+    monkeypatch.setattr(projected, "pool_first", lambda *a: (calls.append(1), original(*a))[1])
     task, x = network().task, images(5, 1, 16, 8)
     task.features(x)
     assert calls == []
@@ -123,5 +123,5 @@ def test_inputs_with_little_contrast_lose_no_digits() -> None:
     conv.padding = (0, 0)  # else the border of zeros is contrast
     with torch.no_grad():
         expected = max_pool2d(relu(norm(conv(x))), 2)
-        found = projected._pool_first(x, conv, norm)
+        found = projected.pool_first(x, conv, norm)
     assert torch.equal(found, expected)

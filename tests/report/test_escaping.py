@@ -49,7 +49,7 @@ def test_the_page_of_an_attack(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_data_set(tmp_path: Path) -> None:
-    data_page._write_page(tmp_path / "a.html", EVIL, np.ones((2, 2), int), (EVIL, "b"))
+    data_page.write_counts(tmp_path / "a.html", EVIL, np.ones((2, 2), int), (EVIL, "b"))
     check((tmp_path / "a.html").read_text())
 
 

@@ -22,7 +22,7 @@ from flwr.app import Context, Message, RecordDict  # noqa: E402
 from flwr.app.metadata import Metadata  # noqa: E402
 
 from fedstill.engines.flower import apps  # noqa: E402
-from fedstill.engines.flower.messages import _arrivals, content  # noqa: E402
+from fedstill.engines.flower.messages import arrivals_of, content  # noqa: E402
 from fedstill.sites.server.serve import Sealed  # noqa: E402
 from fedstill.sites.site.launcher import SiteSeal  # noqa: E402
 
@@ -125,7 +125,7 @@ def test_a_site_signs_what_it_sends_also_that_it_sends_nothing(request_: bytes, 
     message = Message(content=asked, metadata=facts)
     reply = app(message, Context(1, 7, {}, RecordDict(), {}))
     reply.metadata.__dict__["_src_node_id"] = 7
-    (arrival,) = _arrivals([0], reply, 10**6)
+    (arrival,) = arrivals_of([0], reply, 10**6)
     wanted = {b"a request": b"the reply", b"a stranger's": b"refused", b"one that fails": apps.NO_REPLY}
     assert arrival.reply == wanted[request_]
     assert has_signed(public(keys[0]), arrival.signature, "the spec", request_, arrival.reply, "here")

@@ -30,7 +30,7 @@ def test_each_image_gets_one_rectangle_of_its_partner_and_the_loss_its_share() -
             target[k] = one_hot(image.long().flatten(), 6).float().mean(0)
         expected = cross_entropy(logits, target)  # probabilities in proportion to the areas
         torch.testing.assert_close(mix.loss(logits, found, labels), expected)
-        shares.append(1 - mix._kept)
+        shares.append(1 - mix.kept)
     assert min(shares) < 0.05 < 0.5 < max(shares)
     assert torch.equal(x[:, 0, 0, 0], torch.arange(6.0))  # the batch itself has not changed
 
@@ -40,7 +40,7 @@ def test_the_probability_is_that_of_a_batch(probability: float, mixed: int) -> N
     mix, count = CutMix(probability, same), 0
     for seed in range(200):
         mix.augment(torch.rand(4, 1, 8, 8), stream(seed))
-        count += mix._partners is not None
+        count += mix.partners is not None
     assert abs(count - mixed) <= (30 if probability == 0.5 else 0)  # four deviations
 
 

@@ -24,7 +24,7 @@ def likelihood(labels: torch.Tensor, epsilon: float) -> torch.Tensor:
 def test_the_loss_is_the_negative_log_likelihood_of_what_was_given() -> None:
     logits, given = torch.randn(7, 10, dtype=torch.float64), likelihood(torch.arange(7), 1.3)
     expected = -(logits.softmax(1) * given).sum(1).log().mean()
-    assert float(losses._negative_log_likelihood(logits, torch.empty(0), given.log())) == pytest.approx(
+    assert float(losses.negative_log_likelihood(logits, torch.empty(0), given.log())) == pytest.approx(
         float(expected), rel=1e-12
     )
 

@@ -41,7 +41,7 @@ def test_views_keep_shape_and_range_and_differ(channels: int, height: int, width
 def test_a_crop_is_pillows_crop_and_resize() -> None:
     x = pictures(40, 3, 12, 20)
     views = Views(flip=0, jitter=0, gray=0)
-    top, left, rows, columns = (v.long() for v in views._crops(40, 12, 20, stream(3)))
+    top, left, rows, columns = (v.long() for v in views.crops(40, 12, 20, stream(3)))
     found = views(x, stream(3))
     seen = set()
     for i in range(40):
@@ -56,7 +56,7 @@ def test_a_crop_is_pillows_crop_and_resize() -> None:
 
 def test_crops_have_the_shares_and_shapes_asked_for() -> None:
     n, side = 4000, 400  # large, so that whole pixels matter little
-    top, left, rows, columns = Views()._crops(n, side, side, stream(0))
+    top, left, rows, columns = Views().crops(n, side, side, stream(0))
     share, ratio = rows * columns / side**2, columns / rows
     assert 0.078 < share.min() < 0.085 and 0.97 < share.max() <= 1
     assert 0.74 < ratio.min() < 0.76 and 1.31 < ratio.max() < 1.35
@@ -74,7 +74,7 @@ def test_where_no_crop_fits_the_largest_of_a_permitted_shape_is_taken_from_the_m
     height: int, width: int, crop: tuple[int, int]
 ) -> None:
     ratio = (3 / 4, 4 / 3) if height != width else (1.0, 1.0)
-    top, left, rows, columns = Views(scale=(1, 1), ratio=ratio)._crops(3, height, width, stream(0))
+    top, left, rows, columns = Views(scale=(1, 1), ratio=ratio).crops(3, height, width, stream(0))
     assert (rows == crop[0]).all() and (columns == crop[1]).all()
     assert ((top - (height - crop[0]) / 2).abs() <= 0.5).all() and ((left - (width - crop[1]) / 2).abs() <= 0.5).all()
 
@@ -109,9 +109,9 @@ def test_each_change_of_colour_is_its_formula() -> None:
     for i in range(6):
         f = 1 + float(change[i])
         expected = {
-            changes._brighten: f * x[i],
-            changes._contrast: f * x[i] + (1 - f) * luminance[i].mean(),
-            changes._saturate: f * x[i] + (1 - f) * luminance[i],
+            changes.brighten: f * x[i],
+            changes.contrast: f * x[i] + (1 - f) * luminance[i].mean(),
+            changes.saturate: f * x[i] + (1 - f) * luminance[i],
         }
         for operation, value in expected.items():
             torch.testing.assert_close(operation(x, change)[i], value.clamp(0, 1))
@@ -120,7 +120,7 @@ def test_each_change_of_colour_is_its_formula() -> None:
 def test_hues_turn_as_the_standard_library_turns_them() -> None:
     x = torch.cat([pictures(1, 3, 1, 200), torch.eye(3).view(1, 3, 1, 3), torch.full((1, 3, 1, 4), 0.3)], 3)
     turns = torch.tensor([0.27])
-    found = changes._turn(x, turns)[0, :, 0].T
+    found = changes.turn(x, turns)[0, :, 0].T
     for before, after in zip(x[0, :, 0].T.tolist(), found.tolist(), strict=True):
         h, s, v = colorsys.rgb_to_hsv(*before)
         assert after == pytest.approx(colorsys.hsv_to_rgb((h + 0.27) % 1, s, v), abs=1e-5)  # float32

@@ -180,7 +180,7 @@ def prepare(made: Scene, seed: int) -> tuple[Scoring, Played]:
     if made.labels:
         choice, effects, reach, start = 0, None, None, None
     else:
-        choice, effects, reach, start = max((_quiet(made, i) for i in range(len(made.choices))), key=lambda q: q[2])
+        choice, effects, reach, start = max((quiet(made, i) for i in range(len(made.choices))), key=lambda q: q[2])
     m = len(made.choices[choice].canaries)
     masks = _masks(_PILOT, m, seed, 0)
     pilot = made.played(masks, choice=choice, first=_first(seed, 0))
@@ -207,7 +207,7 @@ def prepare(made: Scene, seed: int) -> tuple[Scoring, Played]:
     return Scoring(choice, effects, torch.stack(weights), start, correlation, reach), pilot
 
 
-def _quiet(made: Scene, choice: int) -> tuple[int, Tensor, float, Tensor]:
+def quiet(made: Scene, choice: int) -> tuple[int, Tensor, float, Tensor]:
     """Effects of one choice's canaries, and the largest share of the claimed sensitivity that one of them moves by."""
     m = len(made.choices[choice].canaries)
     masks = [[False] * m, *([i == j for i in range(m)] for j in range(m))]

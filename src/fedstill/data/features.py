@@ -217,7 +217,7 @@ def rows_of(
     kind = "images" if isinstance(records, Tensor) else "texts"
     if kind != backbone.takes:
         raise ValueError(f"the backbone {backbone.name!r} takes {backbone.takes}, but the records are {kind}")
-    half = _is_half(backbone, device)
+    half = is_half(backbone, device)
     if half or torch.device(device).type != "cpu":  # a copy, as the caller's network stays where and what it is
         net = copy.deepcopy(backbone.net).to(device, torch.bfloat16 if half else None)
         backbone = replace(backbone, net=net)
@@ -248,7 +248,7 @@ def rows_of(
     return store.rows()
 
 
-def _is_half(backbone: Backbone, device: str) -> bool:
+def is_half(backbone: Backbone, device: str) -> bool:
     """Whether the backbone computes in bfloat16."""
     return torch.device(device).type == "cuda" and backbone.name.startswith("hf:")
 

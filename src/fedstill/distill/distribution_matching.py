@@ -138,7 +138,9 @@ def match(
         targets = [averaging @ torch.cat(part) for part in zip(*parts, strict=True)]
         means = [o.view(*synthetic.shape[:2], -1).mean(1) for o in _outputs(net, examples, settings.logits)]
         differences = [(m - t).square().sum(1) for m, t in zip(means, targets, strict=True)]
-        loss = sum(((d if settings.squared else _root(d)).sum() for d in differences), torch.zeros((), device=x.device))
+        loss = sum(
+            ((d if settings.squared else root_of(d)).sum() for d in differences), torch.zeros((), device=x.device)
+        )
         (gradient,) = torch.autograd.grad(loss, examples)
     return loss.detach(), gradient.view_as(synthetic)
 
@@ -213,7 +215,7 @@ def _fit(
             values = torch.stack([_start(part, projection, count, settings, rng, noise) for part in own])
         velocity = torch.zeros_like(values)
         for step in range(settings.steps):
-            batches = [_batch(len(part), settings, rng) for part in own]
+            batches = [draw_batch(len(part), settings, rng) for part in own]
             with torch.no_grad():
                 real = [
                     projection(augment.draw(rng)(part.inputs(index.to(part.images.device))))
@@ -245,7 +247,7 @@ def _start(
     return values
 
 
-def _batch(
+def draw_batch(
     n: int, settings: DistributionMatching, rng: torch.Generator
 ) -> tuple[Int64[Tensor, " b"], Float[Tensor, " b"]]:
     """Positions of a class's batch, and their weights; a position repeats only if batch statistics need repetitions."""
@@ -282,7 +284,7 @@ def _averaging(real: Sequence[Tensor], weights: Sequence[Tensor] | None) -> Floa
     return matrix
 
 
-def _root(squares: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+def root_of(squares: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Square roots with gradient 0 at 0."""
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

@@ -152,7 +152,7 @@ def inducing_points(
     adam = torch.optim.Adam([support], lr=settings.lr)
     losses: list[float] = []
     for step in range(1, settings.steps + 1):
-        loss, right = error(_balanced(of_class, settings.batch_size, rng).to(device))
+        loss, right = error(balanced_batch(of_class, settings.batch_size, rng).to(device))
         (support.grad,) = torch.autograd.grad(loss, support)
         adam.step()
         with torch.no_grad():
@@ -184,7 +184,7 @@ def _start(images: Tensor, index: Int64[Tensor, " n"], count: int, rng: torch.Ge
     return values
 
 
-def _balanced(of_class: list[Int64[Tensor, " n"]], size: int, rng: torch.Generator) -> Int64[Tensor, " b"]:
+def balanced_batch(of_class: list[Int64[Tensor, " n"]], size: int, rng: torch.Generator) -> Int64[Tensor, " b"]:
     """Positions of equally many records of each class; records repeat only if the class has too few."""
     each = max(1, size // len(of_class))
     parts = []

@@ -139,7 +139,7 @@ def synthesise(
             if settings.choose == "random" or (index * settings.steps + step) % settings.interval == 0:
                 batches = [_real_batch(part, net, settings, rng) for part in own]
             transforms = [augment.draw(rng) for _ in own]
-            loss, gradient = _pixel_gradient(net, records, images, batches, labels, transforms, settings)
+            loss, gradient = pixel_gradient(net, records, images, batches, labels, transforms, settings)
             if on_loss is not None:
                 on_loss(float(loss))
             velocity.mul_(settings.momentum).add_(gradient)  # S <- S - eta_S v, v <- mu v + grad_S D
@@ -152,7 +152,7 @@ def synthesise(
                 if settings.train_on == "real":
                     _train_on_real(net, own, labels, settings, rng)
                 else:
-                    _train(net, records, images, labels, settings)
+                    train_network(net, records, images, labels, settings)
         tick("matching", index + 1, settings.nets)
     assert images is not None
     values = images.flatten(0, 1)
@@ -161,7 +161,7 @@ def synthesise(
     return Records(values, every, records.num_classes, records.normalisation)
 
 
-def _pixel_gradient(
+def pixel_gradient(
     net: nn.Module,
     records: Records,
     images: Float[Tensor, "k m c h w"],
@@ -204,7 +204,7 @@ def _random(part: Records, count: int, rng: torch.Generator) -> Tensor:
     return torch.randperm(len(part), generator=rng)[:count].to(part.images.device)
 
 
-def _train(
+def train_network(
     net: nn.Module,
     records: Records,
     images: Float[Tensor, "k m c h w"],

@@ -95,12 +95,12 @@ class Teachers:
         self.networks = [_frozen(network) for network in networks]
         self._average, self.weights = average, weights
         device = next((p.device for p in networks[0].parameters()), torch.device("cpu"))
-        self._groups = _by_architecture(self.networks)
+        self.groups = _by_architecture(self.networks)
         self._sizes: dict[tuple[object, ...], int] = {}
-        self._stacks: dict[int, _Stack] = {}
+        self.stacks: dict[int, _Stack] = {}
         if device.type != "cpu" if stacked is None else stacked:
-            kinds = [[self.networks[k] for k in group] for group in self._groups]
-            self._stacks = {i: _Stack(kind) for i, kind in enumerate(kinds) if len(kind) > 1}
+            kinds = [[self.networks[k] for k in group] for group in self.groups]
+            self.stacks = {i: _Stack(kind) for i, kind in enumerate(kinds) if len(kind) > 1}
 
     def __len__(self) -> int:
         """Number of teachers (m)."""
@@ -145,7 +145,7 @@ class Teachers:
     def _run(self, x: Tensor, *, with_bn: bool) -> TeacherOutputs:
         outputs: dict[int, _NetworkOutputs] = {}
         free = MOST_KEPT
-        for index, group in enumerate(self._groups):
+        for index, group in enumerate(self.groups):
             size = self._graph_bytes(index, x, with_bn)
             kept = min(len(group), free // size) if size else len(group)
             free -= kept * size
@@ -155,18 +155,18 @@ class Teachers:
         return TeacherOutputs(logits, torch.stack(bn).mean(), list(features), self.averaged(logits))
 
     def _run_group(self, index: int, x: Tensor, with_bn: bool, kept: int) -> list[_NetworkOutputs]:
-        if index in self._stacks:
+        if index in self.stacks:
             try:
-                return self._stacks[index](x, with_bn)
+                return self.stacks[index](x, with_bn)
             except RuntimeError:  # vmap can't run them; if the fault is in x, the next line raises it again
                 outputs = self._run_each(index, x, with_bn, kept)
-                del self._stacks[index]
+                del self.stacks[index]
                 return outputs
         return self._run_each(index, x, with_bn, kept)
 
     def _run_each(self, index: int, x: Tensor, with_bn: bool, kept: int) -> list[_NetworkOutputs]:
         """The group's networks one after another, the first of which keep their activations."""
-        networks = [self.networks[k] for k in self._groups[index]]
+        networks = [self.networks[k] for k in self.groups[index]]
         outputs = [_run_network(network, x, with_bn) for network in networks[:kept]]
         return outputs + [
             checkpoint(_run_network, network, x, with_bn, use_reentrant=False) for network in networks[kept:]
@@ -174,7 +174,7 @@ class Teachers:
 
     def _graph_bytes(self, index: int, x: Tensor, with_bn: bool) -> int:
         """Bytes of activations that a backward through a network of the group needs; 0 if there will be none."""
-        if not (x.requires_grad and torch.is_grad_enabled()) or index in self._stacks:
+        if not (x.requires_grad and torch.is_grad_enabled()) or index in self.stacks:
             return 0
         key = (index, x.shape, with_bn)
         if key not in self._sizes:
@@ -184,7 +184,7 @@ class Teachers:
                 sizes.append(saved.nbytes if saved.requires_grad else 0)  # not weights
 
             with saved_tensors_hooks(count, lambda _: None):  # type: ignore[arg-type, return-value]
-                _run_network(self.networks[self._groups[index][0]], x, with_bn)
+                _run_network(self.networks[self.groups[index][0]], x, with_bn)
             self._sizes[key] = sum(sizes)
         return self._sizes[key]
 

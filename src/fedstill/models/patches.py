@@ -84,7 +84,7 @@ class Patches(nn.Module):
 
     def learn(self, public: Records, rng: torch.Generator) -> None:
         """Estimate the whitening and the centroids from patches of public images; change them in place."""
-        patches = _normalised(self._draw(public, rng)).double()
+        patches = _normalised(self.draw_patches(public, rng)).double()
         centre = patches.mean(0)
         values, directions = torch.linalg.eigh((patches - centre).T @ (patches - centre) / len(patches))
         whitening = directions * (values.clamp_min(0) + _RIDGE).rsqrt() @ directions.T
@@ -92,7 +92,7 @@ class Patches(nn.Module):
         self.whitening.copy_(whitening)
         self.centroids.copy_(_means(((patches - centre) @ whitening).float(), len(self.centroids), draw_seed(rng)))
 
-    def _draw(self, public: Records, rng: torch.Generator) -> Float[Tensor, "m values"]:
+    def draw_patches(self, public: Records, rng: torch.Generator) -> Float[Tensor, "m values"]:
         """Random patches of the images, a hundred for each centroid."""
         count, sides = _SAMPLES * len(self.centroids), public.shape[1:]
         images = torch.randint(len(public), (count,), generator=rng)

@@ -61,13 +61,13 @@ class TaskNetwork(nn.Module):
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The linear layer's input: 2048 values at width 128 and 32 pixels, 1152 at 28.
 
-        In train mode without a graph, on a CPU, `_pool_first` computes the same values.
+        In train mode without a graph, on a CPU, `pool_first` computes the same values.
         """
-        pool_first = self.training and x.is_cpu and not torch.is_grad_enabled()
+        is_quick = self.training and x.is_cpu and not torch.is_grad_enabled()
         for conv, norm in zip(self.convs, self.norms, strict=True):
             assert isinstance(norm, nn.BatchNorm2d)
-            if pool_first and bool((norm.weight > 0).all()):
-                x = _pool_first(x, conv, norm)
+            if is_quick and bool((norm.weight > 0).all()):
+                x = pool_first(x, conv, norm)
             else:
                 x = relu(max_pool2(norm(conv(x))))  # ReLU after pooling: the same values on a quarter of the elements
         return x.flatten(1)
@@ -101,7 +101,7 @@ class Projected(nn.Module):
         return logits
 
 
-def _pool_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNorm2d) -> Float[Tensor, "n k h/2 w/2"]:
+def pool_first(x: Float[Tensor, "n c h w"], conv: nn.Module, norm: nn.BatchNorm2d) -> Float[Tensor, "n k h/2 w/2"]:
     """``relu(max_pool2(norm(conv(x))))`` of a batch norm in train mode whose scales are positive, without a graph.
 
     Normalisation is then increasing, so it may follow the pooling. The convolution, the sums for mean and variance and

@@ -38,7 +38,7 @@ def show(experiment: Experiment, out: Path | None) -> Iterator[Table | Text]:
     yield from map(Text, (*data.origin, *_grouped(data), *data.remarks))
     yield _heat(counts, task.class_names, task.values)
     if out is not None:
-        _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
+        write_counts(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
         yield Text(f"page: {out}")
 
 
@@ -81,7 +81,7 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
     task, data = share_out(experiment, None), sources.load(experiment.data, experiment.reading)
     counts = task.counts()
     if out is not None:
-        _write_page(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
+        write_counts(out, f"{experiment.data}, {experiment.partition}", counts, task.class_names)
     return {
         "data": experiment.data,
         "partition": experiment.partition,
@@ -101,7 +101,8 @@ def numbers(experiment: Experiment, out: Path | None) -> dict[str, Any]:
     }
 
 
-def _write_page(out: Path, title: str, counts: np.ndarray, class_names: tuple[str, ...]) -> None:
+def write_counts(out: Path, title: str, counts: np.ndarray, class_names: tuple[str, ...]) -> None:
+    """Write the page of each client's number of records of each class, ``(clients, classes)``."""
     record = RunRecord(out, "", {"experiment": {}, "method": {}}, {}, class_names=class_names, counts=counts)
     heat, dots = figures.records_per_client(record), figures.bubbles(record)
     assert heat is not None

@@ -266,7 +266,7 @@ class Views(Settings):
         """A view of each image, of the same shape, in [0, 1] as ``pixels``; ``rng`` is a CPU generator."""
         n, channels, height, width = pixels.shape
         device = pixels.device
-        top, left, rows, columns = (v.to(device) for v in self._crops(n, height, width, rng))
+        top, left, rows, columns = (v.to(device) for v in self.crops(n, height, width, rng))
         flips, jitters, grays, *factors = torch.rand(7, n, generator=rng).to(device)
         order = torch.randperm(4, generator=rng).tolist()
 
@@ -279,12 +279,12 @@ class Views(Settings):
         strengths = (self.brightness, self.contrast, self.saturation, self.hue)
         drawn = [(2 * u - 1) * s * jittered for u, s in zip(factors, strengths, strict=True)]
         for index in order:
-            x = (_brighten, _contrast, _saturate, _turn)[index](x, drawn[index])
+            x = (brighten, contrast, saturate, turn)[index](x, drawn[index])
         if channels != 3:
             return x
         return torch.where((grays < self.gray)[:, None, None, None], luminance(x), x)
 
-    def _crops(self, n: int, height: int, width: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def crops(self, n: int, height: int, width: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Top, left, height and width of a crop of each image, in whole pixels, ``(n,)`` each."""
         low, high = self.ratio
         shares = self.scale[0] + (self.scale[1] - self.scale[0]) * torch.rand(n, _CROPS, generator=rng)
@@ -317,23 +317,26 @@ def _weights(places: Float[Tensor, "n out"], size: int) -> Float[Tensor, "n out 
     return (1 - (places[:, :, None] - torch.arange(size, device=places.device)).abs()).clamp(min=0)
 
 
-def _brighten(x: Images, change: PerImage) -> Images:
+def brighten(x: Images, change: PerImage) -> Images:
+    """Multiply each image by ``1 + change``, and clip it to [0, 1]."""
     return (x * (1 + change[:, None, None, None])).clamp(0, 1)
 
 
-def _contrast(x: Images, change: PerImage) -> Images:
+def contrast(x: Images, change: PerImage) -> Images:
+    """Multiply each image's distance from its mean luminance by ``1 + change``, and clip it to [0, 1]."""
     mean = luminance(x).mean((1, 2, 3), keepdim=True)
     return (mean + (x - mean) * (1 + change[:, None, None, None])).clamp(0, 1)
 
 
-def _saturate(x: Images, change: PerImage) -> Images:
+def saturate(x: Images, change: PerImage) -> Images:
+    """Multiply each pixel's distance from its luminance by ``1 + change``, and clip it to [0, 1]; gray stays."""
     if x.shape[1] != 3:
         return x
     gray = luminance(x)
     return (gray + (x - gray) * (1 + change[:, None, None, None])).clamp(0, 1)
 
 
-def _turn(x: Images, turns: PerImage) -> Images:
+def turn(x: Images, turns: PerImage) -> Images:
     """Turn each pixel's hue by ``turns`` of the colour circle, from RGB to HSV and back."""
     if x.shape[1] != 3:
         return x
@@ -362,8 +365,8 @@ class CutMix:
 
     def __init__(self, probability: float, before: Augment) -> None:
         self._probability, self._before = probability, before
-        self._partners: Int64[Tensor, " n"] | None = None
-        self._kept = 1.0
+        self.partners: Int64[Tensor, " n"] | None = None
+        self.kept = 1.0
 
     def augment(self, x: Float[Tensor, "n c h w"], rng: torch.Generator) -> Float[Tensor, "n c h w"]:
         """The batch with one random rectangle of each image from another one; ``rng`` is a CPU generator.
@@ -372,24 +375,24 @@ class CutMix:
         """
         x = self._before(x, rng)
         mixed, share, row, column = torch.rand(4, generator=rng).tolist()
-        self._partners = None
+        self.partners = None
         if mixed >= self._probability:
             return x
         (top, bottom), (left, right) = (
             _span(size, math.sqrt(share), centre) for size, centre in ((x.shape[2], row), (x.shape[3], column))
         )
-        self._partners = torch.randperm(len(x), generator=rng).to(x.device)
-        self._kept = 1 - (bottom - top) * (right - left) / (x.shape[2] * x.shape[3])
+        self.partners = torch.randperm(len(x), generator=rng).to(x.device)
+        self.kept = 1 - (bottom - top) * (right - left) / (x.shape[2] * x.shape[3])
         result = x.clone()
-        result[:, :, top:bottom, left:right] = x[self._partners, :, top:bottom, left:right]
+        result[:, :, top:bottom, left:right] = x[self.partners, :, top:bottom, left:right]
         return result
 
     def loss(self, output: Float[Tensor, "n classes"], x: Tensor, y: Int64[Tensor, " n"]) -> Float[Tensor, ""]:
         """``k CE(output, y) + (1 - k) CE(output, y of the partners)``, k the share of the area that stayed."""
         own = cross_entropy(output, y)
-        if self._partners is None:
+        if self.partners is None:
             return own
-        return self._kept * own + (1 - self._kept) * cross_entropy(output, y[self._partners])
+        return self.kept * own + (1 - self.kept) * cross_entropy(output, y[self.partners])
 
 
 def _span(size: int, share: float, centre: float) -> tuple[int, int]:

@@ -128,11 +128,12 @@ class Denoising(Adam):
             Diverged: the training left weights that are not finite.
         """
         log_likelihood = likelihood.float().clamp_min(_LEAST).log()
-        self.fit(model, Examples(records, log_likelihood), rng, loss=_negative_log_likelihood)
+        self.fit(model, Examples(records, log_likelihood), rng, loss=negative_log_likelihood)
         predicted = torch.cat(outputs(model, records, 500)).log_softmax(1)
         return (predicted + log_likelihood).argmax(1)
 
 
-def _negative_log_likelihood(logits: Tensor, x: Tensor, log_likelihood: Tensor) -> Tensor:
+def negative_log_likelihood(logits: Tensor, x: Tensor, log_likelihood: Tensor) -> Tensor:
+    """The mean of ``-log(sum over classes of p(class | x) P[given label | class])``; shapes ``(n, classes)``."""
     loss: Tensor = -(logits.log_softmax(1) + log_likelihood).logsumexp(1).mean()
     return loss

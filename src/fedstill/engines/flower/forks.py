@@ -36,7 +36,7 @@ class Forks:
     def _start(self) -> None:
         read, write = os.pipe()
         words = [*self._words, str(write)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[write], bufsize=0)
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[write], bufsize=0)
         os.close(write)
         self._told = PipeLines(read)
         self._ready = False
@@ -47,7 +47,7 @@ class Forks:
         Raises:
             ValueError: the process ended before it could start one; its output says why.
         """
-        ended = self._process.poll()  # before the lines, so that none of them is missed
+        ended = self.process.poll()  # before the lines, so that none of them is missed
         for line in self._told.read():
             if line.decode() == _READY:
                 self._ready = True
@@ -66,9 +66,9 @@ class Forks:
         """Start a program with words for it, and return its number."""
         self._number += 1
         self._codes[self._number] = None
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it was killed, which `look` will note
-            self._process.stdin.write(json.dumps([self._number, *words]).encode() + b"\n")
+            self.process.stdin.write(json.dumps([self._number, *words]).encode() + b"\n")
         return self._number
 
     def code(self, number: int) -> int | None:
@@ -80,10 +80,10 @@ class Forks:
 
     def close(self) -> None:
         """End the process, with which its programs end."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.terminate()
-        self._process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.terminate()
+        self.process.wait()
         self._told.close()
 
 

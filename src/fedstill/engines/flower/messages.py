@@ -231,7 +231,7 @@ class GridTransport(Transport):
                 if len(group) > 1 and reply.has_error():  # one client ended the process of all
                     alone.extend(group)
                     continue
-                arrivals = _arrivals(group, reply, self._max_bytes)
+                arrivals = arrivals_of(group, reply, self._max_bytes)
                 largest = max(len(arrival.reply) for arrival in arrivals)
                 pace.learn(len(group), largest, _seconds(reply))
                 while arrivals:
@@ -301,7 +301,7 @@ def _step(request: bytes) -> str | None:
         return None
 
 
-def _arrivals(clients: Sequence[int], reply: Message, at_most: int) -> list[Arrival]:
+def arrivals_of(clients: Sequence[int], reply: Message, at_most: int) -> list[Arrival]:
     """Split one Flower message into its clients' replies; a reply above ``at_most`` bytes is refused."""
     try:
         if reply.has_error():

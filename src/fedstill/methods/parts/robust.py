@@ -75,7 +75,7 @@ def _by_entry(replies: Sequence[WithWeights], cut: int, names: Set[str]) -> dict
     Without all but the middle one or two values it is the median.
     """
     found: dict[str, list[Tensor]] = {}
-    for name, rows in _parts(replies, names):
+    for name, rows in parts_of(replies, names):
         found.setdefault(name, []).append(rows.sort(0).values[cut : len(rows) - cut].mean(0))
     shapes = {name: value.shape for name, value in replies[0].weights.items()}
     return {name: torch.cat(parts).reshape(shapes[name]) for name, parts in found.items()}
@@ -84,7 +84,7 @@ def _by_entry(replies: Sequence[WithWeights], cut: int, names: Set[str]) -> dict
 def squared_distances(replies: Sequence[WithWeights], names: Set[str]) -> Float64[Tensor, "k k"]:
     """Squared Euclidean distances between the models, over the tensors ``names``."""
     gram = torch.zeros(len(replies), len(replies), dtype=torch.float64)
-    for _, rows in _parts(replies, names):
+    for _, rows in parts_of(replies, names):
         centred = rows - rows.median(0).values  # distances stay; those of honest models keep their digits
         gram += centred @ centred.T
     lengths = gram.diagonal()
@@ -128,7 +128,7 @@ def geometric_median(squared: Float64[Tensor, "k k"], *, smooth: float = 1e-9) -
     return weights
 
 
-def _parts(replies: Sequence[WithWeights], names: Set[str]) -> Iterator[tuple[str, Float64[Tensor, "k numbers"]]]:
+def parts_of(replies: Sequence[WithWeights], names: Set[str]) -> Iterator[tuple[str, Float64[Tensor, "k numbers"]]]:
     """Parts of the tensors ``names`` of all clients, as rows: the name, and each client's numbers, in their order.
 
     A reply is read once for each set of parts that fits the memory, not once for each tensor.
