@@ -341,6 +341,19 @@ def test_keys_are_registered_at_this_server(made: Server, flower: Path, tmp_path
     assert call.split()[3:] == ["server", "--name", "site-0", "--format", "json"]
 
 
+def test_a_key_in_one_word_is_no_file(
+    made: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line of a key with its client and its key for sums is longer than a file's name may be."""
+    monkeypatch.setattr(service, "is_running", lambda _: True)
+    monkeypatch.setattr(service, "listens", lambda _: True)
+    monkeypatch.setattr(Server, "supernode", lambda *_: "no")
+    made.invite(0, None)
+    line = f"{site_key(tmp_path / 'site.key', 0).read_text().strip()} {'a' * 64} {'b' * 64}"
+    assert len(line) > 255
+    assert "Flower does not register the key" in refusal(capsys, "server", "accept", str(made.folder), "0", line)
+
+
 def test_flower_s_output_has_no_colours_in_a_notebook(made: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
         monkeypatch.setenv(name, "1")  # what a notebook's kernel and many CI services set

@@ -54,7 +54,7 @@ def accept(words: list[str], given: "Acceptance") -> None:
 
     _, number, *key = words
     of, client, text = _running(words, "accept"), _number(number), " ".join(key)
-    if len(key) == 1 and Path(text).is_file():
+    if len(key) == 1 and not text.startswith("ecdsa-") and Path(text).is_file():  # a key is too long for a name
         text = Path(text).read_text("utf-8", errors="replace")
     member = roster.accept(of.roster, client, text, of.supernode, replace=given.replace)
     limit = "without a limit of records" if member.max_records is None else f"at most {member.max_records:,} records"

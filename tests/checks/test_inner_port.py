@@ -1,0 +1,173 @@
+"""Another user of the server's machine finds the SuperLink's port, and may neither start a run nor read of one."""
+
+import asyncio
+import http.client
+import inspect
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedstill[flower]'")
+import httpx  # noqa: E402
+import uvicorn  # noqa: E402
+from starlette.applications import Starlette  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import PlainTextResponse, Response  # noqa: E402
+from starlette.routing import Route  # noqa: E402
+
+from fedstill.engines.flower import superlink  # noqa: E402
+from fedstill.sites.loopback import loopback  # noqa: E402
+
+OTHER = 65534
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+LINUX = pytest.mark.skipif(not superlink.KNOWS_USERS, reason="only Linux tells whose a connection is")
+OWN = [
+    "/v1/control/start-run",
+    "/v1/control/list-runs",
+    "/v1/control/stream-logs",
+    "/v1/control/register-node",
+    "/v1/runtime/acquire-task",
+    "/v1/runtime/pull-app-inputs",
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/get-run/",
+    "//v1/control/start-run",
+    "/docs",
+    "/openapi.json",
+]
+FORGED = [
+    {"X-Forwarded-For": "127.0.0.1"},
+    {"X-Forwarded-For": "127.0.0.1:{port}"},
+    {"Forwarded": "for=127.0.0.1", "X-Real-IP": "127.0.0.1"},
+]
+
+
+def as_user(user: int, what: Callable[[], str]) -> str:
+    """The words of a function that runs as another user."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.setuid(user)
+            os.write(write, what().encode())
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        return pipe.read()
+
+
+def post(port: int, path: str, headers: Mapping[str, str] | None = None, port_from: int = 0) -> str:
+    """Status of an empty request to the SuperLink, whatever its certificate is."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    source = ("127.0.0.1", port_from) if port_from else None
+    to = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60, source_address=source)
+    to.request("POST", path, b"", {"Content-Type": "application/protobuf", **(headers or {})})
+    status = to.getresponse().status
+    to.close()
+    return str(status)
+
+
+@ROOT
+@LINUX
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_another_user_of_the_machine_gets_nothing_of_the_inner_port(tmp_path: Path) -> None:
+    with loopback(tmp_path / "deployment") as here:
+        port = here.server.settings.inner_port
+        assert post(port, "/v1/control/list-runs") == "200"
+        for path in OWN:
+            assert as_user(OTHER, partial(post, port, path)) == "403", path
+        with socket.create_connection(("127.0.0.1", port)) as known:  # a connection of root, which its header names
+            its = known.getsockname()[1]
+            for headers in FORGED:
+                said = {name: value.format(port=its) for name, value in headers.items()}
+                assert as_user(OTHER, partial(post, port, "/v1/control/list-runs", said)) == "403", said
+        signed = as_user(OTHER, partial(post, port, "/v1/fleet/get-run"))
+        assert signed.isdigit() and signed not in ("200", "403")  # the signature of a node decides
+        assert post(port, "/v1/control/list-runs") == "200"
+
+
+def answer(_: Request) -> Response:
+    return PlainTextResponse("done")
+
+
+def test_what_comes_from_no_known_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = superlink.OwnProcesses(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])]))
+
+    async def asked(path: str) -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9444") as client:
+            return (await client.post(path)).status_code
+
+    assert asyncio.run(asked("/v1/control/start-run")) == 403
+    assert asyncio.run(asked("/v1/fleet/get-run")) == 200
+    for path in ("/v1/fleet/", "/v1/fleet/get-run/x", "/v1/fleet/get-run%0a", "/x/v1/fleet/get-run"):
+        assert asyncio.run(asked(path)) == 403, path
+    for user, status in ((os.geteuid(), 200), (0, 200), (OTHER + 1, 403), (None, 403)):
+        monkeypatch.setattr(superlink, "user_of", lambda *_, user=user: user)
+        assert asyncio.run(asked("/v1/control/start-run")) == status
+
+
+@LINUX
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_whose_a_connection_is(family: socket.AddressFamily) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = listening.getsockname()
+        with socket.socket(family) as client:
+            try:
+                client.connect(place if family == socket.AF_INET else (f"::ffff:{place[0]}", place[1]))
+            except OSError as error:
+                pytest.skip(f"this machine has no IPv6: {error}")
+            connection, peer = listening.accept()
+            assert superlink.user_of(peer, place) == os.geteuid()
+            assert superlink.user_of(("127.0.0.1", 1), place) is None
+        assert superlink.user_of(peer, place) is None  # closed: Linux names root for what no process has
+        connection.close()
+
+
+@ROOT
+@LINUX
+def test_a_closed_end_of_another_user_is_not_root_s() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = listening.getsockname()
+
+        def send_and_close() -> str:
+            with socket.create_connection(place) as client:
+                client.sendall(b"POST / HTTP/1.1\r\n")
+                return str(client.getsockname()[1])
+
+        port = int(as_user(OTHER, send_and_close))
+        connection, peer = listening.accept()
+        assert peer[1] == port and superlink.user_of(peer, place) is None
+        connection.close()
+        with socket.socket() as client:
+            read, write = os.pipe()
+            if not (child := os.fork()):
+                os.setuid(OTHER)
+                with socket.create_connection(place):
+                    os.read(read, 1)
+                os._exit(0)
+            connection, peer = listening.accept()
+            assert superlink.user_of(peer, place) == OTHER
+            os.write(write, b"x")
+            os.waitpid(child, 0)
+            connection.close()
+            client.close()
+
+
+def test_flower_serves_by_the_function_that_is_replaced() -> None:
+    import flwr.superlink.cli.flower_superlink  # noqa: F401
+
+    program = sys.modules["flwr.superlink.cli.flower_superlink"]
+    assert program.uvicorn is uvicorn
+    words = inspect.getsource(program._run_superlink_http_api)
+    assert "uvicorn.run(" in words and "app=fastapi_app" in words and "workers=1" in words
+    assert "proxy_headers" in inspect.signature(uvicorn.run).parameters
