@@ -149,9 +149,10 @@ def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]
 
 LONGEST = 1e200
 """Largest length of a row that is scaled down."""
-ROUNDING = 1 + 1e-9
+ROUNDING = 1 + 2.0**-20
 """Factor of sensitivities, so that rounding in float64 can't exceed them: that of a sum of n rows is at most
-``n^2 2^-52`` of one row, and in the order of ``n 2^-52`` unless all roundings go the same way."""
+``n^2 2^-52`` of one row, so up to 2^16 records whatever they are. For more, roundings that all go the same way would
+exceed it: they are in the order of ``n 2^-52`` unless records are made for it."""
 
 
 @dataclass(frozen=True)
