@@ -38,6 +38,17 @@ AREAS: dict[str, tuple[list[str], list[str]]] = {
         [*_NEIGHBOURS, "tests/methods"],
     ),
     "sites": (["src/fedstill/sites"], ["tests/sites"]),
+    "journal": (
+        [f"src/fedstill/sites/site/{name}.py" for name in ("chain", "site_journal", "checkpoint", "charges")],
+        [
+            f"tests/sites/test_{name}.py"
+            for name in ("log", "journal_vectors", "state_format", "seals", "lasting_limits", "checkpoint", "ledger")
+        ],
+    ),
+    "ledger": (
+        [f"src/fedstill/privacy/{name}.py" for name in ("accounting", "ledger", "solver", "mechanisms")],
+        [f"tests/privacy/test_{name}.py" for name in ("ledger", "mechanisms", "accounting", "logistic", "composition")],
+    ),
 }
 """Name -> the code, and the tests that are to find its faults, in the order in which they run."""
 _COMPARED = {
