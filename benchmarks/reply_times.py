@@ -130,7 +130,8 @@ def main() -> None:
     for pair in pairs():
         times: dict[str, list[float]] = {"with": [], "without": []}
         for turn in range(args.repeats + 1):
-            for name, compute in (("with", pair.with_it), ("without", pair.without)):
+            both = [("with", pair.with_it), ("without", pair.without)]
+            for name, compute in both if turn // 2 % 2 else both[::-1]:
                 start = time.process_time()
                 compute()
                 times[name] += [time.process_time() - start] if turn else []
