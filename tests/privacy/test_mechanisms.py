@@ -14,7 +14,17 @@ from torch import Tensor
 from fedstill.base import seeds
 from fedstill.privacy import accounting
 from fedstill.privacy.logistic import LogisticHead
-from fedstill.privacy.mechanisms import LEAST, MOST, ROUNDING, ClassSums, Histogram, Mechanism, NoisySum, clipped
+from fedstill.privacy.mechanisms import (
+    LEAST,
+    MOST,
+    ROUNDING,
+    ClassSums,
+    ClippedUpdate,
+    Histogram,
+    Mechanism,
+    NoisySum,
+    clipped,
+)
 from fedstill.privacy.releases import Gaussian, Unbounded
 
 
@@ -74,6 +84,13 @@ def test_one_record_moves_a_release_by_at_most_the_sensitivity(data: st.DataObje
         moved = (mechanism(whole, quiet()) - mechanism(less, quiet())).norm()  # type: ignore[operator]
         assert torch.isfinite(moved)
         assert moved <= sensitivity * ROUNDING + 1e-9 * radius * n  # the second: rounding of the sums themselves
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 3.0])
+def test_a_client_s_update_moves_by_twice_its_length_whatever_the_records(radius: float) -> None:
+    mechanism, far = ClippedUpdate(radius, 0.0), torch.tensor([1e6, -1e6])
+    moved = (mechanism(far, quiet()) - mechanism(-far, quiet())).norm()
+    assert moved == pytest.approx(2 * radius) and moved <= mechanism.sensitivity <= 2 * radius * ROUNDING * (1 + 1e-12)
 
 
 def test_no_roundings_of_60_000_records_exceed_the_sensitivity() -> None:
