@@ -113,7 +113,7 @@ def _changes(node: Any) -> Iterator[str]:
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
         yield f"({ast.unparse(node.operand)})"
     elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-        yield {bool: lambda v: repr(not v), int: lambda v: repr(v + 1), float: lambda v: repr(1.5 * v)}[
+        yield {bool: lambda v: repr(not v), int: lambda v: repr(v + 1), float: lambda v: repr(1.5 * v or 1.0)}[
             type(node.value)
         ](node.value)
     elif isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
