@@ -525,7 +525,7 @@ def search_steps(quick: bool) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Print a row for each search; exit code 1 if one is above 1, or if outcomes differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller searches: below five minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller searches: half a minute")
     parser.add_argument("--only", help="searches whose name contains this: sums, roundings, heads, classes, ...")
     parser.add_argument("--json", help="write the table here too")
     args = parser.parse_args()
