@@ -38,6 +38,17 @@ AREAS: dict[str, tuple[list[str], list[str]]] = {
         [*_NEIGHBOURS, "tests/methods"],
     ),
     "sites": (["src/fedstill/sites"], ["tests/sites"]),
+    "journal": (
+        [f"src/fedstill/sites/site/{name}.py" for name in ("chain", "site_journal", "checkpoint", "charges")],
+        [
+            f"tests/sites/test_{name}.py"
+            for name in ("log", "journal_vectors", "state_format", "seals", "lasting_limits", "checkpoint", "ledger")
+        ],
+    ),
+    "ledger": (
+        [f"src/fedstill/privacy/{name}.py" for name in ("accounting", "ledger", "solver", "mechanisms")],
+        [f"tests/privacy/test_{name}.py" for name in ("ledger", "mechanisms", "accounting", "logistic", "composition")],
+    ),
 }
 """Name -> the code, and the tests that are to find its faults, in the order in which they run."""
 _COMPARED = {
@@ -102,7 +113,7 @@ def _changes(node: Any) -> Iterator[str]:
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
         yield f"({ast.unparse(node.operand)})"
     elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-        yield {bool: lambda v: repr(not v), int: lambda v: repr(v + 1), float: lambda v: repr(1.5 * v)}[
+        yield {bool: lambda v: repr(not v), int: lambda v: repr(v + 1), float: lambda v: repr(1.5 * v or 1.0)}[
             type(node.value)
         ](node.value)
     elif isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):

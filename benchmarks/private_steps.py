@@ -45,9 +45,14 @@ def contender(source: str, spec: str, shape: tuple[int, int, int], size: int, st
     import torch
 
     from fedstill import models
-    from fedstill.base.processes import keep_memory
-    from fedstill.base.seeds import Simulated, isolated, stream
     from fedstill.privacy.dp_sgd import DPSGD
+
+    try:
+        from fedstill.base.processes import keep_memory
+        from fedstill.base.seeds import Simulated, isolated, stream
+    except ModuleNotFoundError:  # where they were in older checkouts
+        from fedstill.seeds import Simulated, isolated, stream
+        from fedstill.train.allocator import keep_memory
 
     torch.set_num_threads(1)
     keep_memory()

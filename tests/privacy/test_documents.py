@@ -1,9 +1,11 @@
-"""The tests that the pages on privacy name exist, so that no promise there stands alone after a test is renamed."""
+"""The tests that the pages on privacy name exist, and their tables of numbers are those of the benchmarks' files."""
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +63,56 @@ def test_each_section_of_what_is_assumed_names_a_test_or_says_that_none_holds_it
     _, *sections = (ROOT / "docs" / "assumptions.md").read_text().split("\n## ")
     for section in sections[:-1]:  # the last is a list for the reader
         assert NAMED.search(section), section.splitlines()[0]
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+
+
+def rows_of(page: str, head: str) -> list[list[str]]:
+    """The cells of a page's table whose first line begins with ``head``."""
+    text = (ROOT / "docs" / page).read_text()
+    lines = text[text.index(head) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_furthest_neighbours_are_those_of_the_results_and_none_is_further_than_its_sensitivity() -> None:
+    found: dict[str, list[Any]] = {}
+    for row in results("neighbours.json")["table"]:
+        found.setdefault(row["mechanism"].partition(",")[0], []).append(row)
+    expected = []
+    for name, rows in found.items():
+        numbers = [row["records"] for row in rows if isinstance(row["records"], int)]
+        searched, furthest = sum(row["neighbours"] for row in rows), max(row["largest"] for row in rows)
+        assert furthest <= 1
+        counted = f"{max(numbers):,}" if numbers else "-"
+        expected.append([f"`{name}`", f"{searched:,}", counted, f"{furthest:.3f}"])
+    assert rows_of("privacy.md", "| mechanism | neighbours | records, up to |") == expected
+
+
+def test_times_of_replies_are_those_of_the_results() -> None:
+    expected = [
+        [
+            row["release"],
+            row["record"],
+            *(f"{row[key]:.3g}" for key in ("median seconds with it", "median seconds without")),
+            *(f"{100 * row[key]:.0f}" for key in ("right", "right at multiples")),
+        ]
+        for row in results("reply_times.json")["table"]
+    ]
+    assert rows_of("privacy.md", "| release | record | s with it |") == expected
+
+
+@pytest.mark.parametrize(("file", "head"), [("private_steps_858.json", "| model, images | ratio of a step, 858dc32 |")])
+def test_costs_of_a_private_step_are_those_of_the_results(file: str, head: str) -> None:
+    table = results(file)["table"]
+    expected = [
+        [
+            f"`{row['model']}`, {row['image'][1]} x {row['image'][2]}",
+            f"{row['ratio of medians']:.2f}",
+            f"{row['ratio of the least']:.2f}",
+        ]
+        for row in table
+    ]
+    assert rows_of("privacy_review.md", head) == expected
+    assert max(row["ratio of medians"] for row in table) <= 1.1

@@ -14,7 +14,17 @@ from torch import Tensor
 from fedstill.base import seeds
 from fedstill.privacy import accounting
 from fedstill.privacy.logistic import LogisticHead
-from fedstill.privacy.mechanisms import LEAST, MOST, ROUNDING, ClassSums, Histogram, Mechanism, NoisySum, clipped
+from fedstill.privacy.mechanisms import (
+    LEAST,
+    MOST,
+    ROUNDING,
+    ClassSums,
+    ClippedUpdate,
+    Histogram,
+    Mechanism,
+    NoisySum,
+    clipped,
+)
 from fedstill.privacy.releases import Gaussian, Unbounded
 
 
@@ -74,6 +84,24 @@ def test_one_record_moves_a_release_by_at_most_the_sensitivity(data: st.DataObje
         moved = (mechanism(whole, quiet()) - mechanism(less, quiet())).norm()  # type: ignore[operator]
         assert torch.isfinite(moved)
         assert moved <= sensitivity * ROUNDING + 1e-9 * radius * n  # the second: rounding of the sums themselves
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 3.0])
+def test_a_client_s_update_moves_by_twice_its_length_whatever_the_records(radius: float) -> None:
+    mechanism, far = ClippedUpdate(radius, 0.0), torch.tensor([1e6, -1e6])
+    moved = (mechanism(far, quiet()) - mechanism(-far, quiet())).norm()
+    assert moved == pytest.approx(2 * radius) and moved <= mechanism.sensitivity <= 2 * radius * ROUNDING * (1 + 1e-12)
+
+
+def test_no_roundings_of_60_000_records_exceed_the_sensitivity() -> None:
+    """Rows that keep the sum above 2^15 with the first record, where float64 is twice as coarse, and below without."""
+    fine = 2.0**-38
+    steps = [1 / 8 + 1.2 * fine, -(1 / 8 + 0.8 * fine)] * 13_000
+    values = torch.tensor([1.0] * 2**15 + [0.5, *steps], dtype=torch.float64)[:, None]
+    labels = torch.zeros(len(values), dtype=torch.int64)
+    mechanism = ClassSums(2, 1.0, 0.0)
+    moved = (mechanism((values, labels), quiet()) - mechanism((values[1:], labels[1:]), quiet())).norm()
+    assert 1 + 9e-8 < moved <= mechanism.sensitivity  # a factor of 1 + 1e-9 was exceeded
 
 
 def test_clipping_reaches_the_radius_and_keeps_shorter_rows() -> None:

@@ -1,5 +1,6 @@
 """A checkpoint of a site's journal: it forgets lines, and no cost and no count that decides what comes next."""
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -223,3 +224,35 @@ def test_an_object_that_saw_the_last_file_notices_an_older_copy_after_others_wen
     shutil.copytree(copy, state)
     with pytest.raises(files.Damaged, match="was replaced by another copy"):
         site.standing()
+
+
+def test_an_outcome_without_a_question_ends_none(state: Path) -> None:
+    """The first line may be a question; a message that never became one must not count as its end."""
+    journal = SiteJournal(state)
+    assert journal.append({"time": "2026-01-01T00:00:00Z", "what": "asked"}) == 1
+    journal.append({"time": "2026-01-01T00:00:00Z", "what": "accepted", "run": "a", "question": 1, "at": 0.0})
+    for what in ("refused", "failed", "answered"):
+        journal.append({"time": "2026-01-01T00:00:00Z", "what": what, "detail": ""})
+    at = journal.standing().at
+    assert (at.accepted, at.ended, at.failed, set(at.asked)) == (1, 0, 1, {1})
+
+
+def test_a_budget_s_parts_follow_from_the_first_release_of_a_list() -> None:
+    few = [entry().model_copy(update={"event": event}) for event in (FIRSTS[1], FIRSTS[0])]
+    for entries in (few, few[::-1], few[:1]):
+        given, found = (standing(entries, first, 2.0, DELTA) for first in (entries[0].cost, None))
+        assert given == found
+    one, other = (standing(few, first.cost, 2.0, DELTA)["record"].share for first in few)
+    assert one != other  # so that the order is seen
+
+
+def test_files_of_a_journal_are_their_owner_s_alone(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_journal, "_LARGEST", 1)
+    before = os.umask(0)
+    try:
+        for _ in range(4):
+            SiteJournal(state).append({"time": "2026-01-01T00:00:00Z", "what": "paused", "detail": "x" * 2000})
+    finally:
+        os.umask(before)
+    modes = {place.name: place.stat().st_mode & 0o777 for place in state.glob("journal*.jsonl")}
+    assert len(modes) > 1 and set(modes.values()) == {0o600}

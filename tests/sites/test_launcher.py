@@ -95,6 +95,25 @@ def test_a_question_within_the_limits_gets_its_reply(policy: SitePolicy, monkeyp
         assert worker("spec ", bytes(10**7)) == b"spec " + bytes(10**7)
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_a_reply_leaves_at_a_whole_multiple_of_seconds(
+    pause: float, policy: SitePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answered(policy: SitePolicy, spec: str, request: bytes) -> bytes:
+        time.sleep(pause)
+        return request
+
+    monkeypatch.setattr(launcher, "site_answer", answered)
+    with launcher.Worker(policy.model_copy(update={"reply_seconds": 0.8})) as worker:
+        began = time.monotonic()
+        assert worker("spec", b"request") == b"request"
+        assert 0.8 <= time.monotonic() - began < 1.5
+    with launcher.Worker(policy.model_copy(update={"reply_seconds": 0.8, "max_request_mb": 1e-9})) as worker:
+        began = time.monotonic()
+        assert worker("spec", b"request") == NO_REPLY  # and so does a failure
+        assert 0.8 <= time.monotonic() - began < 1.5
+
+
 def test_a_request_above_the_limit_is_not_even_sent_to_the_process(policy: SitePolicy) -> None:
     with launcher.Worker(policy.model_copy(update={"max_request_mb": 1e-6})) as worker:
         worker._pipe.close()

@@ -140,18 +140,17 @@ def clipped(rows: Float[Tensor, "n d"], radius: float) -> Float64[Tensor, "n d"]
     check_positive("radius", radius)
     wide = rows.to(torch.float64)
     lengths = wide.norm(dim=1, keepdim=True)
-    if not (lengths <= LONGEST).all():
-        wide = torch.where(torch.isfinite(wide).all(1, keepdim=True) & (lengths <= LONGEST), wide, 0.0)
-        lengths = wide.norm(dim=1, keepdim=True)
     short: Tensor = wide * (radius / lengths.clamp_min(radius))
+    short[~(lengths[:, 0] <= LONGEST)] = 0.0  # these rows alone, so that the time does not tell whether there is one
     return short
 
 
 LONGEST = 1e200
 """Largest length of a row that is scaled down."""
-ROUNDING = 1 + 1e-9
+ROUNDING = 1 + 2.0**-20
 """Factor of sensitivities, so that rounding in float64 can't exceed them: that of a sum of n rows is at most
-``n^2 2^-52`` of one row, and in the order of ``n 2^-52`` unless all roundings go the same way."""
+``n^2 2^-52`` of one row, so up to 2^16 records whatever they are. For more, roundings that all go the same way would
+exceed it: they are in the order of ``n 2^-52`` unless records are made for it."""
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,14 @@ class Worker:
         other.close()
 
     def __call__(self, spec: str, request: bytes) -> bytes:
-        """The reply to a request within the policy's seconds, or `NO_REPLY`."""
+        """The reply within the policy's seconds, or `NO_REPLY`; either at a whole multiple of `reply_seconds`."""
+        began, every = time.monotonic(), self._policy.reply_seconds
+        reply = self._reply(spec, request)
+        if every:
+            time.sleep((began - time.monotonic()) % every)
+        return reply
+
+    def _reply(self, spec: str, request: bytes) -> bytes:
         if len(request) > self._policy.max_request:  # nobody hashes or decodes it
             why = f"the request has {len(request):,} bytes; the limit is {self._policy.max_request:,} (max_request_mb)"
             log.write(self._policy, {"bytes": len(request)}, "failed", why)

@@ -82,6 +82,9 @@ class SitePolicy(Settings):
     until the next day."""
     max_seconds: PositiveFloat = 3600.0
     """Largest time in seconds that a question may take; then its process is ended."""
+    reply_seconds: NonNegativeFloat = 0.0
+    """Seconds to a whole multiple of which a reply waits, from its question on, so that its time tells less of the
+    records; with ``max_seconds`` no more than whether there is one. 0 for at once."""
     max_memory_gb: NonNegativeFloat = 16.0
     """Largest address space of a question's processes in gigabytes; 0 for no limit, which CUDA needs."""
     max_request_mb: Annotated[float, Gt(0), Le(16_384)] = 512.0
