@@ -342,15 +342,13 @@ def test_keys_are_registered_at_this_server(made: Server, flower: Path, tmp_path
 
 
 def test_a_key_in_one_word_is_no_file(
-    made: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line of a key with its client and its key for sums is longer than a file's name may be."""
+    """One key in eight has no slash, so that its line would be one name, and a longer one than files may have."""
     monkeypatch.setattr(service, "is_running", lambda _: True)
     monkeypatch.setattr(service, "listens", lambda _: True)
-    monkeypatch.setattr(Server, "supernode", lambda *_: "no")
-    made.invite(0, None)
-    line = f"{site_key(tmp_path / 'site.key', 0).read_text().strip()} {'a' * 256}"
-    assert "Flower does not register the key" in refusal(capsys, "server", "accept", str(made.folder), "0", line)
+    line = f"ecdsa-sha2-nistp384 {'A' * 256}"
+    assert "is not a public key of OpenSSH" in refusal(capsys, "server", "accept", str(made.folder), "0", line)
 
 
 def test_flower_s_output_has_no_colours_in_a_notebook(made: Server, monkeypatch: pytest.MonkeyPatch) -> None:
