@@ -20,13 +20,23 @@ def noise(seed: int) -> seeds.Noise:
 
 
 def moments(multiplier: float, classes: int = 3, adders: int = 1, by_class: bool = False) -> IntegerMoments:
-    facts = {"num_classes": classes, "dims": 6, "radius": 1.0, "noise_multiplier": multiplier, "by_class": by_class}
+    facts: dict[str, Any] = {
+        "num_classes": classes,
+        "dims": 6,
+        "radius": 1.0,
+        "noise_multiplier": multiplier,
+        "by_class": by_class,
+    }
     return IntegerMoments(adders=adders, **facts)
 
 
 def total(mechanism: IntegerMoments, clients: int, records: int, length: float = 5.0) -> Moments:
     """The sums of clients whose rows all have the largest length and one direction, the most that rows can give."""
-    second, first = 0, 0
+    width = mechanism.dims + 1
+    second = torch.zeros(
+        mechanism.num_classes if mechanism.by_class else 1, width * (width + 1) // 2, dtype=torch.int64
+    )
+    first = torch.zeros(mechanism.num_classes, width, dtype=torch.int64)
     for client in range(clients):
         rows = torch.zeros(records, 6)
         rows[:, 0] = length
@@ -98,7 +108,13 @@ def test_a_hostile_client_of_a_masked_run_stops_it_in_a_sentence(
         return found
 
     monkeypatch.setattr(IntegerSum, "integers", hostile)
-    task = {"data": "digits", "clients": 4, "public": "held=200", "model": "convnet:width=8,depth=1", "workers": 0}
+    task: dict[str, Any] = {
+        "data": "digits",
+        "clients": 4,
+        "public": "held=200",
+        "model": "convnet:width=8,depth=1",
+        "workers": 0,
+    }
     with pytest.raises(OutOfRange, match="no records give"):
         fedstill.run("afl", sums="masked", epsilon=None, out=tmp_path / "run", **task)
 

@@ -10,6 +10,7 @@ most ``exp(-u)`` (Hsu, Kakade, Zhang 2012, theorem 2.1).
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -29,7 +30,7 @@ class OutOfRange(FedstillError, ValueError):
 
 
 def check_length(
-    mechanism: IntegerSum[object, object], total: Int64[Tensor, "..."], rows: int, steps: int, clients: int, of: str
+    mechanism: IntegerSum[Any, Any], total: Int64[Tensor, "..."], rows: int, steps: int, clients: int, of: str
 ) -> None:
     """Refuse a total that is longer than ``rows`` rows of length ``steps`` and the noise of ``clients`` can be.
 
@@ -80,8 +81,8 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
     else:  # numbers weigh the constant of H
         claimed, unsure = float(own[:, -1].sum()) / constant**2, z * math.sqrt(len(own) * diagonal) / constant**2
     if claimed + unsure < 0 or (records is not None and claimed - unsure > records):
-        limit = "0 at least" if claimed < 0 else f"{records} at most"
-        raise _refused(f"claims {claimed:.6g} records, give or take {unsure:.3g} of noise, but there are {limit}")
+        bound = "0 at least" if claimed < 0 else f"{records} at most"
+        raise _refused(f"claims {claimed:.6g} records, give or take {unsure:.3g} of noise, but there are {bound}")
     most = (claimed + unsure) * steps**2
     apart = second.abs()
     apart[:, diagonal_places(mechanism.dims + 1, second.device)] = 0
@@ -99,7 +100,7 @@ def check_moments(mechanism: IntegerMoments, total: Moments, clients: int, recor
             )
 
 
-def _variance(mechanism: IntegerSum[object, object], scale: float, clients: int) -> float:
+def _variance(mechanism: IntegerSum[Any, Any], scale: float, clients: int) -> float:
     """The variance parameter of the noise of all clients in one number."""
     if not mechanism.noise_multiplier:
         return 0.0
