@@ -97,8 +97,17 @@ def test_noise_alone_stays_in_the_range_and_the_range_is_no_wider_than_it_must_b
         check_length(mechanism, (1.25 * drawn).to(torch.int64), 0, mechanism.steps, 1, "updates")
 
 
-def test_a_hostile_client_of_a_masked_run_stops_it_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "sums", "epsilon"),
+    [
+        ("afl", "masked", None),
+        ("dp-fedavg", "masked", 1.0),
+        ("dp-fedavg", "open", 1.0),
+        ("fedgm-records", "masked", 1.0),
+    ],
+)
+def test_a_hostile_client_s_numbers_stop_a_run_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sums: str, epsilon: float | None
 ) -> None:
     honest = IntegerSum.integers
 
@@ -116,7 +125,7 @@ def test_a_hostile_client_of_a_masked_run_stops_it_in_a_sentence(
         "workers": 0,
     }
     with pytest.raises(OutOfRange, match="no records give"):
-        fedstill.run("afl", sums="masked", epsilon=None, out=tmp_path / "run", **task)
+        fedstill.run(method, sums=sums, epsilon=epsilon, out=tmp_path / "run", **task)
 
 
 def test_a_check_costs_little() -> None:
