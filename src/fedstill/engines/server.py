@@ -344,7 +344,7 @@ class ServerFederation(Federation):
             **arguments,
         )
         clients, total = self._opened(terms, replies, step)
-        return Summation(unflattened(kind, total, sizes), clients, sums.adders)
+        return Summation(unflattened(kind, total, sizes), clients, sums.adders, sums.records)
 
     def _check_seen(self, step: Step[Any]) -> None:
         """Refuse a step whose reply shows the server something of records, in a run whose sums are masked.

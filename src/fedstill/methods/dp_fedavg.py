@@ -26,6 +26,7 @@ from typing_extensions import override
 from fedstill.base.settings import Epsilon
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import LEAST_STEPS, MOST_STEPS, IntegerUpdate
+from fedstill.privacy.sum_ranges import check_length
 from fedstill.protocol import Client, Federation, Method, Parameters, Reply, Summed, load, parameters, step
 from fedstill.train.sgd import SGD, Diverged, has_batch_norms
 
@@ -65,6 +66,8 @@ class DPFedAvg(Method):
         size = sum(w.numel() for w in parameters(model).values())
         for round in fed.rounds(self.rounds, model):
             summed = fed.sum(self.update, exactly={"parameters": size}, weights=parameters(model))
+            whole, number = self._mechanism(fed.delta, summed.adders), len(summed.clients)
+            check_length(whole, summed.total.change.value, number, self.steps, number, "updates")
             mean = summed.total.change.value.double() * (self.clip / self.steps / len(summed.clients))
             parts = torch.split(mean, [w.numel() for w in parameters(model).values()])
             moved = zip(parameters(model).items(), parts, strict=True)
@@ -80,10 +83,14 @@ class DPFedAvg(Method):
         with suppress(Diverged):  # counts as no change, so that the server can't tell
             self.local.fit(model, client.train, client.rng("batches"))
         change = torch.cat([(w.double() - before[name].double()).flatten() for name, w in parameters(model).items()])
-        mechanism = IntegerUpdate(
-            radius=self.clip,
-            noise_multiplier=release_noise(self.epsilon, client.delta, precision_share=1 / self.rounds),
-            steps=self.steps,
-            adders=client.adders,
-        )
+        mechanism = self._mechanism(client.delta, client.adders)
         return Change(change=client.release(mechanism, change).map(Tensor.cpu))
+
+    def _mechanism(self, delta: float, adders: int) -> IntegerUpdate:
+        """The mechanism of each round's sum."""
+        return IntegerUpdate(
+            radius=self.clip,
+            noise_multiplier=release_noise(self.epsilon, delta, precision_share=1 / self.rounds),
+            steps=self.steps,
+            adders=adders,
+        )

@@ -249,11 +249,13 @@ class Summation(typing.Generic[R]):
         total: a reply whose tensors are the totals, in float64, or int64 for whole numbers.
         clients: numbers of the clients in it, in order.
         adders: number of honest clients whose noise the guarantee counts on; 1 where each upload is seen.
+        records: a public bound of all clients' records, if the run states one.
     """
 
     total: R
     clients: Sequence[int]
     adders: int = 1
+    records: int | None = None
 
     @property
     def spread(self) -> float:

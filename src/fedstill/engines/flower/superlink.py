@@ -84,7 +84,7 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """
     ours, theirs = _hexadecimal(client), _hexadecimal(server)
     for table in _TABLES * _READINGS:
-        for line in table.read_text("ascii").splitlines()[1:] if table.exists() else ():
+        for line in table.read_text("utf-8").splitlines()[1:] if table.exists() else ():
             _, local, remote, state, _, _, _, user, _, inode, *_ = line.split()
             if local.endswith(ours) and remote.endswith(theirs) and state == _ESTABLISHED and inode != "0":
                 return int(user)

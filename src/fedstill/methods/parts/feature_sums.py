@@ -19,9 +19,10 @@ from fedstill.base.settings import Epsilon, Settings, Share
 from fedstill.distill.embedding import embed
 from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, noise_of
 from fedstill.privacy.accounting import release_noise
-from fedstill.privacy.integer_sums import IntegerClassSums
+from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments
 from fedstill.privacy.mechanisms import ClassSums
-from fedstill.privacy.second_moments import unpacked
+from fedstill.privacy.second_moments import Moments, unpacked
+from fedstill.privacy.sum_ranges import check_length, check_moments
 from fedstill.protocol import Client, Federation, Public, Records, Reply, Summation, Summed
 
 Centre = Annotated[Float32[Tensor, " dims"], Public()]
@@ -88,7 +89,15 @@ def class_means(
     total = summed.total.sums.value  # A = sum_k A_k
     sums = total.double().to(fed.device)
     if not total.is_floating_point():
-        sums *= radius / IntegerClassSums.steps
+        whole = IntegerClassSums(
+            num_classes=len(total),
+            radius=radius,
+            noise_multiplier=release_noise(settings.epsilon, fed.delta),
+            adders=summed.adders,
+        )
+        if summed.records is not None:
+            check_length(whole, total, summed.records, whole.steps, len(summed.clients), "records")
+        sums *= radius / whole.steps
     counts = (sums[:, -1:] / (radius * math.sqrt(settings.count_share))).clamp_min(1.0)
     means: Tensor = sums[:, :-1] / (math.sqrt(1 - settings.count_share) * counts) + centre.to(fed.device)
     return means
@@ -130,11 +139,27 @@ class Total:
 
 
 def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: torch.device) -> Total:
-    """The clients' total in real numbers, with the noise in it."""
+    """The clients' total in real numbers, with the noise in it.
+
+    Raises:
+        OutOfRange: whole numbers that no records and no noise give.
+    """
     second, first = sums.total.second.value, sums.total.first.value
     of_second, of_first = settings.scale, settings.scale
     if not second.is_floating_point():
         steps = settings.steps or WHOLE_STEPS
+        mechanism = IntegerMoments(
+            num_classes=len(first),
+            dims=first.shape[1] - 1,
+            radius=1.0,  # of the rows, which have the length 1 in the sums
+            noise_multiplier=release_noise(settings.epsilon, delta),
+            bias=settings.bias,
+            share=settings.share,
+            by_class=len(second) > 1,
+            steps=steps,
+            adders=sums.adders,
+        )
+        check_moments(mechanism, Moments(second, first), len(sums.clients), sums.records)
         of_second, of_first = float(steps**2), float(steps)
     std, first_std = noise_of(settings, delta)
     return Total(
