@@ -188,3 +188,17 @@ def test_the_workflows_test_every_supported_python() -> None:
     assert [name.partition("-")[0] for name in matrix["os"]] == ["ubuntu", "macos", "windows"]
     trusted = {name: job.get("permissions", {}) for name, job in jobs["publish"]["jobs"].items()}
     assert trusted["publish"] == {"id-token": "write"} and not trusted["build"]
+
+
+def test_every_action_of_a_workflow_is_a_commit() -> None:
+    """A tag can be moved to other code, which would then publish the package; dependabot moves commits on, visibly."""
+    used = [
+        line.strip()
+        for place in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+        for line in place.read_text("utf-8").splitlines()
+        if re.match(r"\s*(- )?uses:", line)
+    ]
+    assert len(used) >= 8
+    loose = [line for line in used if not re.fullmatch(r"(- )?uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)]
+    assert loose == []
+    assert "github-actions" in (ROOT / ".github" / "dependabot.yml").read_text("utf-8")
