@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Each process has its part of the tests and takes from another's when it is done, so that no file of tests
 # keeps one core busy while the others wait; plain `pytest` runs all one by one.
+TORCH := $(shell sed -n 's/^ *"\(torch[<>=].*\)",.*/\1/p' pyproject.toml)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 .PHONY: demo test check test-fast lint docs numbers clean
@@ -38,11 +39,19 @@ numbers: $(VENV)/.installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+# Linux without an NVIDIA driver takes the CPU build of torch, a tenth of the other's size; where its index can't be
+# reached, pip takes what its own indexes have.
+$(VENV)/.torch: $(VENV)/bin/python
+	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+		$(BIN)/pip install -q --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu '$(TORCH)' \
+			|| echo "no CPU build of torch from download.pytorch.org; taking that of pip's own index"; fi
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install -q -e .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install -q -e ".[dev]"
 	touch $@ $(VENV)/.installed
 

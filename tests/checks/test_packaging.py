@@ -190,6 +190,13 @@ def test_the_workflows_test_every_supported_python() -> None:
     assert trusted["publish"] == {"id-token": "write"} and not trusted["build"]
 
 
+def test_each_package_of_the_core_has_a_reason() -> None:
+    page = (ROOT / "reproduce" / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    assert sorted(named) == sorted(Requirement(text).name for text in PROJECT["dependencies"])
+
+
 def test_every_action_of_a_workflow_is_a_commit() -> None:
     """A tag can be moved to other code, which would then publish the package; dependabot moves commits on, visibly."""
     used = [
