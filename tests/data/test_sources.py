@@ -1,5 +1,6 @@
 """Loading data: every kind of source, the cache, and refusals that say what to do."""
 
+import hashlib
 import io
 import json
 import logging
@@ -20,7 +21,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.data import KNOWN, load, places, sources
+from fedstill.data import KNOWN, cache, load, places, sources
 from fedstill.data.readers import read_npz
 
 
@@ -456,6 +457,20 @@ def test_the_second_load_maps_the_cache(own, decodings):
     assert torch.equal(first.train.images, second.train.images)
     second.train.images.zero_()  # copy on write: neither the file nor another reader sees it
     assert torch.equal(load("own").train.images, first.train.images) and first.train.images.any()
+
+
+def test_a_process_checks_a_file_again_only_when_it_has_changed(own, decodings, monkeypatch):
+    monkeypatch.setattr(cache, "_SETTLED", -1.0)  # the files are as if they were old
+    read, original = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: (read.append(file.name), original(file, name))[1])
+    load("own")
+    first = len(read)
+    load("own")
+    assert first >= 4 and len(read) == first
+    time.sleep(0.05)
+    flip(entry(own) / "train-images.npy", -1)
+    load("own")
+    assert len(decodings) == 2 and len(read) > first
 
 
 @pytest.mark.parametrize(
