@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,11 +197,10 @@ class Study:
 
 def _children(pid: int) -> list[int]:
     found = []
-    for place in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in place.read_text().split()]
-        except (OSError, ValueError):
-            continue
+    with suppress(OSError):  # it has ended
+        for place in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError, ValueError):
+                found += [int(word) for word in place.read_text().split()]
     return found
 
 
