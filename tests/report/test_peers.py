@@ -1,0 +1,43 @@
+"""The page of peers: it is what its results give, and what it compares is the same work."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / "benchmarks" / "peers"
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, as ``python benchmarks/peers`` imports it."""
+    monkeypatch.syspath_prepend(str(PLACE))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = importlib.util.spec_from_file_location("peers", PLACE / "__main__.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "peers", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_results_give(peers: ModuleType) -> None:
+    page = peers.page(json.loads(peers.RESULTS.read_text("utf-8")))
+    assert peers.PAGE.read_text("utf-8") == page, "run: python benchmarks/peers page"
+
+
+def test_all_did_the_same_work(peers: ModuleType) -> None:
+    """A peer that trained on fewer records, or for fewer epochs, would be quicker and less accurate."""
+    found = json.loads(peers.RESULTS.read_text("utf-8"))
+    right = [row["accuracy"] for row in found["table"]]
+    assert {"plain loop", "fedstill", "Flower"} <= {row["name"] for row in found["table"]}
+    assert max(right) - min(right) < 0.02
+
+
+def test_a_peer_that_is_not_installed_is_absent(peers: ModuleType) -> None:
+    assert peers.there("fedstill") and peers.there("") == ""
+    assert peers.there("no-such-package") is None and peers.there("fedstill", "no_such_module") is None
