@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from starlette.applications import Starlette  # noqa: E402
 from starlette.requests import Request  # noqa: E402
 from starlette.responses import PlainTextResponse, Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
+from users import as_user  # noqa: E402
 
 from fedstill.engines.flower import superlink  # noqa: E402
+from fedstill.sites import units  # noqa: E402
 from fedstill.sites.loopback import loopback  # noqa: E402
 
 OTHER = 65534
@@ -45,23 +47,6 @@ FORGED = [
     {"X-Forwarded-For": "127.0.0.1:{port}"},
     {"Forwarded": "for=127.0.0.1", "X-Real-IP": "127.0.0.1"},
 ]
-
-
-def as_user(user: int, what: Callable[[], str]) -> str:
-    """The words of a function that runs as another user."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        try:
-            os.setuid(user)
-            os.write(write, what().encode())
-        except BaseException as error:
-            os.write(write, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        return pipe.read()
 
 
 def post(port: int, path: str, headers: Mapping[str, str] | None = None, port_from: int = 0) -> str:
@@ -101,7 +86,7 @@ def answer(_: Request) -> Response:
 
 
 def test_what_comes_from_no_known_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = superlink.OwnProcesses(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])]))
+    app = superlink.OwnProcesses(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])]), units.PATHS)
 
     async def asked(path: str) -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9444") as client:

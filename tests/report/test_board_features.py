@@ -1,29 +1,20 @@
 """The page of pretrained features: it is what its results give, and each run has the best of its row's tries."""
 
-import importlib.util
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 
+import benchmark
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLACE = ROOT / "benchmarks" / "feature_board"
 
 
-@pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(scope="module")
+def board() -> ModuleType:
     """The script, as ``python benchmarks/feature_board`` imports it."""
-    monkeypatch.syspath_prepend(str(PLACE))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("feature_board", PLACE / "__main__.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "feature_board", module)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark.load("feature_board")
 
 
 def test_the_page_is_what_the_results_give(board: ModuleType) -> None:

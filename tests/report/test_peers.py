@@ -1,28 +1,16 @@
 """The page of peers: it is what its results give, and what it compares is the same work."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 
+import benchmark
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PLACE = ROOT / "benchmarks" / "peers"
 
-
-@pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
     """The script, as ``python benchmarks/peers`` imports it."""
-    monkeypatch.syspath_prepend(str(PLACE))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("peers", PLACE / "__main__.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "peers", module)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark.load("peers")
 
 
 def test_the_page_is_what_the_results_give(peers: ModuleType) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from real_sites import make_site
+from users import as_user
 
 from fedstill.cli import main
 from fedstill.data.sources import DataSet
@@ -19,20 +20,7 @@ def told_as_another(folder: Path, name: str) -> str:
     for place in (folder, *folder.parents):
         if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
             place.chmod(0o711)
-    read, write = os.pipe()
-    if not (child := os.fork()):  # another user, with what this process has imported
-        try:
-            os.setuid(65534)
-            lines = Chain(folder / name, "log", "put a copy back").read()
-            os.write(write, f"{len(lines)} line".encode())
-        except Exception as error:
-            os.write(write, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        return pipe.read()
+    return as_user(65534, lambda: f"{len(Chain(folder / name, 'log', 'put a copy back').read())} line")
 
 
 @pytest.fixture
@@ -98,16 +86,22 @@ def test_a_copy_that_nobody_can_write_is_verified(tmp_path: Path) -> None:
     assert told_as_another(tmp_path, "chain") == "1 line"
 
 
-@ROOT
-def test_a_copy_of_a_crash_is_verified_too(tmp_path: Path) -> None:
-    """The head was copied before the last line, as of a site that serves: whoever can't write need not repair it."""
-    chain = Chain(tmp_path / "chain", "log", "put a copy back")
+def crashed(folder: Path) -> bytes:
+    """A chain of one line, with the head from before it, as a crash leaves them; returns the head."""
+    chain = Chain(folder, "log", "put a copy back")
     chain.create()
-    head = (tmp_path / "chain" / "log.head").read_bytes()
+    head = (folder / "log.head").read_bytes()
     with chain.lock:
         chain.synchronise()
         chain.append({"what": "asked"})
-    (tmp_path / "chain" / "log.head").write_bytes(head)
+    (folder / "log.head").write_bytes(head)
+    return head
+
+
+@ROOT
+def test_a_copy_of_a_crash_is_verified_too(tmp_path: Path) -> None:
+    """The head was copied before the last line, as of a site that serves: whoever can't write need not repair it."""
+    head = crashed(tmp_path / "chain")
     for place in (tmp_path / "chain").iterdir():
         place.chmod(0o444)
     (tmp_path / "chain").chmod(0o555)
@@ -117,13 +111,7 @@ def test_a_copy_of_a_crash_is_verified_too(tmp_path: Path) -> None:
 
 @ROOT
 def test_root_s_reading_leaves_no_file_of_its_own(tmp_path: Path) -> None:
-    chain = Chain(tmp_path / "chain", "log", "put a copy back")
-    chain.create()
-    head = (tmp_path / "chain" / "log.head").read_bytes()
-    with chain.lock:
-        chain.synchronise()
-        chain.append({"what": "asked"})
-    (tmp_path / "chain" / "log.head").write_bytes(head)
+    crashed(tmp_path / "chain")
     (tmp_path / "chain" / "log.lock").unlink()
     for place in (tmp_path / "chain", *(tmp_path / "chain").iterdir()):
         os.chown(place, 1234, 1234)

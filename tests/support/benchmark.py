@@ -7,15 +7,17 @@ from types import ModuleType
 
 
 def load(name: str) -> ModuleType:
-    """benchmarks/NAME.py."""
+    """benchmarks/NAME.py, or the folder benchmarks/NAME."""
     place = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    place = place if place.exists() else place.with_suffix("") / "__main__.py"
     spec = importlib.util.spec_from_file_location(f"{name}_benchmark", place)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
+    before = [*sys.path]
     sys.path.append(str(place.parent))  # for what benchmarks share
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(place.parent))
+        sys.path[:] = before  # without what it added itself
     return module

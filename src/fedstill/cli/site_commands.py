@@ -302,14 +302,12 @@ def show(words: list[str], flags: "Sent") -> None:
 def ledger(words: list[str], flags: "Ledger") -> None:
     """``fedstill site ledger``."""
     from fedstill.report.spending import cost_words
-    from fedstill.sites.site import evidence, log
-    from fedstill.sites.site.charges import read_charges
-    from fedstill.sites.site.site_journal import SiteJournal
+    from fedstill.sites.site import evidence
 
     policy = _policy(words)
-    lines, charges = log.read(policy.state), read_charges(policy.state)
+    lines, charges, found = evidence.read(policy)
     runs = [run for run in evidence.runs(policy, lines, charges) if run["releases"]]
-    budget = evidence.budget(policy, SiteJournal(policy.state).standing())
+    budget = evidence.budget(policy, found)
     if flags.json_:
         listed = [{**charge._asdict(), "entry": charge.entry.model_dump(mode="json")} for charge in charges]
         print_json({"budget": budget, "runs": runs, "charges": listed})

@@ -25,30 +25,35 @@ from fedstill.engines.flower.supernode import end_with_parent
 _PROGRAM = "from fedstill.engines.flower import superlink; superlink.main()"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Linux' tables of this machine's connections: each end's address, state, user and inode."""
-_SITES = re.compile("/v1/fleet/[a-z-]+")
-"""Paths for sites, whose requests are signed."""
 _ESTABLISHED, _READINGS = "01", 3
 """State of an open connection; times that the tables are read, as Linux may miss a line while others come and go."""
 KNOWS_USERS = _TABLES[0].exists()
 """Whether this system tells whose a connection is."""
 
 
-def start(options: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a SuperLink with options of ``flower-superlink``."""
-    return subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), *options], env=dict(environment))
+def start(options: Sequence[str], environment: Mapping[str, str], paths: str) -> subprocess.Popen[bytes]:
+    """Start a SuperLink.
+
+    Args:
+        options: options of ``flower-superlink``.
+        environment: the program's environment.
+        paths: regular expression of the paths for sites, whose requests are signed; others are for this user alone.
+    """
+    words = [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), paths, *options]
+    return subprocess.Popen(words, env=dict(environment))
 
 
 def main() -> None:
-    """Run the SuperLink; the words are the parent's process id and Flower's options."""
-    parent, *sys.argv[1:] = sys.argv[1:]
+    """Run the SuperLink; the words are the parent's process id, the paths for sites, and Flower's options."""
+    parent, paths, *sys.argv[1:] = sys.argv[1:]
     end_with_parent(int(parent))
-    uvicorn.run = partial(_serve, uvicorn.run)
+    uvicorn.run = partial(_serve, uvicorn.run, paths)
     flower_superlink()
 
 
-def _serve(run: Callable[..., None], *, app: ASGIApp, **options: object) -> None:
-    # without ``proxy_headers`` a header of the request would say where it comes from
-    run(app=OwnProcesses(app) if KNOWS_USERS else app, **{**options, "proxy_headers": False})
+def _serve(run: Callable[..., None], paths: str, *, app: ASGIApp, **options: object) -> None:
+    # with ``proxy_headers`` a header of the request would say where it comes from
+    run(app=OwnProcesses(app, paths) if KNOWS_USERS else app, **{**options, "proxy_headers": False})
 
 
 class OwnProcesses:
@@ -56,14 +61,15 @@ class OwnProcesses:
 
     Args:
         app: the SuperLink's app, at an address of IPv4.
+        paths: regular expression of the paths that a key protects.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, paths: str) -> None:
+        self._app, self._paths = app, re.compile(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse a request."""
-        if scope["type"] == "lifespan" or _SITES.fullmatch(scope["path"]) or self._is_own(scope):
+        if scope["type"] == "lifespan" or self._paths.fullmatch(scope["path"]) or self._is_own(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             words = f"for processes of the server's user ({os.geteuid()}) on its own machine only"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedstill import models
 from fedstill.base.settings import Epsilon, Settings, Share
 from fedstill.distill.embedding import embed
-from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, noise_of
+from fedstill.methods.parts.moments import WHOLE_STEPS, MomentSums, Sums, mechanism_facts, noise_of
 from fedstill.privacy.accounting import release_noise
 from fedstill.privacy.integer_sums import IntegerClassSums, IntegerMoments
 from fedstill.privacy.mechanisms import ClassSums
@@ -73,13 +73,18 @@ def release_sums(client: Client, rows: Tensor, centre: Tensor, radius: float, se
     relative = rows - centre.to(client.device)
     constant = relative.new_full((len(relative), 1), radius * math.sqrt(settings.count_share))
     relative = torch.cat([relative * math.sqrt(1 - settings.count_share), constant], 1)
-    classes, noise = client.train.num_classes, release_noise(settings.epsilon, client.delta)
-    labelled = relative, client.train.labels
+    classes, labelled = client.train.num_classes, (relative, client.train.labels)
     if client.masked:
-        whole = IntegerClassSums(num_classes=classes, radius=radius, noise_multiplier=noise, adders=client.adders)
+        whole = _whole(settings, client.delta, classes, radius, client.adders)
         return FeatureSums(sums=client.release(whole, labelled).map(Tensor.cpu))
-    sums = client.release(ClassSums(classes, radius, noise), labelled)
+    sums = client.release(ClassSums(classes, radius, release_noise(settings.epsilon, client.delta)), labelled)
     return FeatureSums(sums=sums.map(Tensor.float))
+
+
+def _whole(settings: Summing, delta: float, classes: int, radius: float, adders: int) -> IntegerClassSums:
+    """The mechanism of masked sums, the same at clients and server."""
+    noise = release_noise(settings.epsilon, delta)
+    return IntegerClassSums(num_classes=classes, radius=radius, noise_multiplier=noise, adders=adders)
 
 
 def class_means(
@@ -89,12 +94,7 @@ def class_means(
     total = summed.total.sums.value  # A = sum_k A_k
     sums = total.double().to(fed.device)
     if not total.is_floating_point():
-        whole = IntegerClassSums(
-            num_classes=len(total),
-            radius=radius,
-            noise_multiplier=release_noise(settings.epsilon, fed.delta),
-            adders=summed.adders,
-        )
+        whole = _whole(settings, fed.delta, len(total), radius, summed.adders)
         if summed.records is not None:
             check_length(whole, total, summed.records, whole.steps, len(summed.clients), "records")
         sums *= radius / whole.steps
@@ -148,17 +148,10 @@ def add_up(sums: Summation[Sums], settings: MomentSums, delta: float, device: to
     of_second, of_first = settings.scale, settings.scale
     if not second.is_floating_point():
         steps = settings.steps or WHOLE_STEPS
-        mechanism = IntegerMoments(
-            num_classes=len(first),
-            dims=first.shape[1] - 1,
-            radius=1.0,  # of the rows, which have the length 1 in the sums
-            noise_multiplier=release_noise(settings.epsilon, delta),
-            bias=settings.bias,
-            share=settings.share,
-            by_class=len(second) > 1,
-            steps=steps,
-            adders=sums.adders,
-        )
+        classes, dims, by_class = len(first), first.shape[1] - 1, len(second) > 1
+        # in the sums rows have the length 1
+        facts = mechanism_facts(settings, delta, num_classes=classes, dims=dims, radius=1.0, by_class=by_class)
+        mechanism = IntegerMoments(**facts, steps=steps, adders=sums.adders)
         check_moments(mechanism, Moments(second, first), len(sums.clients), sums.records)
         of_second, of_first = float(steps**2), float(steps)
     std, first_std = noise_of(settings, delta)

@@ -120,6 +120,21 @@ def sizes(
     return {"groups": groups, "entries": entries(width), "moments": width}
 
 
+def mechanism_facts(
+    settings: MomentSums, delta: float, *, num_classes: int, dims: int, radius: float, by_class: bool
+) -> dict[str, Any]:
+    """The arguments of `SecondMoments` and `IntegerMoments` that the settings give, the same at clients and server."""
+    return {
+        "num_classes": num_classes,
+        "dims": dims,
+        "radius": radius,
+        "noise_multiplier": release_noise(settings.epsilon, delta),
+        "bias": settings.bias,
+        "share": settings.share,
+        "by_class": by_class,
+    }
+
+
 def release_moments(
     client: Client,
     features: PublicFeatures,
@@ -129,15 +144,14 @@ def release_moments(
     embedding: Embedding | None = None,
 ) -> Sums:
     """Release the sums of a client's rows, or of their ``embedding``."""
-    facts: dict[str, Any] = {
-        "num_classes": client.train.num_classes,
-        "dims": embedding.dims if embedding else features.projection.shape[1],
-        "radius": embedding.radius if embedding else features.radius,
-        "noise_multiplier": release_noise(settings.epsilon, client.delta),
-        "bias": settings.bias,
-        "share": settings.share,
-        "by_class": by_class,
-    }
+    facts = mechanism_facts(
+        settings,
+        client.delta,
+        num_classes=client.train.num_classes,
+        dims=embedding.dims if embedding else features.projection.shape[1],
+        radius=embedding.radius if embedding else features.radius,
+        by_class=by_class,
+    )
     rows = _batches(client, features, embedding)
     if steps := whole_steps(settings, client.masked):
         sums = client.release(IntegerMoments(**facts, steps=steps, adders=client.adders), rows)

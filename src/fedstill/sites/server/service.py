@@ -252,6 +252,7 @@ def _run(server: Server, say: Callable[[str], None]) -> int:
             *("--database", str(server.folder / "superlink.db")),
         ],
         server.environment,
+        units.PATHS,
     )
     try:
         if not _listens_soon(link, settings.inner_port, stopped):

@@ -21,10 +21,10 @@ from fedstill.report.markup import joined, part
 from fedstill.report.spending import cost_words
 from fedstill.runs.environment import now
 from fedstill.sites.site import decisions, log
-from fedstill.sites.site.charges import largest_fitting, read_charges, standing, uses_of
+from fedstill.sites.site.charges import largest_fitting, standing, uses_of
 from fedstill.sites.site.checkpoint import OUTCOMES, ChargeLine, Standing
 from fedstill.sites.site.policy import SitePolicy
-from fedstill.sites.site.site_journal import SiteJournal
+from fedstill.sites.site.site_journal import SiteJournal, charges_among
 from fedstill.sites.site.state_format import check_newest
 
 LAST = 5
@@ -60,6 +60,17 @@ def status(policy: SitePolicy) -> dict[str, Any]:
         "last": [brief(line) for line in outcomes[-LAST:]],
         "health": health,
     }
+
+
+def read(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], Standing]:
+    """The lines of the journal, the releases among them, and what they mean for the next question.
+
+    Raises:
+        Damaged: the journal was changed, or a newer fedstill wrote it.
+    """
+    journal = SiteJournal(policy.state)
+    lines = journal.read()
+    return log.without_checkpoints(lines), charges_among(lines, policy.state), journal.standing()
 
 
 def budget(policy: SitePolicy, found: Standing) -> dict[str, Any]:
@@ -144,9 +155,9 @@ def _seconds(last: Sequence[Line]) -> float:
 def _evidence(policy: SitePolicy) -> tuple[list[dict[str, Any]], list[ChargeLine], Standing, dict[str, Any]]:
     """Lines, releases, what they mean for the next question, and whether the journal is whole."""
     try:
-        lines, charges = log.read(policy.state), read_charges(policy.state)
+        found = read(policy)
         check_newest(policy.state)
-        return lines, charges, SiteJournal(policy.state).standing(), {"journal": "whole"}
+        return *found, {"journal": "whole"}
     except files.NewerFormat:
         raise
     except files.Damaged as error:
@@ -209,7 +220,7 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
         Damaged: the journal was changed.
     """
     verdict = log.verify(policy.state)
-    lines, charges = log.read(policy.state), read_charges(policy.state)
+    lines, charges, found = read(policy)
     return {
         "version": 1,
         "made": now(),
@@ -217,7 +228,7 @@ def evidence(policy: SitePolicy) -> dict[str, Any]:
         "site": policy.client,
         "policy": policy.model_dump(mode="json"),
         "check": {"is_whole": verdict.is_whole, **vars(verdict)},
-        "budget": budget(policy, SiteJournal(policy.state).standing()),
+        "budget": budget(policy, found),
         "runs": runs(policy, lines, charges),
         "charges": [_charge(charge) for charge in charges],
         "log": [{**line, "detail": "in the site's log"} if line["what"] == "failed" else line for line in lines],

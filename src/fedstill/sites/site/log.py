@@ -8,7 +8,7 @@ change of a line.
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from fedstill import schema
 from fedstill.base import files
 from fedstill.runs.environment import now
+from fedstill.sites.site.chain import Line as ChainLine
 from fedstill.sites.site.checkpoint import OUTCOMES, Checkpoint, Standing
 from fedstill.sites.site.policy import SitePolicy
 from fedstill.sites.site.site_journal import SiteJournal
@@ -71,8 +72,13 @@ def read(state: Path) -> list[dict[str, Any]]:
     Raises:
         Damaged: the journal was changed, or a newer fedstill wrote it.
     """
-    lines = [json.loads(line.text) for line in SiteJournal(state).read()]
-    return [line for line in lines if line["what"] != "checkpoint"]
+    return without_checkpoints(SiteJournal(state).read())
+
+
+def without_checkpoints(lines: Iterable[ChainLine]) -> list[dict[str, Any]]:
+    """The facts of a journal's lines but of checkpoints."""
+    facts = (json.loads(line.text) for line in lines)
+    return [line for line in facts if line["what"] != "checkpoint"]
 
 
 Line = Mapping[str, Any]
