@@ -421,16 +421,19 @@ def test_a_command_without_words_says_how_it_is_used_and_fails(
     assert f"usage: fedstill {command}" in help_of(capsys, command)
 
 
-def test_help_starts_at_once() -> None:
-    """Below 0.5 s of a core's time, which other processes don't stretch; the best of five."""
+def modules_after(words: list[str]) -> set[str]:
+    """The names of all modules that a command has imported when it ends."""
     code = (
-        "import sys, time\nfrom fedstill.cli import main\nmain(['--help'])\nprint(time.process_time(), file=sys.stderr)"
+        "import sys\nfrom fedstill.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    assert not stop.code\nprint(*sys.modules, file=sys.stderr)"
     )
-    times = []
-    for _ in range(5):
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-        times.append(float(done.stderr))
-    assert 0 < min(times) < 0.5
+    done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
+    return set(done.stderr.split())
+
+
+def test_help_imports_little() -> None:
+    """So it starts at once, on any machine: Python alone has about 50 modules, torch 1,500 and 2 s."""
+    assert len(modules_after(["--help"])) < 300
 
 
 def test_a_class_of_your_own_labels_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,20 +593,9 @@ def test_help_reads_every_other_settings_class_too() -> None:
               "attack --help", "privacy plan --help", "site init --help", "server init --help", "server run --help"]
 )  # fmt: skip
 def test_static_text_needs_no_torch(words: str) -> None:
-    code = (
-        "import sys\nfrom fedstill.cli import main\ntry:\n    main(sys.argv[1:])\n"
-        "except SystemExit as stop:\n    assert not stop.code\n"
-        "assert not {'torch', 'numpy', 'datasets'} & set(sys.modules)\n"
-        "import time\nprint(time.process_time(), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, *words.split()]
-    seconds = 9.9
-    for _ in range(5):  # busy neighbours can only add to a process's own seconds
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        seconds = min(seconds, float(done.stderr.split()[-1]))
-        if seconds < 0.5:
-            break
-    assert seconds < 0.5
+    found = modules_after(words.split())
+    assert not {"torch", "numpy", "datasets"} & found
+    assert len(found) < 450
 
 
 def test_the_list_of_methods_says_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
@@ -769,10 +761,12 @@ def test_too_few_files_that_may_be_open_and_a_deleted_working_folder_have_their_
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (18, 18))"
     words = ["run", "fedavg", *QUICK, "--clients", "20", "--workers", "2", "--out", str(tmp_path / "run")]
     done = in_a_process(words, before=few)
-    assert done.returncode == 2 and done.stderr.strip().splitlines()[-1] == (
+    sentence = (
         "fedstill: too many files are open at once; raise the limit (ulimit -n 1024), then repeat the command: it goes "
         "on"
     )
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()  # a worker that ends may have the last word
     gone = (
         f"import os; os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r}); os.rmdir(os.getcwd())"
     )

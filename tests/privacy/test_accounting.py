@@ -226,7 +226,7 @@ def test_what_the_filter_admits_costs_less_by_privacy_loss_distributions(number:
 def test_events_that_somebody_invents_are_added_up_in_no_time(events: list[Event]) -> None:
     began = time.process_time()
     assert accounting.epsilon(events, 1e-5, "record") >= 0
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 60
 
 
 def test_many_kinds_of_noise_on_samples_cost_at_least_their_exact_epsilon() -> None:

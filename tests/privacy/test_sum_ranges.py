@@ -134,4 +134,4 @@ def test_a_check_costs_little() -> None:
     first = torch.zeros(10, 513, dtype=torch.int64)
     before = time.process_time()
     check_moments(mechanism, Moments(second, first), 10)
-    assert time.process_time() - before < 1.0
+    assert time.process_time() - before < 5.0

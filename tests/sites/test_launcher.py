@@ -68,7 +68,7 @@ def test_a_question_beyond_the_limits_gets_the_constant_reply(
         assert worker("spec", b"request") == NO_REPLY
         process = worker._process
     assert not process.is_alive()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     (line,) = [json.loads(line) for line in (policy.state / "journal.jsonl").read_text().splitlines()]
     assert line["what"] == "failed"
     assert why in line["detail"]
@@ -107,11 +107,11 @@ def test_a_reply_leaves_at_a_whole_multiple_of_seconds(
     with launcher.Worker(policy.model_copy(update={"reply_seconds": 0.8})) as worker:
         began = time.monotonic()
         assert worker("spec", b"request") == b"request"
-        assert 0.8 <= time.monotonic() - began < 1.5
+        assert 0.8 <= time.monotonic() - began < 8
     with launcher.Worker(policy.model_copy(update={"reply_seconds": 0.8, "max_request_mb": 1e-9})) as worker:
         began = time.monotonic()
         assert worker("spec", b"request") == NO_REPLY  # and so does a failure
-        assert 0.8 <= time.monotonic() - began < 1.5
+        assert 0.8 <= time.monotonic() - began < 8
 
 
 def test_a_request_above_the_limit_is_not_even_sent_to_the_process(policy: SitePolicy) -> None:
