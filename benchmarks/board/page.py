@@ -46,10 +46,10 @@ def of(rows: Sequence[Row], place: Place, label: str | None = None) -> list[Row]
 def is_constant(row: Row) -> bool:
     """Whether a run's model predicts one class: it says so, or its accuracy is exactly the share of a class.
 
-    Runs of before 2026-11-27 did not say it.
+    Runs of before 2026-11-28 did not say it.
     """
-    if "predicted_classes" in row:
-        return bool(row["predicted_classes"] == 1)
+    if (number := row.get("predicted_classes")) is not None:
+        return bool(number == 1)
     return row["accuracy"] is not None and round(row["accuracy"] * 10000) in CLASSES[row["data"]]
 
 

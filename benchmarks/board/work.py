@@ -168,6 +168,8 @@ def row_of(job: Job, place: Path) -> dict[str, Any]:
         return {**row, "accuracy": None, **measured, "date": date}
     record = read_run(folder)
     row["accuracy"] = record.accuracy
+    if (predicted := record.summary.get("predicted_classes")) is not None:
+        row["predicted_classes"] = predicted
     if job.kind == "run":
         row |= {"up": record["bytes_up_per_client"], "down": record["bytes_down_per_client"]}
         row |= {"unit": record.guarantee.unit, "epsilon": record.guarantee.epsilon} if record.guarantee.holds else {}

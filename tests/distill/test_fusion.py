@@ -111,3 +111,14 @@ def test_equal_features_have_equal_logits_whatever_the_shares() -> None:
     with torch.no_grad():
         one, other = (FusedModel([net, net], torch.tensor([s, s])).eval()(x) for s in (0.5, 0.125))
     torch.testing.assert_close(one, other)
+
+
+def test_eval_mode_reaches_every_network_so_no_prediction_depends_on_the_batch() -> None:
+    """In the authors' code it does not reach them (docs/methods/fafi.md, difference 10)."""
+    with isolated(0):
+        networks = [models.build("convnet:width=4,depth=1,norm=batch", (1, 8, 8), 3) for _ in range(2)]
+        images = torch.randn(6, 1, 8, 8)
+    model = FusedModel(networks, torch.full((2,), 0.5)).eval()
+    torch.testing.assert_close(model(images)[:2], model(images[:2]))
+    model.train()
+    assert not torch.allclose(model(images)[:2], model(images[:2]))

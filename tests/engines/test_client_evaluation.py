@@ -21,7 +21,7 @@ from fedstill.data.sources import DataSet
 from fedstill.engines import client_evaluation
 from fedstill.engines.client import last_state
 from fedstill.engines.client_evaluation import EvaluationResult
-from fedstill.evaluation import confusion, confusion_by_value, evaluate
+from fedstill.evaluation import Numbers, confusion, confusion_by_value, evaluate
 from fedstill.experiment.config import Experiment
 from fedstill.experiment.job import Job
 from fedstill.experiment.run import run
@@ -64,6 +64,7 @@ def test_the_accuracy_is_the_mean_over_clients_on_their_own_records(tmp_path: Pa
     assert record.metrics[-1]["spread_over_clients"] == pytest.approx(summary["spread_over_clients"])
     assert record.confusion is not None
     assert record.confusion.sum() == sum(len(test) for _, test in task.parts)
+    assert summary["predicted_classes"] == np.count_nonzero(record.confusion.sum(0)) > 1
     assert [entry["accuracy"] for entry in record.clients] == pytest.approx(expected)
     assert [(entry["records"], entry["test_records"]) for entry in record.clients] == [
         (len(own), len(test)) for own, test in task.parts
@@ -394,3 +395,9 @@ def test_a_column_of_patients_is_not_told_apart() -> None:
     assert confusion_by_value(model, records, "patient", np.arange(300).astype(str)) is None
     found = confusion_by_value(model, records, "ward", np.array(["a", "b", "b"] * 100))
     assert found is not None and {w: sum(n for *_, n in c) for w, c in found["cells"].items()} == {"a": 100, "b": 200}
+
+
+def test_a_model_that_says_the_same_of_every_record_is_counted() -> None:
+    one, two = (EvaluationResult(torch.tensor(table)) for table in ([[0, 4], [0, 3]], [[1, 3], [0, 3]]))
+    assert (one.predicted_classes, two.predicted_classes) == (1, 2)
+    assert EvaluationResult(one.confusion, numbers=Numbers(np.zeros(7), np.zeros(7))).predicted_classes is None

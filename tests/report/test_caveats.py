@@ -79,6 +79,10 @@ def test_wilsons_interval_is_that_of_the_textbook(right: int, number: int, low: 
         ),
         ([[50, 1], [0, 0]], ["all test records are of one class, well, so accuracy is its recall"]),
         ([[10, 0], [0, 10]], []),
+        (
+            [[0, 40, 0], [0, 30, 0], [0, 30, 0]],
+            ["predicts one class, sick, for all 100 test records, which is no result", "always saying well (40.0 %"],
+        ),
     ],
 )
 def test_what_an_accuracy_hides_is_said(confusion: list[list[int]], sentences: list[str]) -> None:

@@ -91,6 +91,11 @@ class EvaluationResult:
         return sum(self.clients.values()) / len(self.clients)
 
     @property
+    def predicted_classes(self) -> int | None:
+        """Number of classes that the model predicted; None of numbers. With 1 it says the same of every record."""
+        return None if self.numbers is not None else int((self.confusion.sum(0) > 0).sum())
+
+    @property
     def spread(self) -> float | None:
         """Sample standard deviation of the accuracy over clients; None for fewer than two."""
         if self.clients is None or len(self.clients) < 2:

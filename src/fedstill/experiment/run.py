@@ -478,9 +478,7 @@ def _finish(
     folder.write_model(state(model), federation.spec.task)
     evaluation = federation.last(model)
     _write_evaluation(folder, evaluation, model, task)
-    if not task.test.are_vectors:
-        first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
-        folder.write_images("real", task.test[torch.cat(first)])
+    _write_real(folder, task)
     summary = {
         "method": job.name,
         "label": job.label or job.name,
@@ -493,6 +491,7 @@ def _finish(
         "seed": experiment.seed,
         "judged_on": _test_records(experiment),
         "accuracy": evaluation.accuracy,
+        "predicted_classes": evaluation.predicted_classes,
         "errors": evaluation.numbers and evaluation.numbers.measures(),
         "copied_test_records": task.copies,
         "known_data": task.known,
@@ -516,6 +515,13 @@ def _finish(
     folder.write_summary(summary)
     _forget_states(folder, journal)
     return summary
+
+
+def _write_real(folder: RunFolder, task: Task) -> None:
+    """Write some test records of each class, to be shown beside synthetic ones; none if records are vectors."""
+    if not task.test.are_vectors:
+        first = [torch.nonzero(task.test.labels == c).flatten()[:_SHOWN] for c in range(task.test.num_classes)]
+        folder.write_images("real", task.test[torch.cat(first)])
 
 
 def _write_evaluation(folder: RunFolder, evaluation: EvaluationResult, model: nn.Module, task: Task) -> None:

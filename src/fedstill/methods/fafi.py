@@ -8,7 +8,8 @@ Differs from the paper (docs/methods/fafi.md has the whole list):
 * losses, order and constants are those of the authors' code (zenghui9977/FAFI_ICML25);
 * each record has random views of its own; the code draws one view for a batch;
 * the weights of the last linear layer are the prototypes, so that a client sends nothing beside its model;
-* the fusion with equal informativeness, by records, is the default, as in the code.
+* the fusion with equal informativeness, by records, is the default, as in the code;
+* the result is evaluated in eval mode; the code's networks are in train mode, with the statistics of test batches.
 """
 
 from collections.abc import Mapping

@@ -108,7 +108,11 @@ def of_model(confusion: NDArray[np.int64], name: Callable[[int], str]) -> list[s
     """
     tested, predicted = confusion.sum(1), confusion.sum(0)
     found = []
-    if missed := np.flatnonzero((tested > 0) & (predicted == 0)).tolist():
+    missed = np.flatnonzero((tested > 0) & (predicted == 0)).tolist()
+    if len(missed) > 1 and np.count_nonzero(predicted) == 1:
+        label, number = int(predicted.argmax()), int(predicted.sum())
+        found.append(f"predicts one class, {name(label)}, for all {number:,} test records, which is no result")
+    elif missed:
         number = sum(int(tested[label]) for label in missed)
         found.append(f"never predicts {_classes(missed, name)}, of which there are {number:,} test records")
     if _is_constant(confusion):

@@ -1,0 +1,37 @@
+"""Numbers in the methods' pages are those of the files behind them."""
+
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(name: str) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["table"]
+    return table
+
+
+def cells(page: str, first: str) -> list[str]:
+    """The cells of the row of a page whose first cell is this."""
+    lines = (ROOT / "docs" / "methods" / page).read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {first} |")]
+    return [cell.strip(" *") for cell in row.strip("|").split("|")]
+
+
+def spread(values: list[float]) -> str:
+    return f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f}"
+
+
+@pytest.mark.parametrize(("words", "fusion"), [("records", "records"), ("informativeness", "informative")])
+def test_fafi_in_two_modes(words: str, fusion: str) -> None:
+    rows = [row for row in result("batch-statistics.json") if row["fusion"] == fusion]
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    row = cells("fafi.md", f"FAFI, by {words}")
+    for at, mode in ((1, "eval"), (3, "batches")):
+        values = [one[mode] for one in rows]
+        assert row[at] == spread(values)
+        assert row[at + 1] == ", ".join(f"{100 * value:.1f}" for value in values)
