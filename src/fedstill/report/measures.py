@@ -111,3 +111,34 @@ def best_threshold(scores: Scores) -> float:
         scores.true == scores.positive, scores.probabilities[:, scores.positive], drop_intermediate=False
     )
     return float(min(1.0, thresholds[int((found - false).argmax())]))
+
+
+def of_counts(
+    confusion: NDArray[np.int64], positive: int, *, seed: int = 0, resamples: int = RESAMPLES
+) -> dict[str, tuple[float, float, float]]:
+    """The measures that a confusion matrix defines, each with its 95 % interval by resampling records (`bootstrap`).
+
+    Args:
+        confusion: records by true (rows) and predicted class (columns), ``(C, C)``.
+        positive: the class of two that sensitivity, specificity, precision and F1 are of.
+        seed: of the resamples.
+        resamples: their number.
+    """
+    true, said = np.nonzero(confusion)
+    cells = confusion[true, said]
+    total = int(cells.sum())
+    draws = np.vstack([cells, np.random.default_rng(seed).multinomial(total, cells / total, resamples)])
+    is_true, is_said = (places[:, None] == np.arange(len(confusion)) for places in (true, said))
+    tested, found, right = draws @ is_true, draws @ is_said, draws @ (is_true & is_said)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recall = np.where(tested > 0, right / tested, np.nan)
+        all_of = {"accuracy": right.sum(1) / total, "balanced accuracy": np.nanmean(recall, 1)}
+        if len(confusion) == 2:
+            all_of |= {"sensitivity": recall[:, positive], "specificity": recall[:, 1 - positive]}
+            all_of["precision"] = right[:, positive] / found[:, positive]
+            all_of["F1"] = 2 * right[:, positive] / (tested + found)[:, positive]
+    return {
+        name: (float(values[0]), *map(float, np.nanquantile(values[1:], [0.025, 0.975])))  # type: ignore[misc]
+        for name, values in all_of.items()
+        if np.isfinite(values).mean() >= 0.9 and np.isfinite(values[0])
+    }
