@@ -377,7 +377,7 @@ logits = session.run(["logits"], {{"records": {np_given}}})[0]
 
 
 def _use_of_rows(*, onnx: bool) -> str:
-    other = f', or Model(".", onnx=True) for `{ONNX}`' if onnx else ""
+    other = f' With `Model(".", onnx=True)` ONNX Runtime computes, by `{ONNX}`.' if onnx else ""
     return f"""```python
 from rows import Model
 
@@ -385,11 +385,11 @@ model = Model(".")
 model.predict("new.csv")  # or a list of dictionaries, or a pandas, polars or Arrow table
 ```
 
-`{ROWS}`{other} checks each row by the [schema](#schema): an absent column, a value outside of its range or in no
+`{ROWS}` checks each row by the [schema](#schema): an absent column, a value outside of its range or in no
 category is a sentence with the row. Without it, a program takes float64 (n, columns) in the order of the schema:
 numbers as they are, dates as days since 1 January of year 1 (day 1; Python's `date.toordinal`), booleans as 0 and 1,
 categories as their place in the list from 0 on (the number of categories for others), gaps as NaN. It fills gaps,
-scales, clips and makes the columns of categories itself, and gives NaN for a row that the schema refuses.
+scales, clips and makes the columns of categories itself, and gives NaN for a row that the schema refuses.{other}
 
 """
 
