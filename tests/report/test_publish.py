@@ -311,7 +311,7 @@ def test_torch_and_onnx_runtime_are_given_no_name_of_a_file(
         return load(file, **more)
 
     monkeypatch.setattr(torch.export, "load", opened)
-    publish.publish(finished.folder, tmp_path / "out")
+    publishing.publish(finished.folder, tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -55,9 +55,7 @@ class Scores:
             ValueError: a probability is not a number.
         """
         if not np.isfinite(self.probabilities).all():
-            raise ValueError(
-                "the model's probabilities have values that are no numbers; train it anew, at a lower rate"
-            )
+            raise ValueError("the model's probabilities have values that are no numbers; train it at a lower rate")
         return _measures(self, np.arange(len(self.true)))
 
     def intervals(self, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, tuple[float, float] | None]:
