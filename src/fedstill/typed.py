@@ -488,6 +488,7 @@ class RunSettings(SharedSettings, total=False):
     soft_labels: bool
     space: PublicMap | PublicMapSettings
     spectrum: Literal["clamped"] | Literal["cleaned"]
+    standardise: bool
     start: Literal["fresh"] | Literal["mean"]
     steps: int | None
     student: SGD | SGDSettings | Literal["mean"] | Literal["fresh"]

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstill import models
 from fedstill.base.seeds import isolated, stream
-from fedstill.base.weights import flattened, load_flat
-from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
+from fedstill.base.weights import flattened, load, load_flat
+from fedstill.distill.stacking import Scaling, ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.protocol import state
 
 
@@ -77,3 +77,33 @@ def test_the_step_of_a_linear_aggregator_follows_the_gradient() -> None:
     ServerAdam().step(weights, first_moments(weights), {"a": torch.tensor([0.0, -1.0])})
     assert weights["a"][0] == 1
     assert weights["a"][1] < 1
+
+
+def test_an_aggregator_on_standardised_inputs_is_folded_and_its_gradient_is_the_chain_rule_s() -> None:
+    x = 5 + 3 * torch.randn(40, 6, generator=stream(2), dtype=torch.float64)
+    x[:, 2] = 7.0  # a constant input: shifted, not scaled
+    parts = x.split((15, 25))
+    scaling = Scaling.of_sums((len(part), part.sum(0).float(), part.square().sum(0).float()) for part in parts)
+    torch.testing.assert_close(scaling.mean, x.mean(0).float())
+    deviation = x.std(0, correction=0).float()
+    deviation[2] = 1.0
+    torch.testing.assert_close(scaling.deviation, deviation, rtol=1e-5, atol=1e-6)  # float32's sums
+    with isolated(0):
+        inner = aggregator(2, 3, 2).double()
+    raw = aggregator(2, 3, 2).double()
+    load(raw, scaling.folded(state(inner)))
+    standardised = (x - scaling.mean) / scaling.deviation
+    torch.testing.assert_close(raw(x), inner(standardised), rtol=1e-9, atol=1e-9)
+    y = torch.arange(40) % 3
+    for head, inputs in ((raw, x), (inner, standardised)):
+        cross_entropy(head(inputs), y).backward()
+    found = scaling.change({name: value.grad for name, value in raw.named_parameters() if value.grad is not None})
+    for name, value in inner.named_parameters():
+        torch.testing.assert_close(found[name], value.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_no_scaling_changes_no_bit() -> None:
+    weights = state(aggregator(2, 3, 2))
+    none = Scaling(torch.zeros(6), torch.ones(6))
+    for found in (none.folded(weights), none.change(weights)):
+        assert all(torch.equal(found[name], value) for name, value in weights.items())

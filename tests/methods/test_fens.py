@@ -8,8 +8,9 @@ import torch
 from small import holding, kept, of_sizes, run
 from torch import nn
 
-from fedstill.distill.stacking import StackedModel
+from fedstill.distill.stacking import ServerAdam, StackedModel
 from fedstill.engines.client import SiteClient, last_state
+from fedstill.evaluation import confusion
 from fedstill.methods.fens import FENS
 from fedstill.protocol import state
 from fedstill.train.sgd import SGD
@@ -78,3 +79,19 @@ def test_a_change_weighs_as_the_records_of_its_batches(
     method.server(fed)
     first, second = kept(fed, method.improve, exchange=2)
     assert (first.num_records, second.num_records) == (10, seen)
+
+
+def test_a_standardised_aggregator_of_one_class_clients_tells_classes_apart(digits: Any, tmp_path: Path) -> None:
+    """The result has the inputs' scaling in its first layer, and is the same after a stop and a resumption."""
+    local = SGD(lr=0.05, batch_size=32)
+    method = FENS(local=local, rounds=30, standardise=True, optimiser=ServerAdam(lr=0.01), hidden=4)
+    labels = digits.train.labels.numpy()
+    shares = [((labels == label).nonzero()[0], labels[:0]) for label in (0, 1, 2)]
+    fed = holding(shares, method, digits, tmp_path)
+    model = method.server(fed)
+    test = digits.test[torch.nonzero(digits.test.labels < 3).flatten()]
+    table = confusion(model, test)
+    assert (table.sum(0) > 0).sum() >= 3 and table.diagonal().sum() > 0.6 * len(test)
+    assert isinstance(model, StackedModel)
+    again = method.server(holding(shares, method, digits, tmp_path))
+    assert all(torch.equal(value, state(again)[name]) for name, value in state(model).items())

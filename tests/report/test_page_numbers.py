@@ -35,3 +35,12 @@ def test_fafi_in_two_modes(words: str, fusion: str) -> None:
         values = [one[mode] for one in rows]
         assert row[at] == spread(values)
         assert row[at + 1] == ", ".join(f"{100 * value:.1f}" for value in values)
+
+
+def test_fens_with_raw_and_standardised_inputs() -> None:
+    runs = json.loads((ROOT / "benchmarks" / "results" / "fens-inputs-mnist.json").read_text())["runs"]
+    for form, first in (("raw", "raw, as published"), ("standardised", "standardised")):
+        row = cells("fens.md", first)
+        for at, split in ((1, "classes-1"), (2, "dirichlet-0-1")):
+            own = [run["accuracy"] for run in runs if run["label"] == f"{form}-{split}"]
+            assert len(own) == 3 and row[at].startswith(spread(own))

@@ -6,8 +6,9 @@ learning" (FENS), NeurIPS 2024 (arXiv:2411.07182), and the authors' code (sacs-e
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Self
 
 import torch
 from annotated_types import Ge, Lt
@@ -27,6 +28,44 @@ def aggregator(networks: int, num_classes: int, hidden: int) -> nn.Sequential:
     """
     units = networks * hidden
     return nn.Sequential(nn.Linear(networks * num_classes, units), nn.ReLU(), nn.Linear(units, num_classes))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Mean and deviation of each of an aggregator's inputs, by which it is trained on standardised inputs.
+
+    An aggregator W, b of the inputs ``(x - mean) / deviation`` is the aggregator ``W / deviation``,
+    ``b - W (mean / deviation)`` of the inputs x, so nobody else has to know.
+
+    Attributes:
+        mean: of each input, 0 for none.
+        deviation: of each input, 1 for none.
+    """
+
+    mean: Float[Tensor, " inputs"]
+    deviation: Float[Tensor, " inputs"]
+
+    @classmethod
+    def of_sums(cls, sums: Iterable[tuple[int, Float[Tensor, " inputs"], Float[Tensor, " inputs"]]]) -> Self:
+        """From each client's number of records, their inputs' sums and sums of squares; a constant input stays."""
+        counts, totals, squares = zip(*sums, strict=True)
+        number = sum(counts)
+        mean = torch.stack(totals).double().sum(0) / number
+        variance = torch.stack(squares).double().sum(0) / number - mean.square()
+        is_constant = variance <= 1e-6 * mean.square()  # up to float32's rounding
+        return cls(mean.float(), variance.where(~is_constant, 1.0).sqrt().float())
+
+    def folded(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of `aggregator` on the inputs as they are, from those on standardised inputs."""
+        mean, deviation = (value.to(weights["0.weight"]) for value in (self.mean, self.deviation))
+        first = weights["0.weight"] / deviation
+        return {**weights, "0.weight": first, "0.bias": weights["0.bias"] - first @ mean}
+
+    def change(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradient by the weights on standardised inputs, from that by the folded weights (the chain rule)."""
+        mean, deviation = (value.to(change["0.weight"]) for value in (self.mean, self.deviation))
+        first = (change["0.weight"] - change["0.bias"][:, None] * mean) / deviation
+        return {**change, "0.weight": first}
 
 
 class StackedModel(nn.Module):

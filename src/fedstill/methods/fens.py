@@ -6,10 +6,12 @@ learning", NeurIPS 2024 (arXiv:2411.07182), section 3.
 Differs from the paper (docs/methods/fens.md has the whole list):
 
 * models cross as 32-bit floats; the authors quantise them to 8 bits;
-* a client's model is that of its last epoch; the authors' code takes the best on validation records;
+* clients train on plain records; the authors' code shifts and mirrors them;
+* the aggregator may be trained on standardised logits, without which it can end up constant;
 * all clients have the run's architecture.
 """
 
+import copy
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -22,7 +24,7 @@ from fedstill.base.records import Examples
 from fedstill.base.seeds import draw_seed, isolated
 from fedstill.base.settings import Share
 from fedstill.base.weights import flattened, load_flat
-from fedstill.distill.stacking import ServerAdam, StackedModel, aggregator, first_moments, rebuilt
+from fedstill.distill.stacking import Scaling, ServerAdam, StackedModel, aggregator, first_moments, rebuilt
 from fedstill.distill.teachers import Teachers
 from fedstill.evaluation import outputs
 from fedstill.methods.averaging import weighted_mean
@@ -44,6 +46,14 @@ class Prepared(Reply):
     """A client that has the models' logits for its records of the aggregator, and the number of these records."""
 
     client: Number
+    num_records: Count
+
+
+class Measured(Reply):
+    """Sums over a client's records of the aggregator: of the models' logits, and of their squares."""
+
+    sums: Float32[Tensor, " inputs"]
+    squares: Float32[Tensor, " inputs"]
     num_records: Count
 
 
@@ -79,6 +89,9 @@ class FENS(Method):
     """A client's training of the aggregator in one round."""
     optimiser: ServerAdam = ServerAdam()
     """The server's step on the clients' mean change."""
+    standardise: bool = False
+    """Train the aggregator on logits of mean 0 and deviation 1 over the records set aside, which the result folds into
+    its first layer. Without, clients of one class make all its units 0 for good."""
 
     @override
     def server(self, fed: Federation) -> nn.Module:
@@ -98,15 +111,26 @@ class FENS(Method):
         weights = state(head)  # live tensors of the aggregator
         moments = first_moments(weights)
         sizes = {"inputs": len(networks) * fed.num_classes, "units": len(networks) * self.hidden}
-        stacked = StackedModel(networks, head)
+        scaling = self._scaling(fed, ready, sizes["inputs"])
+        stacked = StackedModel(networks, copy.deepcopy(head))
         for round in fed.rounds(self.rounds, head, moments):  # phase 2: FedAdam on the aggregator alone
-            replies = fed.ask(self.improve, ready, exactly=sizes, head=Aggregator(**_fields(weights)))
+            sent = Aggregator(**_fields(scaling.folded(weights)))
+            replies = fed.ask(self.improve, ready, exactly=sizes, head=sent)
             change = weighted_mean((reply.num_records, _named(reply)) for reply in replies)
-            self.optimiser.step(weights, moments, change)
+            self.optimiser.step(weights, moments, scaling.change(change))
             if round.number == self.rounds:
+                load(stacked.head, scaling.folded(weights))
                 others = ensemble_accuracies(fed, Teachers(networks), None)
                 round.log(accuracy=fed.evaluate(stacked), **others)
+        load(stacked.head, scaling.folded(weights))  # a resumed run may enter no round
         return stacked
+
+    def _scaling(self, fed: Federation, ready: list[int], inputs: int) -> Scaling:
+        """Of the logits of the records set aside, if the aggregator is to be trained on standardised ones."""
+        if not self.standardise:
+            return Scaling(torch.zeros(inputs), torch.ones(inputs))
+        replies = fed.ask(self.measure, ready, exactly={"inputs": inputs})
+        return Scaling.of_sums((reply.num_records, reply.sums, reply.squares) for reply in replies)
 
     @override
     def first_draw(self, client: int) -> int:
@@ -132,6 +156,13 @@ class FENS(Method):
             logits.append(torch.cat(outputs(model, records)))
         client.state["logits"] = torch.cat(logits, 1)
         return Prepared(client=client.id, num_records=len(records))
+
+    @step
+    def measure(self, client: Client) -> Measured:
+        """Add up the logits that the client has for its records of the aggregator, and their squares."""
+        logits = client.state["logits"].double()
+        sums, squares = logits.sum(0).float(), logits.square().sum(0).float()
+        return Measured(sums=sums, squares=squares, num_records=len(logits))
 
     @step
     def improve(self, client: Client, head: Aggregator) -> AggregatorUpdate:
