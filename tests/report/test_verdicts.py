@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 from types import ModuleType
 
 import pytest
@@ -72,3 +73,48 @@ def test_a_verdict_that_rests_on_seeds_says_no_more_than_the_table(verdicts: Mod
         section = before.split(f"## {paper}")[1].split("\n## ")[0]
         if re.search(r"order \*\*reproduced|\*\*order reproduced", section):
             assert paper in apart, paper
+
+
+BACKED = {
+    "Table 1, #C=1: FedGM above averaging": [
+        "Fashion-MNIST, #C=1: FedGM above all averaging after one round",
+        "CIFAR-10, #C=1: FedGM with 50 images above FedAvg after 20 rounds",
+    ],
+    "Figures 6, 7 (accuracy by bytes)": [
+        f"{data}, #C=1: FedGM with one image (four in one) above FedAvg after one round"
+        for data in ("MNIST", "Fashion-MNIST", "CIFAR-10")
+    ],
+    "Section 4.6 (REAL)": ["Fashion-MNIST, #C=1: FedGM above REAL"],
+    "Figure 7, MNIST, order": [
+        f"MNIST, two blocks a client, clipping length 5: FedKADP above DP-FL{length}, mean of the last five evaluations"
+        for length in ("", " at its best length (2)")
+    ],
+    "Table 1, Fashion-MNIST": ["Fashion-MNIST: FedRD above FedDM"],
+    "Table 1, CIFAR-10": ["CIFAR-10: FedRD above FedDM"],
+    "Table 2, order at small alpha": ["CIFAR-10, alpha .01, sound heads: FedAUXfdp above FedAVG+P and FedD+P"],
+}
+"""Rows of the page that call something reproduced, and the claims of the last table that carry it."""
+WITHOUT_SEEDS = {"Bytes", "Table 1 (class shares of the split)"}
+"""Rows that compare no methods."""
+
+
+def test_each_row_that_says_reproduced_has_claims_that_are_apart(verdicts: ModuleType) -> None:
+    lines = PAGE.read_text().split(verdicts.BEGIN)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    said = {row[0] for row in rows if re.search(r"\*\*(order )?reproduced", row[-1])}
+    assert said == set(BACKED) | WITHOUT_SEEDS
+    apart = [line.split("|")[2] for line in verdicts.table().splitlines() if line.endswith("**apart** |")]
+    for claims in BACKED.values():
+        for claim in claims:
+            assert any(words.strip().startswith(f"{claim} (") for words in apart), claim
+
+
+def test_numbers_of_missing_claims_are_those_of_the_files(verdicts: ModuleType) -> None:
+    text = PAGE.read_text()
+    same, one = (verdicts.of_board("fashion_mnist", "fedgm", split).values() for split in ("iid", "classes:1"))
+    many = verdicts.stored("fedgm-iid-fashion_mnist.json", "fedavg").values()
+    assert f"FedGM {100 * mean(same):.1f} to {100 * mean(one):.1f} (10 clients)" in text
+    assert f"(1.6 MB) {100 * mean(many):.1f} ± {100 * stdev(many):.1f}, still rising" in text
+    assert f"one upload, {100 * mean(same):.1f} ± {100 * stdev(same):.1f}" in text
+    withdrawn = (ROOT / "docs" / "methods" / "fedauxfdp.md").read_text() + text
+    assert "42.8 against" not in withdrawn and "| 47.8 |" not in withdrawn, "numbers that did not repeat"
