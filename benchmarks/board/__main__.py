@@ -187,9 +187,10 @@ def write_page() -> None:
 
     everything, costs = rows(), guess()
     state = (len(plan.jobs()) - len(costs), len(plan.jobs()))
-    words = page.text(everything, read(TRIES), spent(), sum(costs.values()) / 3600, state)
+    drawn = page.pictures(everything, read(TRIES))
+    words = page.text(everything, read(TRIES), spent(), sum(costs.values()) / 3600, state, drawn)
     (page.DOCS / "board.md").write_text(words)
-    for name, svg in page.pictures(everything, read(TRIES)).items():
+    for name, svg in drawn.items():
         (page.DOCS / "images" / name).write_text(svg)
 
 

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -238,7 +238,14 @@ def leaked(rows: Sequence[Row]) -> str:
     return f"{100 * found[0]['tpr']:.1f} ({100 * found[0]['low']:.1f} to {100 * found[0]['high']:.1f})"
 
 
-def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, jobs: tuple[int, int]) -> str:
+def text(
+    rows: Sequence[Row],
+    tries: Sequence[Row],
+    spent: float,
+    left: float,
+    jobs: tuple[int, int],
+    drawn: Collection[str],
+) -> str:
     """The page.
 
     Args:
@@ -247,6 +254,7 @@ def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, j
         spent: hours of one core in these.
         left: hours of one core that are missing, estimated.
         jobs: the number of jobs that are done, and of all.
+        drawn: the files of its pictures.
     """
     rows = with_names(rows, tries)
     failed = [row for row in rows if "failed" in row]
@@ -280,7 +288,6 @@ def text(rows: Sequence[Row], tries: Sequence[Row], spent: float, left: float, j
             own = [one for one in questions if one.place == place]
             leads.append([in_words(place), *(lead(one, (place, one.group) in settled) for one in own)])
     parts.append(table(["task", *ANSWERED], leads))
-    drawn = pictures(rows, tries)
     for clients in plan.CLIENTS:
         parts.append(f"\n## {clients} clients\n")
         for data in plan.DATA:
@@ -345,7 +352,7 @@ def pictures(rows: Sequence[Row], tries: Sequence[Row]) -> dict[str, str]:
     for place in places():
         drawn = picture(rows, place) if place[1] in plan.SPLITS[:2] else None
         if drawn is not None:
-            found |= {picture_name(place): svg for cost, svg in pareto.cost_figures(drawn).items() if cost == "bytes"}
+            found |= {picture_name(place): svg for svg in pareto.cost_figures(drawn, ["bytes"]).values()}
     return found
 
 

@@ -369,7 +369,13 @@ def to_pandas(records: Sequence[RunRecord]) -> "DataFrame":
 
 @front_door
 def publish(
-    run: RunRecord | str | Path, out: str | Path, *, onnx: bool = False, gate: str | Path | None = None
+    run: RunRecord | str | Path,
+    out: str | Path,
+    *,
+    onnx: bool = False,
+    gate: str | Path | None = None,
+    positive: str | None = None,
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Write a run's model as files for plain PyTorch, with a model card, as ``fedstill publish``.
 
@@ -378,6 +384,8 @@ def publish(
         out: the folder to write.
         onnx: whether to write a program for ONNX Runtime too.
         gate: TOML file of a policy that the run must meet (`fedstill.attacks.release_policy`).
+        positive: the class of two that ``threshold`` is for; by default the last.
+        threshold: probability from which it is predicted, on the card and in ``rows.py``; the likelier class otherwise.
 
     Returns:
         The model's facts and the names of its files.
@@ -387,7 +395,8 @@ def publish(
     """
     folder = run.folder if isinstance(run, RunRecord) else Path(run)
     asked = () if gate is None else pass_gate(folder, Path(gate))
-    return publishing.publish(folder, Path(out), onnx=onnx, attacks=findings.stored(folder), gate=asked)
+    chosen: dict[str, Any] = {"onnx": onnx, "positive": positive, "threshold": threshold}
+    return publishing.publish(folder, Path(out), attacks=findings.stored(folder), gate=asked, **chosen)
 
 
 def _judged(

@@ -38,7 +38,7 @@ that take minutes."""
 
 
 def test_there_are_notebooks_without_outputs() -> None:
-    assert {"own_images", "one_upload", "private_run", "attack", "own_method", "deployment"} == {
+    assert {"own_images", "one_upload", "private_run", "attack", "own_method", "deployment", "hospitals"} == {
         p.stem for p in NOTEBOOKS
     }
     for path in NOTEBOOKS:

@@ -64,3 +64,25 @@ def test_settings_are_the_best_on_validation_records_of_the_training_part(hospit
     for one in private:
         tries = found["tries"][str(one["seed"])][one["row"]]
         assert len(tries) == len(hospitals.BIASES) and tries[str(one["bias"])] == min(tries.values())
+
+
+def test_gains_are_paired_by_patient_and_their_sign_is_that_of_the_better_model(hospitals: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    sites = pd.Series(["a"] * 60 + ["b"] * 60)
+    alone = [pd.Series(rng.exponential(size=120), index=range(120)) for _ in range(2)]
+    other = [errors * np.where(sites == "a", 0.25, 4.0) for errors in alone]
+    found = hospitals.gains(alone, other, sites)
+    assert found["a"][0] == pytest.approx(0.5 * np.sqrt(pd.concat(alone)[lambda e: e.index < 60].mean()))
+    assert 0 < found["a"][1] < found["a"][0] < found["a"][2] and found["b"][2] < 0
+    same = hospitals.gains(alone, alone, sites)
+    assert same["a"] == [0, 0, 0]  # paired: what is equal has no interval
+
+
+def test_the_verdicts_count_every_hospital(hospitals: ModuleType) -> None:
+    found = json.loads(hospitals.RESULTS.read_text())
+    assert set(found["gains"]) == set(hospitals.GAINED)
+    for each in found["gains"].values():
+        assert set(each) == set(found["sizes"]) and all(low <= value <= high for value, low, high in each.values())
+    assert hospitals.verdict({"a": [1, 0.5, 2], "b": [0, -1, 1], "c": [-1, -2, -0.5]}) == (
+        "1 of 3 gain, 1 lose, and of 1 the interval has 0"
+    )

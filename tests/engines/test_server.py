@@ -122,7 +122,7 @@ def test_an_honest_reply_is_used(good: bytes, digits: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
 def test_malformed_replies_are_refused_and_the_others_used(
     data: st.DataObject, good: bytes, digits: Any, tmp_path_factory: pytest.TempPathFactory

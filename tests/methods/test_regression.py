@@ -23,6 +23,7 @@ from fedstill.methods.parts.moments import Sums
 from fedstill.privacy.integer_sums import IntegerMoments
 from fedstill.privacy.second_moments import SecondMoments, diagonal_places
 from fedstill.protocol import Released, Summation
+from fedstill.report.rows import codes
 
 SCHEMA = """
 target = "days"
@@ -249,10 +250,11 @@ def test_evaluate_and_publish_know_the_number(folder: Path, capsys: pytest.Captu
     facts = fedstill.publish(run, folder / "published")
     card = (folder / "published" / "README.md").read_text()
     assert facts["target"] == "days" and facts["target_range"] == [0, 40]
-    assert "tabular-regression" in card and "days = 0 + (output + 1) * 20" in card and "RMSE on test records" in card
+    assert "tabular-regression" in card and "is days in its unit" in card and "RMSE on test records" in card
     program = torch.export.load(folder / "published" / "model.pt2").module()
-    said = program(torch.from_numpy(encoded(table(120, 1)).astype(np.float32)))[:, 0].detach().numpy()
-    assert 0 + (said + 1) * 20 == pytest.approx(saved.predicted.to_numpy(), rel=1e-4)
+    raw = codes(table(120, 1).to_dict("records"), facts["schema"])
+    said = program(torch.from_numpy(raw))[:, 0].detach().numpy()
+    assert said == pytest.approx(saved.predicted.to_numpy(), rel=1e-4)
 
 
 # --- what is refused

@@ -19,7 +19,7 @@ from fedstill.base.records import AS_THEY_ARE
 from fedstill.data.features import rows_of
 from fedstill.experiment.trained import Trained
 from fedstill.models import backbones, mobile
-from fedstill.report import publish
+from fedstill.report import programs
 
 NAMES = sorted(mobile.PUBLISHED)
 EPSILON = {"mobilenet-v2": 1e-5, "efficientnet-lite0": 1e-3}  # torch's default, and that of Google's code
@@ -198,10 +198,10 @@ def test_a_program_begins_with_the_network(name, tmp_path):
     backbone = backbones.load(name, (3, 65, 96))
     labels = ("a", "b", "c")
     model = Trained(nn.Linear(mobile.WIDTH, 3), (mobile.WIDTH,), labels, AS_THEY_ARE, (name, backbone.digest))
-    publish.write(model, (3, 65, 96), tmp_path / "model.pt2", tmp_path / "model.onnx")  # compares their outputs
-    images = torch.randint(256, (5, 3, 65, 96), generator=torch.Generator().manual_seed(0))
-    found = torch.export.load(tmp_path / "model.pt2").module()(images / 255)
-    torch.testing.assert_close(found, model(images.byte()), rtol=1e-5, atol=1e-5)
+    programs.write(model, (3, 65, 96), tmp_path / "model.pt2", tmp_path / "model.onnx")  # compares their outputs
+    images = torch.randint(256, (5, 3, 65, 96), generator=torch.Generator().manual_seed(0)).byte()
+    found = torch.export.load(tmp_path / "model.pt2").module()(images)
+    torch.testing.assert_close(found, model(images), rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_files_absent_packages_and_small_images_are_one_sentence(tmp_path, monkeypatch):

@@ -49,6 +49,22 @@ def test_measures_of_more_classes_are_means_over_those_with_records() -> None:
     assert "sensitivity" not in found
 
 
+@pytest.mark.parametrize("places", [0, 1, 16])
+def test_equal_probabilities_share_a_threshold(places: int) -> None:
+    some = scores(500, seed=places)
+    y, p = some.true, some.probabilities.round(places)
+    found = Scores(some.class_names, y, p).measures()
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(y, p[:, 1]), rel=1e-12)
+    assert found["average_precision"] == pytest.approx(metrics.average_precision_score(y, p[:, 1]), rel=1e-12)
+
+
+def test_probabilities_that_are_no_numbers_are_refused() -> None:
+    some = scores(20)
+    some.probabilities[3, 1] = np.nan
+    with pytest.raises(ValueError, match="no numbers"):
+        some.measures()
+
+
 def test_the_positive_class_and_the_threshold_are_the_user_s() -> None:
     some = scores()
     other = scores(positive=0)

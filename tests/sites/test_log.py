@@ -162,6 +162,11 @@ def test_a_large_journal_goes_on_in_another_file_whatever_stops_it(
     asked = 5
     for _ in crashes(state, monkeypatch):
         asked += 1
+        with monkeypatch.context() as auditor:  # whose copy was made meanwhile, and can't be repaired
+            auditor.setattr(Chain, "_may_write", lambda _: False)
+            there = {place.name: place.read_bytes() for place in state.iterdir()}
+            assert len(log.read(state)) == asked and log.verify(state).is_whole
+            assert {place.name: place.read_bytes() for place in state.iterdir()} == there
         assert len(log.read(state)) == asked == len(site_journal.SiteJournal(state).standing().at.asked)
         assert log.verify(state).is_whole
     append(state, {"what": "asked", "detail": ""})

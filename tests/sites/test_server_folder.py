@@ -9,6 +9,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -48,6 +49,21 @@ def test_a_server_is_made_with_secrets_that_only_its_user_reads(made: Server) ->
     now = datetime.datetime.now(datetime.UTC)
     assert certificate.not_valid_before_utc < now < certificate.not_valid_after_utc
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_who_may_use_the_inner_port_is_said_where_the_system_cannot_tell(
+    knows: bool, made: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = pytest.importorskip("fedstill.engines.flower.superlink", reason="needs Flower")
+    monkeypatch.setattr(superlink, "KNOWS_USERS", knows)
+    monkeypatch.setattr(superlink, "start", lambda *_: subprocess.Popen([sys.executable, "-c", ""]))
+    monkeypatch.setattr(service, "_listens_soon", lambda *_: True)
+    monkeypatch.setattr(service, "signal", types.SimpleNamespace(SIGTERM=15, SIGINT=2, signal=lambda *_: None))
+    made.settings = made.settings.model_copy(update={"proxy": "nginx"})
+    said = list[str]()
+    service.start(made, said.append)
+    assert sum("whoever has an account on this machine can start runs" in line for line in said) == (not knows)
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,7 @@ def test_an_invitation_has_no_secret(tmp_path: Path) -> None:
         assert line.decode() not in text
     for key in (place.read_bytes() for place in secrets if place.suffix == ".key"):
         assert key.hex() not in text
-        assert not any(line in text for line in key.decode(errors="replace").splitlines() if line[:5] != "-----")
+        lines = key.decode("latin-1").splitlines()  # of raw bytes, some are one character
+        assert not any(line in text for line in lines if len(line) > 8 and line[:5] != "-----")
     assert tomllib.loads(text).keys() == {"client", "address", "authority", "server"}
     assert roster.load(made.roster).invited[0].max_records == 500

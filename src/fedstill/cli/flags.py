@@ -144,6 +144,10 @@ class Published(Settings):
     """Upload them to the Hugging Face hub too, as OWNER/NAME."""
     onnx: bool = False
     """Write model.onnx too, for ONNX Runtime."""
+    positive: str | None = None
+    """The class of two that --threshold is for; by default the last."""
+    threshold: Annotated[float, Ge(0), Le(1)] | None = None
+    """Probability from which it is predicted, on the card and in rows.py; by default the likelier class is."""
     shape: tuple[int, ...] = ()
     """Channels, height and width of the images that the program takes, for a run on --features; those of its data by
     default."""

@@ -194,7 +194,8 @@ def publish(words: list[str], target: "Published", form: "Format") -> None:
     run = Path(words[0])
     out = target.out or Path("published") / run.resolve().name
     gate = [] if target.gate is None else pass_gate(run, target.gate)
-    done = publishing.publish(run, out, shape=target.shape, onnx=target.onnx, attacks=attacks.stored(run), gate=gate)
+    chosen = target.model_dump(include={"shape", "onnx", "positive", "threshold"})
+    done = publishing.publish(run, out, attacks=attacks.stored(run), gate=gate, **chosen)
     if gate:
         done["gate"] = gate
     if target.hub is not None:

@@ -264,6 +264,8 @@ def _run(
     if sites is not None:
         spec = as_told(folder.path, begun, spec, public_records)
         origin["spec"] = spec.text()
+    if (schema := experiment.table_schema) is not None:
+        origin["table_schema"] = schema.model_dump(mode="json")
     folder.write_config({**description, **facts, "run": spec.run, **origin}, private=not (sites or task.known))
     _tell(watcher, task, origin, is_first=_note_environment(folder, experiment.device, watcher))
     if sites is None:

@@ -70,6 +70,7 @@ class Scattering(nn.Module):
             )
         self.groups = groups
         self.step = 2**scales
+        self._in_reals = False
         waves = [
             [_morlet(height, width, 0.8 * 2**j, math.pi * i / angles, 0.75 * math.pi / 2**j) for i in range(angles)]
             for j in range(scales)
@@ -81,6 +82,12 @@ class Scattering(nn.Module):
         self.grid = math.ceil(positions[0] / by), math.ceil(positions[1] / by)
         self.classifier = nn.Linear(maps * channels * math.prod(self.grid), num_classes)
 
+    def avoid_complex_numbers(self) -> None:
+        """Compute from now on with pairs of real numbers, as ONNX lacks complex ones; results differ by rounding."""
+        self._in_reals = True
+        for name in ("filters", "smooth"):
+            setattr(self, name, torch.view_as_real(getattr(self, name)).movedim(-1, 0).contiguous())
+
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The scattering coefficients."""
         if torch.compiler.is_compiling():  # an exported program takes any number of images
@@ -90,6 +97,12 @@ class Scattering(nn.Module):
     def _scatter(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         if x.shape[2:] != self.size:
             x = interpolate(x, self.size, mode="bilinear", antialias=True)
+        maps = (_scattered_in_reals(self, x) if self._in_reals else self._scattered(x)).flatten(1, 2)
+        if maps.shape[2:] != self.grid:
+            maps = adaptive_avg_pool2d(maps, self.grid)
+        return (group_norm(maps, self.groups) if self.groups else maps).flatten(1)
+
+    def _scattered(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c k h2 w2"]:
         spectrum = torch.fft.fft2(x)[:, :, None]
         parts = [self._low(spectrum, 0)]
         for j, waves in enumerate(self.filters):
@@ -99,10 +112,7 @@ class Scattering(nn.Module):
                 others = _coarse(self.filters[wider], 2**j)
                 second = self._modulus(first[:, :, :, None], others, j, wider)  # (n, c, angles, angles, h, w)
                 parts.append(self._low(second, wider).flatten(2, 3))
-        maps = torch.cat(parts, 2).flatten(1, 2)
-        if maps.shape[2:] != self.grid:
-            maps = adaptive_avg_pool2d(maps, self.grid)
-        return (group_norm(maps, self.groups) if self.groups else maps).flatten(1)
+        return torch.cat(parts, 2)
 
     def _modulus(
         self, spectrum: Complex[Tensor, "n c *k h w"], wave: Complex[Tensor, "*k h w"], at: int, scale: int
@@ -119,6 +129,57 @@ class Scattering(nn.Module):
         """Logits."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
+
+
+Parts = tuple[Tensor, Tensor]
+"""The real and the imaginary parts of complex numbers."""
+
+
+def _scattered_in_reals(net: Scattering, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c k h2 w2"]:
+    """As `Scattering._scattered`, by matrices of sines and cosines in place of fast transforms."""
+
+    def low(spectrum: Parts, at: int) -> Tensor:
+        return _transform(_folded(_times(spectrum, _coarse(net.smooth, 2**at)), net.step // 2**at), inverse=True)[0]
+
+    def modulus(spectrum: Parts, wave: Tensor, by: int) -> Parts:
+        real, imaginary = _transform(_folded(_times(spectrum, wave), by), inverse=True)
+        length = (real**2 + imaginary**2).sqrt()
+        return _transform((length, torch.zeros_like(length)))
+
+    real, imaginary = _transform((x, torch.zeros_like(x)))
+    spectrum = real[:, :, None], imaginary[:, :, None]
+    parts = [low(spectrum, 0)]
+    scales = net.filters.shape[1]
+    for j in range(scales):
+        first = modulus(spectrum, net.filters[:, j], 2**j)
+        parts.append(low(first, j))
+        for wider in range(j + 1, scales):
+            each = first[0][:, :, :, None], first[1][:, :, :, None]
+            second = modulus(each, _coarse(net.filters[:, wider], 2**j), 2 ** (wider - j))
+            parts.append(low(second, wider).flatten(2, 3))
+    return torch.cat(parts, 2)
+
+
+def _times(spectrum: Parts, wave: Float[Tensor, "2 *k h w"]) -> Parts:
+    (a, b), (c, d) = spectrum, (wave[0], wave[1])
+    return a * c - b * d, a * d + b * c
+
+
+def _folded(spectrum: Parts, by: int) -> Parts:
+    return _fold(spectrum[0], by), _fold(spectrum[1], by)
+
+
+def _transform(values: Parts, *, inverse: bool = False) -> Parts:
+    """The discrete Fourier transform of the last two axes, or its inverse."""
+    real, imaginary = values
+    for _ in range(2):  # one axis, then the other
+        number = real.shape[-1]
+        turns = torch.outer(*[torch.arange(number)] * 2) % number * (2 * math.pi / number)
+        c, d = turns.double().cos(), (turns if inverse else -turns).double().sin()
+        c, d = ((part / number if inverse else part).to(real.dtype) for part in (c, d))
+        real, imaginary = real @ c - imaginary @ d, real @ d + imaginary @ c
+        real, imaginary = real.transpose(-1, -2), imaginary.transpose(-1, -2)
+    return real, imaginary
 
 
 def _reduced(height: int, width: int, side: int, step: int) -> tuple[int, int]:

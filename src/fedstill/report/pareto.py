@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -343,10 +343,10 @@ def _cost_words(cost: str, point: Point) -> str:
     return f"epsilon {_epsilon_words(point)}" if cost == "epsilon" else f"{point.seconds:.1f} s"
 
 
-def cost_figures(picture: Picture) -> dict[str, str]:
-    """An SVG for each cost, as a file for other pages."""
+def cost_figures(picture: Picture, costs: Collection[str] = tuple(COSTS)) -> dict[str, str]:
+    """An SVG for each of some costs, as a file for other pages."""
     titles = {cost: f"Accuracy against {_AXES[cost]}: {picture.words}" for cost in COSTS}
-    plots = {cost: replace(plot, title=titles[cost]) for cost, plot in cost_plots(picture).items()}
+    plots = {cost: replace(plot, title=titles[cost]) for cost, plot in cost_plots(picture).items() if cost in costs}
     return {cost: themed_svg(plot, cost, titles[cost]) for cost, plot in plots.items()}
 
 

@@ -1,174 +1,47 @@
 """``fedstill publish``: a run's model as files that need no fedstill, with a model card."""
 
-import io
+import inspect
 import json
-import logging
 import os
 import re
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
+import numpy as np
 from safetensors.torch import save
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
 
 import fedstill
 from fedstill import methods
-from fedstill.base import errors, files
+from fedstill.base import files
 from fedstill.base.errors import first_line
 from fedstill.base.weights import state
-from fedstill.data import features, sources
-from fedstill.data.features import OF_SHAPE
+from fedstill.data import sources
 from fedstill.data.places import Reading
+from fedstill.data.table_schema import TableSchema
 from fedstill.experiment.reuse import check_code, read_job
 from fedstill.experiment.trained import Trained, model_of
-from fedstill.models.backbones import Preprocessing
-from fedstill.report import caveats, guarantees, regression
+from fedstill.report import caveats, guarantees, measures, programs, regression, rows
 from fedstill.report.groups import setting_words
 from fedstill.report.record import RunRecord, accuracy_words, human_bytes, read_run
 from fedstill.report.tables import balanced_accuracy
 from fedstill.schema import clean
-
-TOLERANCE = 1e-5
-"""Largest difference of a logit, relative to the largest, between the run's model and a program."""
-_COUNTS = (1, 4, 40)
-"""Records of the batches on which they are compared; networks that take images in parts have at most 32 in one."""
-Compute = Callable[[Tensor], Tensor]
-
-
-class _Plain(nn.Module):
-    """The normalisation and the network, without the checks of values, which `torch.export` cannot write."""
-
-    def __init__(self, model: Trained) -> None:
-        super().__init__()
-        self.network, self._normalisation = model.network, model.normalisation
-        self.eval()
-
-    def forward(self, images: Float[Tensor, "n ..."]) -> Float[Tensor, "n classes"]:
-        logits: Tensor = self.network(self._normalisation.apply(images))
-        return logits
-
-
-class _OnFeatures(_Plain):
-    """The same behind the backbone, which takes images of 8 bits."""
-
-    def __init__(self, model: Trained, shape: tuple[int, ...]) -> None:
-        super().__init__(model)
-        assert model.features is not None
-        name = model.features[0]
-        try:
-            backbone = model.backbone(shape)
-        except ValueError as error:
-            if name.startswith(OF_SHAPE) and features.load_backbone(name, shape).digest != model.features[1]:
-                raise ValueError(
-                    f"{name!r} is made for one shape of images; leave --shape out, or give that of the run's images"
-                ) from error
-            raise
-        if not isinstance(backbone.image_input, Preprocessing):
-            raise ValueError(f"the backbone {backbone.name!r} takes texts; a tokenizer is no program")
-        self.backbone, self._rows, self._prepare = backbone.net, backbone.rows, backbone.image_input
-
-    def forward(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
-        pixels = (images * 255).round().to(torch.uint8)
-        return super().forward(self._rows(self.backbone, self._prepare.batch(pixels)))
-
-    def refuse_to_resize(self, shape: tuple[int, ...]) -> None:
-        """Refuse images that the backbone resizes: ONNX rounds them otherwise."""
-        if (side := self._prepare.resized(*shape[1:])) != shape[1:]:
-            raise ValueError(
-                f"images of {shape[1]} x {shape[2]} pixels are resized to {side[0]} x {side[1]}, which ONNX rounds in "
-                f"another way; publish a program for resized ones: --shape {shape[0]} {side[0]} {side[1]}"
-            )
-
-
-def write(model: Trained, shape: tuple[int, ...], path: Path, onnx: Path | None = None) -> None:
-    """Write the model as a program for batches of any size, and compare what it computes with the model.
-
-    Args:
-        model: the model of a run.
-        shape: shape of a record: of an image, also if the model works on features, or of a vector.
-        path: file of the program of `torch.export`.
-        onnx: file of the program for ONNX Runtime (``fedstill[onnx]``); None for none.
-
-    Raises:
-        ValueError: torch or ONNX cannot write the model, a package is missing, or the program computes other logits.
-    """
-    plain = _Plain(model) if model.features is None else _OnFeatures(model, shape)
-    if onnx is not None and isinstance(plain, _OnFeatures):
-        plain.refuse_to_resize(shape)
-    example = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-    kind = type(model.network).__name__
-    try:
-        program = torch.export.export(plain, (example,), dynamic_shapes=({0: Dim("n", min=1)},))
-        content = io.BytesIO()  # torch ends the process if a file cannot be written to its end
-        torch.export.save(program, content)
-    except Exception as error:  # torch has no common class for what it cannot trace
-        raise ValueError(f"torch.export cannot write {kind}: {first_line(_begun_by(error))}") from error
-    files.write_bytes(path, content.getvalue())
-    content.seek(0)  # torch opens no path whose letters the locale lacks
-    _compare(model, shape, torch.export.load(content).module(), f"the exported {kind}")
-    if onnx is not None:
-        _compare(model, shape, _write_onnx(program, onnx, kind), f"the ONNX program of {kind}")
-
-
-def _write_onnx(program: ExportedProgram, path: Path, kind: str) -> Compute:
-    """Write the program for ONNX Runtime; returns what this computes."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  torch.onnx says for minutes what it lacks
-    except ImportError as error:
-        raise ValueError(f"--onnx needs the packages onnxruntime and onnxscript: {errors.install('onnx')}") from error
-    log, names = logging.getLogger("torch.onnx"), {"input_names": ["records"], "output_names": ["logits"]}
-    before = log.level
-    log.setLevel(logging.ERROR)  # it warns of torchvision's absence
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            written = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
-            assert written is not None
-            written.save(path)
-        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    except Exception as error:  # as above
-        raise ValueError(f"ONNX cannot express {kind} ({first_line(_begun_by(error))}); leave --onnx out") from error
-    finally:
-        log.setLevel(before)
-    return lambda records: torch.from_numpy(session.run(["logits"], {"records": records.numpy()})[0])
-
-
-def _compare(model: Trained, shape: tuple[int, ...], program: Compute, name: str) -> None:
-    for count in _COUNTS:
-        pixels = torch.randint(256, (count, *shape), generator=torch.Generator().manual_seed(count))
-        with torch.no_grad():
-            expected = model(pixels.byte() if len(shape) == 3 else pixels / 255)
-            found = program(pixels / 255)
-        if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
-            raise ValueError(f"{name} computes other logits than the run's model")
-
-
-def _begun_by(error: BaseException) -> BaseException:
-    """The error that began the chain of errors."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
 
 _RESIZED = {
     "rotation": "as the EXIF tag says",
     "transparency": "over white",
     "crop": "largest centred square",
     "resize": "bilinear, antialiased (Pillow)",
-    "scale": "pixels / 255, to [0, 1]; gray of 16 bits / 65535",
+    "scale": "8 bits; gray of 16 bits / 257",
 }
-"""The work of `fedstill.data.pictures.fitted` on a picture, in its order, and the scale of the program's input."""
+"""The work of `fedstill.data.pictures.fitted` on a picture, in its order; the program crops and resizes."""
 _LONGEST = 1000
 """Largest length of a text on the card."""
 PROGRAM, ONNX, WEIGHTS, CARD, FACTS = "model.pt2", "model.onnx", "model.safetensors", "README.md", "config.json"
+ROWS = "rows.py"
+"""The reader of a table's rows (`fedstill.report.rows`), beside a program that takes them."""
 
 
 def publish(
@@ -179,13 +52,16 @@ def publish(
     onnx: bool = False,
     attacks: Sequence[str] = (),
     gate: Sequence[str] = (),
+    positive: str | None = None,
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Write the model of the finished run ``run`` to the new folder ``out``.
 
-    ``model.pt2`` is a program of `torch.export`: it takes images ``(n, c, h, w)``, floats in [0, 1], or vectors
-    ``(n, d)``, and returns logits ``(n, classes)``; that of a run on features begins with the backbone.
-    ``model.safetensors`` has the network's weights, ``config.json`` shape, classes and normalisation, ``README.md``
-    what the model is and what its guarantee rests on.
+    ``model.pt2`` is a program of `torch.export`: it takes pictures, uint8 ``(n, c, h, w)``, of any size after
+    ``--size``, the raw rows of a table with a schema, float64 ``(n, columns)``, or vectors ``(n, d)``, and returns
+    logits ``(n, classes)`` or the number in its unit; that of a run on features begins with the backbone.
+    ``model.safetensors`` has the network's weights, ``config.json`` schema, shape, classes and normalisation,
+    ``rows.py`` reads rows for the program, and ``README.md`` says what the model is and what its guarantee rests on.
 
     Args:
         run: folder of the run.
@@ -195,6 +71,8 @@ def publish(
         onnx: whether to write ``model.onnx`` too, for ONNX Runtime.
         attacks: what attacks on the run have found, in words (`fedstill.attacks.results.stored`).
         gate: what a policy asked and what was found (`fedstill.attacks.release_policy.pass_gate`).
+        positive: the class of two that ``threshold`` is for; by default the last.
+        threshold: probability from which that class is predicted; by default the likelier class is.
 
     Returns:
         The folder, the files and the number of parameters.
@@ -206,17 +84,22 @@ def publish(
     record, job = read_run(run), read_job(run, run, "")
     check_code(run, job)
     model = model_of(job)
-    taken = _shape(record, model, shape)
+    taken, schema = _shape(record, model, shape), _schema(record, model)
+    size = None if shape else record.config["experiment"].get("size")
+    decision = _decision(model, positive, threshold)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists; choose an empty folder")
     part = out / f".{os.getpid()}{files.PART}"
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     part.mkdir(parents=True)
     try:
-        write(model, taken, part / PROGRAM, part / ONNX if onnx else None)
+        onnx_file = part / ONNX if onnx else None
+        programs.write(model, taken, part / PROGRAM, onnx_file, schema=schema, size=size)
+        if schema is not None:
+            files.write_bytes(part / ROWS, inspect.getsource(rows).encode())
         weights = {name: tensor.contiguous() for name, tensor in state(model.network).items()}
         files.write_bytes(part / WEIGHTS, save(weights))
-        facts = _facts(record, model, taken)
+        facts = {**_facts(record, model, taken, schema), **decision}
         files.write_bytes(part / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
         files.write_bytes(part / CARD, _card(record, facts, onnx=onnx, attacks=attacks, gate=gate).encode())
         for path in part.iterdir():
@@ -251,6 +134,33 @@ def _shape(record: RunRecord, model: Trained, given: tuple[int, ...]) -> tuple[i
         ) from error
 
 
+def _schema(record: RunRecord, model: Trained) -> TableSchema | None:
+    """The schema of the run's table, as it was for the run; None without one."""
+    if (kept := record.config.get("table_schema")) is not None:
+        return TableSchema(**kept)
+    named = record.config["experiment"].get("schema_file")
+    if named is None:
+        return None
+    found = TableSchema.read(named)  # of a run before this version, which kept the path alone
+    if found.features != model.columns:
+        raise ValueError(f"{named} has other columns than the run's model; bring the schema of the run back")
+    return found
+
+
+def _decision(model: Trained, positive: str | None, threshold: float | None) -> dict[str, Any]:
+    """The probability from which a class of two is predicted, if there are two."""
+    two = model.target is None and len(model.class_names) == 2
+    if not two and (positive, threshold) != (None, None):
+        raise ValueError(
+            f"--positive and --threshold are for two classes, but the model has {len(model.class_names)}; leave them "
+            "out"
+        )
+    if positive is not None and positive not in model.class_names:
+        raise ValueError(f"--positive is {positive!r}; it must be one of two classes: {', '.join(model.class_names)}")
+    chosen = {"positive": positive or model.class_names[-1], "threshold": 0.5 if threshold is None else threshold}
+    return {"decision": chosen} if two else {}
+
+
 def upload(folder: Path, name: str) -> str:
     """Upload a published folder to the Hugging Face hub as the model ``owner/name``; returns its address.
 
@@ -271,7 +181,9 @@ def upload(folder: Path, name: str) -> str:
         ) from error
 
 
-def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[str, Any]:
+def _facts(
+    record: RunRecord, model: Trained, shape: tuple[int, ...], schema: TableSchema | None = None
+) -> dict[str, Any]:
     """What a program needs to use the model; mean and standard deviation are of its input, or of the features."""
     behind = {} if model.features is None else dict(zip(("backbone", "backbone_sha256"), model.features, strict=True))
     size = record.config["experiment"].get("size")
@@ -282,6 +194,7 @@ def _facts(record: RunRecord, model: Trained, shape: tuple[int, ...]) -> dict[st
         "num_parameters": sum(weight.numel() for weight in model.network.parameters()),
         "shape": list(shape),
         **({"columns": list(model.columns)} if model.columns else {}),
+        **({"schema": schema.model_dump(mode="json")} if schema is not None else {}),
         **_said(model),
         "mean": list(model.normalisation.mean),
         "std": list(model.normalisation.std),
@@ -307,28 +220,8 @@ def _card(
 ) -> str:
     """The model card, with the header that the hub reads."""
     summary = record.summary
-    shape = ", ".join(map(str, facts["shape"]))
-    kind, tag, values = (
-        ("vectors", "tabular", "floats, not normalised")
-        if len(facts["shape"]) == 1
-        else ("images", "image", "floats in [0, 1], not normalised")
-    )
-    tuned = ", after each client's own training, which is not in this model"
-    tuned = tuned if methods.find(str(record.config["method"]["name"])).personal else ""
-    mean = balanced_accuracy(record)
-    balanced = (
-        "" if mean is None else f"| balanced accuracy, mean recall of the classes | {accuracy_words(mean, None)} % |\n"
-    )
-    scored = f"| accuracy on {_plain(summary['judged_on'])}{tuned} | {accuracy_words(summary['accuracy'], None)} % |\n"
-    task, what, behind = "classification", "classifier of", ""
-    if "target" in facts:
-        task, what, (low, high) = "regression", f"regression of {_plain(facts['target'])} on", facts["target_range"]
-        scored, balanced = "".join(_errors(record)), ""
-        outputs = (
-            f"The output (n, 1) is scaled: {_plain(facts['target'])} = {low:g} + (output + 1) * {(high - low) / 2:g}."
-        )
-    else:
-        outputs = f"Classes, in the order of the logits: {', '.join(map(_plain, facts['class_names']))}."
+    task, tag, what = _task(facts)
+    behind = ""
     if "backbone" in facts:
         behind = (
             f"\nIt works on the features of the public network {_plain(facts['backbone'])} (SHA-256 "
@@ -347,12 +240,12 @@ tags: [federated-learning, fedstill]
 
 # {_plain(record.label)} on {_plain(summary["data"])}
 
-A {what} {kind} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
+A {what} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameters) that
 {_clients(summary)} trained with fedstill's method {_plain(summary["method"])}.
 {behind}
 | | |
 |---|---|
-{scored}{balanced}| task | {_plain(setting_words(record))} |
+{"".join(_scores(record, facts))}| task | {_plain(setting_words(record))} |
 | upload of a client, mean of all | {human_bytes(summary["bytes_up_per_client"])} |
 | download of a client, mean of all | {human_bytes(summary["bytes_down_per_client"])} |
 | rounds | {summary["rounds"]} |
@@ -360,17 +253,10 @@ A {what} {kind} ({_plain(facts["model"])}, {facts["num_parameters"]:,} parameter
 {hidden}
 ## Use
 
-```python
-import torch
-
-model = torch.export.load("{PROGRAM}").module()
-logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
-```
-
-{_pictures(facts)}{_onnx(facts["shape"]) if onnx else ""}{outputs}
+{_use(facts, onnx=onnx)}{_outputs(facts)}
 `{WEIGHTS}` has the network's weights alone.
 
-## Privacy
+{_columns(facts)}## Privacy
 
 {chr(10).join(_privacy(record))}
 
@@ -380,6 +266,43 @@ logits = model(torch.rand(1, {shape}))  # {kind} (n, {shape}), {values}
 
 {_asked(gate)}{_reproduce(record)}fedstill {_plain(str(summary["version"]))}, {_plain(str(summary["finished"]))}.
 """
+
+
+def _task(facts: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The hub's word for the task, its word for the records, and both in words."""
+    kind, tag = ("vectors", "tabular") if len(facts["shape"]) == 1 else ("images", "image")
+    kind = "rows" if "schema" in facts else kind
+    if "target" in facts:
+        return "regression", tag, f"regression of {_plain(facts['target'])} on {kind}"
+    return "classification", tag, f"classifier of {kind}"
+
+
+def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the card's table on what the test records say, with 95 % intervals where there are some."""
+    if "target" in facts:
+        yield from _errors(record)
+        return
+    of = _plain(record.summary["judged_on"])
+    tuned = ", after each client's own training, which is not in this model"
+    tuned = tuned if methods.find(str(record.config["method"]["name"])).personal else ""
+    accuracy, counts = record.summary["accuracy"], record.confusion
+    if counts is None or accuracy is None or abs(np.trace(counts) / counts.sum() - accuracy) > 1e-9:
+        yield f"| accuracy on {of}{tuned} | {accuracy_words(accuracy, None)} % |\n"
+        if (mean := balanced_accuracy(record)) is not None:
+            yield f"| balanced accuracy, mean recall of the classes | {accuracy_words(mean, None)} % |\n"
+        return
+    decision = facts.get("decision")
+    positive = facts["class_names"].index(decision["positive"]) if decision else 0
+    says = {
+        "accuracy": f"accuracy on {of}{tuned}",
+        "balanced accuracy": "balanced accuracy, mean recall of the classes",
+    }
+    for name, (value, low, high) in measures.of_counts(counts, positive).items():
+        word = says.get(name, f"{name} for {_plain(decision['positive'])}" if decision else name)
+        yield f"| {word} | {100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}) |\n"
+    persons = facts.get("schema", {}).get("group")
+    of_persons = f"; {_plain(persons)} has several, so `fedstill evaluate` has wider ones" if persons else ""
+    yield f"| test records; intervals by resampling them{of_persons} | {int(counts.sum()):,} |\n"
 
 
 def _errors(record: RunRecord) -> Iterator[str]:
@@ -417,20 +340,117 @@ def _clients(summary: Mapping[str, Any]) -> str:
     return f"{summary['clients']} clients" + (f" ({without} of them without all of their replies)" if without else "")
 
 
-def _pictures(facts: Mapping[str, Any]) -> str:
-    """The way from a picture, or the row of a table, to the program's input."""
+def _use(facts: Mapping[str, Any], *, onnx: bool) -> str:
+    """The section's code, from a raw record to the program's output."""
+    if "schema" in facts:
+        return _use_of_rows(onnx=onnx)
+    shape = ", ".join(map(str, facts["shape"]))
+    name, given, np_given = "vectors", f"torch.rand(1, {shape})", f"np.random.rand(1, {shape}).astype(np.float32)"
+    takes = f"vectors (n, {shape}), floats, not normalised"
+    if len(facts["shape"]) == 3:
+        channels = facts["shape"][0]
+        side = f"{channels}, height, width" if "preprocessing" in facts else shape
+        takes = f"images (n, {side}), uint8 from 0 to 255" + ", of any size" * ("preprocessing" in facts)
+        name, given = "images", f"torch.zeros(1, {shape}, dtype=torch.uint8)"
+        np_given = f"np.zeros((1, {shape}), np.uint8)"
+    running = f"""```python
+import torch
+
+model = torch.export.load("{PROGRAM}").module()
+logits = model({given})  # {takes}
+```
+
+{_before(facts)}"""
+    if not onnx:
+        return running
+    return f"""{running}With ONNX Runtime, where the {name} are an array:
+
+```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{ONNX}")
+logits = session.run(["logits"], {{"records": {np_given}}})[0]
+```
+
+"""
+
+
+def _use_of_rows(*, onnx: bool) -> str:
+    other = f' With `Model(".", onnx=True)` ONNX Runtime computes, by `{ONNX}`.' if onnx else ""
+    return f"""```python
+from rows import Model
+
+model = Model(".")
+model.predict("new.csv")  # or a list of dictionaries, or a pandas, polars or Arrow table
+```
+
+`{ROWS}` checks each row by the [schema](#schema): an absent column, a value outside of its range or in no
+category is a sentence with the row. Without it, a program takes float64 (n, columns) in the order of the schema:
+numbers as they are, dates as days since 1 January of year 1 (day 1; Python's `date.toordinal`), booleans as 0 and 1,
+categories as their place in the list from 0 on (the number of categories for others), gaps as NaN. It fills gaps,
+scales, clips and makes the columns of categories itself, and gives NaN for a row that the schema refuses.{other}
+
+"""
+
+
+def _outputs(facts: Mapping[str, Any]) -> str:
+    """What the outputs are, and the threshold of a class of two."""
+    if "target" in facts:
+        name, (low, high) = _plain(facts["target"]), facts["target_range"]
+        return f"The output (n, 1) is {name} in its unit; in training it went from {low:g} to {high:g}.\n"
+    found = f"Classes, in the order of the logits: {', '.join(map(_plain, facts['class_names']))}.\n"
+    if (decision := facts.get("decision")) is None:
+        return f"{found}The class with the largest logit is predicted.\n"
+    name, threshold = _plain(decision["positive"]), decision["threshold"]
+    found += (
+        f"Decision threshold: {name} is predicted from a probability (softmax of the logits) of {threshold:g} on.\n"
+    )
+    if threshold != 0.5:
+        found += f"The measures above are at 0.5; `fedstill evaluate RUN DATA --threshold {threshold:g}` has its.\n"
+    return found
+
+
+def _columns(facts: Mapping[str, Any]) -> str:
+    """The section on the schema of a table."""
+    if (schema := facts.get("schema")) is None:
+        return ""
+    lines = []
+    for name, column in schema["columns"].items():
+        limits = column["range"] or column["values"] or ("false", "true")
+        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in limits]
+        shown = (" to " if column["range"] else ", ").join(texts)
+        fill = f"{fill:g}" if isinstance(fill := column["missing"], float) else fill
+        gap = "refused" if fill is None else f"{fill}, and a column that tells gaps"
+        lines.append(f"| {_plain(name)} | {column['kind']} | {_plain(shown)} | {_plain(gap)} | {column['outside']} |")
+    whole = " to ".join(f"{value:g}" for value in schema["range"] or ()) or ", ".join(schema["classes"])
+    return f"""## Schema
+
+The target is {_plain(schema["target"])}: {_plain(whole)}. The columns, in the order that the program takes:
+
+| column | kind | range or values | a gap is | a value outside is |
+|---|---|---|---|---|
+{chr(10).join(lines)}
+
+"""
+
+
+def _before(facts: Mapping[str, Any]) -> str:
+    """The way from a picture's file to the program's input; the columns of a table without a schema."""
     if "columns" in facts:
         return (
             f"The numbers of a vector are these columns, in this order: {', '.join(map(_plain, facts['columns']))}.\n\n"
         )
     if len(facts["shape"]) == 1:
         return ""
-    if "preprocessing" not in facts:
-        return "Pictures were turned as their EXIF tag says (Pillow's ImageOps.exif_transpose), in their own size.\n\n"
-    channels, size = facts["shape"][0], facts["preprocessing"]["size"]
+    channels = facts["shape"][0]
     mode = "L" if channels == 1 else "RGB"
-    return f"""Pictures were turned as their EXIF tag says, laid over white where transparent, cut to the largest
-centred square, resized to {size} x {size} (bilinear, antialiased) and scaled to [0, 1]. With 8 bits:
+    inside = "The program scales and normalises pixels"
+    if "preprocessing" in facts:
+        size = facts["preprocessing"]["size"]
+        inside += f"; it takes the largest centred square, resized to {size} x {size} (bilinear, antialiased)"
+    return f"""{inside}. From a file, turned as its EXIF tag says and laid
+over white where it is transparent:
 
 ```python
 import numpy as np
@@ -439,22 +459,7 @@ from PIL import Image, ImageOps
 
 picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGBA")
 opaque = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("{mode}")
-square = ImageOps.fit(opaque, ({size}, {size}), method=Image.Resampling.BILINEAR)
-images = torch.from_numpy(np.array(square)).reshape(1, {size}, {size}, {channels}).permute(0, 3, 1, 2) / 255
-```
-
-"""
-
-
-def _onnx(shape: list[int]) -> str:
-    return f"""With ONNX Runtime:
-
-```python
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession("{ONNX}")
-logits = session.run(["logits"], {{"records": np.random.rand(1, {", ".join(map(str, shape))}).astype(np.float32)}})[0]
+images = torch.from_numpy(np.array(opaque)).reshape(1, *opaque.size[::-1], {channels}).permute(0, 3, 1, 2)
 ```
 
 """

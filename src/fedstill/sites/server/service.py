@@ -234,6 +234,12 @@ def start(server: Server, say: Callable[[str], None]) -> int:
         lock.release()
 
 
+_OPEN = (
+    "this system does not tell whose a connection is: whoever has an account on this machine can start runs at port "
+    "{}, as this user; let nobody else log in here, or serve from Linux"
+)
+
+
 def _run(server: Server, say: Callable[[str], None]) -> int:
     try:  # a late import, as its packages are optional
         from fedstill.engines.flower import superlink
@@ -257,6 +263,8 @@ def _run(server: Server, say: Callable[[str], None]) -> int:
     try:
         if not _listens_soon(link, settings.inner_port, stopped):
             return 0 if stopped.is_set() else 1
+        if not superlink.KNOWS_USERS:
+            say(_OPEN.format(settings.inner_port))
         if settings.proxy == "nginx":
             say(f"the SuperLink listens at {HOST}:{settings.inner_port}; nginx has {server.address} before it")
             while link.poll() is None and not stopped.wait(0.2):

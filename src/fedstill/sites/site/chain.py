@@ -76,6 +76,7 @@ class Chain:
         self._folder, self._name, self._remedy = folder, name, remedy
         self._key = b""
         self._head = ChainEnd()  # of what was read or synchronised last
+        self._is_between = False  # a copy from the middle of `rotate`, which its reader can't repair
         self.lock = FileLock(folder / f"{name}.lock", timeout=60)
         """A lock against other processes; an instance may take it again."""
 
@@ -266,14 +267,20 @@ class Chain:
         return head
 
     def _load_head(self, key: bytes) -> bytes:
-        """The head's bytes, after what a crash in `rotate` left undone; NewerFormat if they are of another format."""
+        """The head's bytes, after what a crash in `rotate` left undone; NewerFormat if they are of another format.
+
+        A reader who may not write, of a copy that was made meanwhile, has what would be written.
+        """
         raw = self._bytes("head")
         head = self._decode(key, raw)
         place, places = self._place("jsonl"), self.places
-        if self._may_write() and head.size and len(places) > 1 and not (place.exists() and place.stat().st_size):
-            if places[-2].name == f"{self._name}-{head.count:09d}.jsonl":
-                return self._begin_file(key, head).encode(key)
-        return raw
+        begins_none = head.size and len(places) > 1 and not (place.exists() and place.stat().st_size)
+        self._is_between = bool(begins_none and places[-2].name == f"{self._name}-{head.count:09d}.jsonl")
+        if not self._is_between:
+            return raw
+        if self._may_write():
+            return self._begin_file(key, head).encode(key)
+        return replace(head, size=0, begun=head.count).encode(key)
 
     def _decode(self, key: bytes, raw: bytes) -> ChainEnd:
         try:
@@ -317,6 +324,8 @@ class Chain:
         return self._read(self._place(part))
 
     def _read(self, place: Path, begin: int = 0) -> bytes:
+        if self._is_between and place == self._place("jsonl") and not place.exists():
+            return b""
         try:
             with place.open("rb") as file:
                 file.seek(begin)

@@ -1,0 +1,189 @@
+"""Rows of a table for the model beside this file, which a schema describes.
+
+    from rows import Model
+
+    model = Model(".")                          # or Model(".", onnx=True), with the package onnxruntime
+    model.predict("new_patients.csv")           # or a list of dictionaries, or a pandas, polars or Arrow table
+
+A column that is absent, a value of another kind, outside of its range or in no category, and a gap where nothing stands
+for one, are a ValueError of one sentence. It needs numpy, and torch or onnxruntime; the schema is in ``config.json``.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GAPS = {"", "na", "n/a", "nan", "null", "none", "?", ".", "-", "<na>", "nat"}
+_TRUE, _FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
+
+
+class Model:
+    """A published model that takes raw rows.
+
+    Args:
+        folder: the folder of ``config.json`` and of the program.
+        onnx: whether ONNX Runtime computes, in place of torch.
+    """
+
+    def __init__(self, folder: str | Path = ".", *, onnx: bool = False) -> None:
+        place = Path(folder)
+        self.facts: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
+        self._session: Any = None
+        if onnx:
+            import onnxruntime
+
+            self._session = onnxruntime.InferenceSession(
+                (place / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"]
+            )
+        else:
+            import torch
+
+            self._program = torch.export.load(place / "model.pt2").module()
+
+    def outputs(self, table: Any) -> NDArray[Any]:
+        """Logits ``(n, classes)``; or the number in its unit, ``(n, 1)``."""
+        values = codes(records_of(table), self.facts["schema"])
+        if self._session is not None:
+            found: NDArray[Any] = self._session.run(None, {"records": values})[0]
+            return found
+        import torch
+
+        with torch.no_grad():
+            computed: NDArray[Any] = self._program(torch.from_numpy(values)).numpy()
+        return computed
+
+    def probabilities(self, table: Any) -> NDArray[Any]:
+        """Probabilities of the classes ``(n, classes)``, in the order of ``class_names`` in ``config.json``."""
+        if "class_names" not in self.facts:
+            raise ValueError(f"the model predicts a number, {self.facts['target']!r}, not classes; call predict")
+        logits = self.outputs(table)
+        powers: NDArray[Any] = np.exp(logits - logits.max(1, keepdims=True))
+        shares: NDArray[Any] = powers / powers.sum(1, keepdims=True)
+        return shares
+
+    def predict(self, table: Any) -> NDArray[Any]:
+        """Names of the predicted classes, by the threshold of ``config.json``; or the numbers in their unit; ``(n,)``.
+
+        Args:
+            table: rows as `records_of` takes them.
+        """
+        if "class_names" not in self.facts:
+            numbers: NDArray[Any] = self.outputs(table)[:, 0]
+            return numbers
+        likely, decision = self.probabilities(table), self.facts.get("decision", {})
+        names = np.array(self.facts["class_names"])
+        if "threshold" not in decision:
+            chosen: NDArray[Any] = names[likely.argmax(1)]
+            return chosen
+        sign = self.facts["class_names"].index(decision["positive"])
+        found: NDArray[Any] = np.where(likely[:, sign] >= decision["threshold"], names[sign], names[1 - sign])
+        return found
+
+
+def records_of(table: Any) -> list[Mapping[str, Any]]:
+    """Rows as dictionaries: of a CSV file's path (UTF-8), a pandas, polars or Arrow table, or dictionaries."""
+    if isinstance(table, str | Path):
+        text = Path(table).read_text("utf-8-sig")
+        first = text.partition("\n")[0]
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count))
+        return [{_text(name): value for name, value in row.items() if name is not None} for row in reader]
+    for name in ("to_dicts", "to_pylist"):
+        if hasattr(table, name):
+            return list(getattr(table, name)())
+    return list(table.to_dict("records") if hasattr(table, "to_dict") else table)
+
+
+def codes(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Rows as the program takes them, ``(n, columns)``: a number for each column of the schema, NaN for a gap.
+
+    Raises:
+        ValueError: a column is absent, or the schema refuses a value; with the row, counted from 0.
+    """
+    columns, found = schema["columns"], []
+    for at, row in enumerate(rows):
+        if absent := next((name for name in columns if name not in row), None):
+            alike = {str(name).strip().casefold(): name for name in row}
+            near = get_close_matches(absent.strip().casefold(), alike, 1)
+            hint = f"did you mean {alike[near[0]]!r}" if near else f"the model takes {', '.join(columns)}"
+            raise ValueError(f"row {at} has no column {absent!r}; {hint}")
+        try:
+            found.append([_checked(row[name], column, name) for name, column in columns.items()])
+        except ValueError as error:
+            raise ValueError(f"row {at}: {error}") from None
+    return np.array(found, np.float64).reshape(len(found), len(columns))
+
+
+def _checked(value: Any, column: Mapping[str, Any], name: str) -> float:
+    if is_gap(value):
+        if column["missing"] is None:
+            raise ValueError(f"column {name!r} has a gap, for which nothing stands; fill it or drop the row")
+        return math.nan
+    try:
+        number = code(value, column)
+    except ValueError as error:
+        raise ValueError(f"column {name!r} has {str(value)!r}, {error}") from None
+    if column["kind"] in ("number", "date") and column["outside"] == "refuse":
+        low, high = (code(bound, column) for bound in column["range"])
+        if not low <= number <= high:
+            shown = " to ".join(f"{bound:g}" if isinstance(bound, int | float) else bound for bound in column["range"])
+            times = f" ({number / high:.3g} times the largest; another unit?)" if 0 < 5 * high < number else ""
+            raise ValueError(f"column {name!r} has {value}, outside of {shown}{times}; correct it")
+    return number
+
+
+def code(value: Any, column: Mapping[str, Any]) -> float:
+    """The number of a value that is no gap.
+
+    A number is itself, a date the day since 1 January of year 1, which is day 1, a boolean 0 or 1, and a category its
+    place in the column's values, or their number if it is none of them and the schema has a place for others.
+    """
+    text, kind = _text(value), column["kind"]
+    if kind == "number":
+        if "," in text and "." in text:
+            raise ValueError("with comma and point; write numbers with one decimal sign alone")
+        try:
+            number = float(text.replace(",", "."))
+        except ValueError:
+            raise ValueError("which is no number; correct it") from None
+        if not math.isfinite(number):
+            raise ValueError("which is not finite; correct it")
+        return number
+    if kind == "date":
+        try:
+            return float(date.fromisoformat(text[: 10 * bool(_DAY.fullmatch(text))]).toordinal())
+        except ValueError:
+            raise ValueError("which is no day; write dates as YYYY-MM-DD") from None
+    if kind == "boolean":
+        if text.lower() not in _TRUE | _FALSE:
+            raise ValueError("which is neither true nor false; correct it")
+        return float(text.lower() in _TRUE)
+    values = list(column["values"])
+    if text not in values and column["outside"] != "other":
+        raise ValueError(f"which is none of {', '.join(values[:8])}; correct it")
+    return float(values.index(text) if text in values else len(values))
+
+
+def is_gap(value: Any) -> bool:
+    """Whether a value, or its text, stands for a gap."""
+    return value is None or _text(value).lower() in _GAPS
+
+
+def _text(value: Any) -> str:
+    """A value as text in composed letters without outer blanks, a whole number without a fraction."""
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating):
+        return str(int(value)) if math.isfinite(value) and value == int(value) else repr(float(value))
+    return unicodedata.normalize("NFC", str(value).strip())
