@@ -88,8 +88,6 @@ def run(
     data, chosen = _given(data, dict(settings))
     names = (track,) if isinstance(track, str) else tuple(track)
     source = data if isinstance(data, DataSet) else None
-    if tune and replies is not None:
-        raise ValueError("tune tries settings of a new run; with replies= give the server's settings, or leave it out")
     if isinstance(method, Job):
         if replies is not None:
             raise ValueError("a Job has its own task and clients' settings; give the method's name in its place")
@@ -99,16 +97,15 @@ def run(
         return _shown(method, watcher, progress, data=source, track=names, tune=tune)
     if not (isinstance(method, str | Method) or (isinstance(method, type) and issubclass(method, Method))):
         raise ValueError(f"a method is a name, a class, an object or a Job, not {method!r}: run('fedavg')")
-    arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress, "track": track}
-    arguments["tune"] = tune or None
+    arguments = {"data": data, "out": out, "replies": replies, "watcher": watcher, "progress": progress}
+    arguments |= {"track": track, "tune": tune or None}
     _check_meant(method, chosen, [key for key, value in arguments.items() if value not in (None, ())])
     nobody = False
     if replies is None:
         task = {"data": source.name if source is not None else data} if data is not None else {}
         make = partial(_job, method, {**task, **chosen})
     else:
-        earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
-        nobody = RunFolder(earlier).asked_sites
+        earlier, nobody = _earlier(replies, tune)
         make = partial(_job_on, earlier, method, {**({"data": data} if isinstance(data, str) else {}), **chosen})
     done = partial(_shown, watcher=watcher, progress=progress, data=source, track=names, nobody=nobody, tune=tune)
     if out is not None:
@@ -125,6 +122,14 @@ def run(
         raise
     weakref.finalize(record, folder.cleanup)
     return record
+
+
+def _earlier(replies: RunRecord | str | Path, tune: bool) -> tuple[Path, bool]:
+    """The folder of a finished run, and whether real sites replied to it, of whom none is asked again."""
+    if tune:
+        raise ValueError("tune tries settings of a new run; with replies= give the server's settings, or leave it out")
+    earlier = replies.folder if isinstance(replies, RunRecord) else Path(replies)
+    return earlier, RunFolder(earlier).asked_sites
 
 
 def _given(data: Any, settings: dict[str, Any]) -> tuple[DataSet | str | None, dict[str, Any]]:

@@ -149,7 +149,7 @@ OTHER: dict[str, Any] = {
     "features": "scattering", "mean": (0.5,), "std": (0.25,),
     "num_classes": 12, "class_names": ("a", "b"), "models": ("linear", "mlp"), "limit": 3000, "validation": 0.1,
     "local_test": 0.25, "drop": 0.2, "slow": 0.1, "public": "noise=500", "delta": 1e-6, "budget": 2.0,
-    "noise": "entropy", "sums": "masked:least=5",
+    "noise": "entropy", "sums": "masked:least=5", "measure": "auc",
 }  # fmt: skip
 
 

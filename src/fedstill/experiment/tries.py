@@ -1,7 +1,8 @@
 """Tries of one run (``--tune``): a few settings of its method on validation records, of which the best are taken.
 
-The tries are those of `tried`: the method's learning rate times 1, 3 and 10 (at a server 1, 0.3 and 3), five times the
-rounds of a method that has several, and smaller ridges. They stand in the run's folder, with what they came to. No try
+The tries are those of `tried`: the method's learning rate times 1, 3 and 10 (at a server 1, 0.3 and 3), more steps, and
+smaller ridges. More steps are more passes over the records in each round where clients are so small that a round has
+fewer than ten, and five times the rounds otherwise. The tries stand in the run's folder, with what they came to. None
 sees a test record, and the run itself trains on all training records. A method with a guarantee is refused: each try
 would release once more, and the choice itself would depend on private records.
 """
@@ -10,6 +11,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from fedstill.base import files
@@ -29,10 +31,16 @@ from fedstill.runs.folder import TRIES, RunFolder, Taken, locked
 _CLIENTS = ("local.lr", "head.lr")
 _SERVERS = ("training.lr", "student.lr", "distillation.lr")
 _MORE_ROUNDS = 5
+_STEPS = 10
+"""Steps of a client in a round below which more passes are tried, rather than more rounds and their bytes."""
 
 
-def tried(method: Method) -> list[Point]:
+def tried(method: Method, batches: int | None = None) -> list[Point]:
     """The points that ``--tune`` tries, first the settings as they are.
+
+    Args:
+        method: the method as it was asked for.
+        batches: number of batches of the median client's records, if it is known.
 
     Raises:
         ValueError: the method has no setting that it knows.
@@ -41,7 +49,9 @@ def tried(method: Method) -> list[Point]:
     space: dict[str, list[Any]] = {}
     if rate := next((name for name in (*_CLIENTS, *_SERVERS) if name in known), None):
         space[rate] = _times(values[rate], (1, 3, 10) if rate in _CLIENTS else (1, 0.3, 3))
-    if values.get("rounds", 1) > 1:
+    if batches is not None and values.get("local.epochs", _STEPS) * batches < _STEPS:
+        space["local.epochs"] = [values["local.epochs"], -(-_STEPS // batches)]
+    elif values.get("rounds", 1) > 1:
         space["rounds"] = [values["rounds"], _MORE_ROUNDS * values["rounds"]]
     if "ridge" in known:
         space["ridge"] = _times(values["ridge"], (1, 1e-3, 1e-6))
@@ -98,7 +108,7 @@ def tuned(job: Job, *, data: DataSet | None = None, watcher: Watcher) -> Job:
     with locked(job.out, lambda: any(job.out.glob(f"{TRIES}/*/journal/**/*"))):
         found = _read(job)
         if found is None:
-            found = _run(job, data, watcher)
+            found = {"given": job.description(), **_run(job, data, watcher)}
             files.write_json(RunFolder(job.out).tries, found)
     best = job.experiment.model_copy(update={"validation": 0.0})
     return job.replace(experiment=best, method=_at(job.method, found["chosen"]))
@@ -123,38 +133,48 @@ def _read(job: Job) -> dict[str, Any] | None:
 
 def _run(job: Job, data: DataSet | None, watcher: Watcher) -> dict[str, Any]:
     """Run the tries; the content of their file."""
-    share, measure = job.experiment.validation or VALIDATION, job.experiment.chosen_measure
-    experiment = job.experiment.model_copy(update={"validation": share})
-    points = tried(job.method)
-    results, done, failures = list[dict[str, Any]](), list[Path](), list[Exception]()
-    for number, point in enumerate(points):
+    measure, share = job.experiment.chosen_measure, job.experiment.validation or VALIDATION
+    job = job.replace(experiment=job.experiment.model_copy(update={"validation": share}))
+    points, results, done, failures = tried(job.method), list[dict[str, Any]](), list[Path](), list[Exception]()
+    while len(results) < len(points):
+        number = len(results)
         watcher.progressed("tries", number, len(points))
-        one = job.replace(experiment=experiment, method=_at(job.method, point), out=job.out / TRIES / str(number))
-        value, failure = None, ""
+        place, value, failure = job.out / TRIES / str(number), None, None
         try:
+            one = job.replace(method=_at(job.method, points[number]), out=place)
             reuse.prepare(one, done)  # tries of the server's settings ask the clients once
             value = score_of(run(one, data=data), measure)
-            done.append(one.out)
-            failure = "" if value is not None else f"the validation records define no {measure}"
+            done.append(place)
         except (Taken, files.Damaged):  # says nothing about the settings
             raise
         except (ValueError, TooFewReplies) as error:
             failures.append(error)
             failure = str(error)
             watcher.noted(f"a try failed: {error}")
-        results.append({"settings": point, "value": value, "failure": failure or None})
+        if not number:  # which has shown how many records clients have
+            points = tried(job.method, _batches(job, place))
+        if value is None and failure is None:
+            failure = f"the validation records define no {measure}"
+        results.append({"settings": points[number], "value": value, "failure": failure})
     watcher.progressed("tries", len(points), len(points))
     if not done:
         raise failures[0]
-    best = _best(results, measure)
-    whose = "each client's training records" if experiment.local_test else "the training records"
-    return {
-        "given": job.description(),
-        "measure": measure,
-        "records": f"{100 * share:g} % of {whose}",
-        "tries": results,
-        "chosen": best,
-    }
+    return {"measure": measure, "records": _records(job), "tries": results, "chosen": _best(results, measure)}
+
+
+def _records(job: Job) -> str:
+    """The records of the tries, in words."""
+    whose = "each client's training records" if job.experiment.local_test else "the training records"
+    return f"{100 * job.experiment.validation:g} % of {whose}"
+
+
+def _batches(job: Job, place: Path) -> int | None:
+    """Number of batches of the median client's records in a try, if it got so far and its clients have batches."""
+    size, folder = config.flat(job.method.model_dump(mode="json")).get("local.batch_size"), RunFolder(place)
+    if not isinstance(size, int) or not folder.partition.exists():
+        return None
+    _, counts = folder.read_partition(job.experiment.clients)
+    return None if counts is None else -(-int(np.median(counts.sum(1))) // size) or None
 
 
 def _best(results: list[dict[str, Any]], measure: str) -> Point:

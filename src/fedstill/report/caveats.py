@@ -67,7 +67,7 @@ def of_training(run: RunRecord) -> list[str]:
     if steps is not None and steps < _FEW_STEPS and run.confusion is not None and _is_constant(run.confusion):
         found.append(
             f"a client took {steps} steps in all (rounds x epochs x batches of records), which train little; raise "
-            "--rounds or --local.epochs, or lower --local.batch-size"
+            "--rounds or --local.epochs, or lower --local.batch-size, or let --tune try such settings"
         )
     for name, is_steep, words in _STILL:
         series = [float(line[name]) for line in run.metrics if line.get(name) is not None]
